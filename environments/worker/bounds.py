@@ -43,10 +43,10 @@ class Layers:
 
     `network`: there is no network. `files`: only the needed files are visible. `processes`: other processes are not
     visible. `user`: the child is not root. `first_uid` is the user id of slot 0 if every child has its own, else 0.
-    Where `files` does not hold, `rules` may: the kernel (Landlock) then lets a child open only these files and those of
-    its own folder. `calls`: a filter refuses system calls, including those for sockets if `enclosed`. `reads`: children
-    may read files that only the user who started the worker may read. `scratch` is the folder of a child's own files;
-    where `files` does not hold, the folder of all children's.
+    Where `files` does not hold, `readable_paths` may: the kernel (Landlock) then lets a child open only these files and
+    those of its own folder. `filters_calls`: a filter refuses system calls, including those for sockets if `enclosed`.
+    `reads_private_files`: children may read files that only the user who started the worker may read. `scratch` is the
+    folder of a child's own files; where `files` does not hold, the folder of all children's.
     """
 
     network: bool = False
@@ -54,18 +54,18 @@ class Layers:
     processes: bool = False
     user: bool = False
     first_uid: int = 0
-    rules: tuple[str, ...] = ()
+    readable_paths: tuple[str, ...] = ()
     enclosed: bool = True
-    calls: bool = False
-    reads: bool = False
+    filters_calls: bool = False
+    reads_private_files: bool = False
     scratch: str = ""
 
     def status(self) -> dict[str, bool]:
         """Whether each layer holds, by either of its mechanisms."""
         return {
-            "network": self.network or (self.calls and self.enclosed),
-            "files": self.files or bool(self.rules),
+            "network": self.network or (self.filters_calls and self.enclosed),
+            "files": self.files or bool(self.readable_paths),
             "processes": self.processes,
             "user": self.user,
-            "calls": self.calls,
+            "calls": self.filters_calls,
         }

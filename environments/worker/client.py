@@ -26,14 +26,14 @@ from .served import Served, ServedEpisode, await_reply
 
 _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
-_GRACE = 15.0
-# The supervisor enforces the deadlines; one that is silent for this many seconds is given up.
-_SILENCE = 30.0
-# A supervisor that ends is replaced, at most _REPLACED times within _WITHIN seconds.
-_REPLACED, _WITHIN = 3, 60.0
+_EXIT_GRACE_S = 15.0
+# The supervisor enforces the deadlines. It is given up if it is silent for this many seconds.
+_MOST_SILENCE_S = 30.0
+# A supervisor that ends is replaced, at most _MOST_RESTARTS times within _WINDOW_S seconds.
+_MOST_RESTARTS, _WINDOW_S = 3, 60.0
 # The code of a child's failure → the exception to raise.
-_FAILURES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL, LimitExceeded)
-_FAILURES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
+_FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL, LimitExceeded)
+_FAILURE_TYPES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
 # Our top-level packages: in a wheel, this one is inside cojax.
 _OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
 
@@ -55,12 +55,12 @@ class IsolatedEnvironment(Served):
     def start(self, task: Task) -> ServedEpisode:
         """An episode in its own child, which is killed when the episode is closed."""
         connection, runs_policy_code = self._client.connect(), self.runs_policy_code
-        number = next(connection.episodes)
+        episode = next(connection.episode_ids)
 
-        def call(kind: Any, op: str, *arguments: Any) -> Any:
+        def call(record_type: Any, op: str, *arguments: Any) -> Any:
             """The child's reply as a record of type `kind`."""
             try:
-                return wire.read(kind, connection.call(number, op, list(arguments), connection.bounds.deadline))
+                return wire.read(record_type, connection.call(episode, op, list(arguments), connection.bounds.deadline))
             except (EpisodeFailure, LimitExceeded) as failure:
                 if runs_policy_code and op != "reset":
                     raise PolicyLoss(str(failure)) from failure
@@ -69,7 +69,7 @@ class IsolatedEnvironment(Served):
                     raise LimitExceeded(f"the reply to step is not an observation: {failure}") from failure
                 raise
 
-        return ServedEpisode(connection, task, call, functools.partial(connection.end_episode, number))
+        return ServedEpisode(connection, task, call, functools.partial(connection.end_episode, episode))
 
     @property
     def supervisor(self) -> int:
@@ -83,11 +83,11 @@ class Client:
     def __init__(self, launch: Mapping[str, Any]) -> None:
         self.launch, self.module = launch, launch["module"]
         self.lock = threading.Lock()
-        self.replacements: list[float] = []
+        self.restart_times: list[float] = []
         self.is_closed = False
         self.connection = Connection(launch)
-        if missing := [name for name, holds in self.connection.description["layers"].items() if not holds]:
-            _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing))
+        if missing_layers := [layer for layer, holds in self.connection.description["layers"].items() if not holds]:
+            _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing_layers))
 
     def close(self) -> None:
         """Ends every process, for good."""
@@ -102,13 +102,13 @@ class Client:
                 raise EnvironmentFailure(f"the worker of {self.module} was closed")
             if self.connection.is_over:
                 now = time.monotonic()
-                self.replacements = [moment for moment in self.replacements if now - moment < _WITHIN]
-                if len(self.replacements) >= _REPLACED:
+                self.restart_times = [moment for moment in self.restart_times if now - moment < _WINDOW_S]
+                if len(self.restart_times) >= _MOST_RESTARTS:
                     raise EnvironmentFailure(
-                        f"the worker of {self.module} ended {_REPLACED} times within {_WITHIN:g} s; "
+                        f"the worker of {self.module} ended {_MOST_RESTARTS} times within {_WINDOW_S:g} s; "
                         "its last words are on stderr"
                     )
-                self.replacements.append(now)
+                self.restart_times.append(now)
                 _LOG.warning("the worker of %s ended; starting another", self.module)
                 self.connection.close()
                 self.connection = Connection(self.launch)
@@ -116,15 +116,15 @@ class Client:
 
     def call(self, op: str, *arguments: Any) -> Any:
         """The value of a call that concerns the whole environment."""
-        deadline = self.launch["bounds"].service_deadline
+        timeout_s = self.launch["bounds"].service_deadline
         connection = self.connect()
         try:
-            return connection.call(0, op, list(arguments), deadline)
+            return connection.call(0, op, list(arguments), timeout_s)
         except EnvironmentFailure:
             if not connection.is_over:
                 raise
             # The supervisor ended before or during the call. These calls are safe to repeat.
-            return self.connect().call(0, op, list(arguments), deadline)
+            return self.connect().call(0, op, list(arguments), timeout_s)
 
 
 class Connection:
@@ -134,45 +134,45 @@ class Connection:
     """
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
-        ours, theirs = socket.socketpair()
-        roots, top = [_root(name) for name in _OURS], launch["module"].partition(":")[0].partition(".")[0]
+        our_end, their_end = socket.socketpair()
+        roots, top = [_locate(package) for package in _OURS], launch["module"].partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
-        own = [] if top in _OURS else [_root(top)]
+        own_roots = [] if top in _OURS else [_locate(top)]
         boot = _boot_code(roots)
-        with theirs:
-            process = start_process(sys.executable, boot, "supervisor", theirs)
-        self.process, self.socket, self.bounds = process, ours, launch["bounds"]
-        self.sending = threading.Lock()
-        self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
-        self.waiting = threading.Lock()
-        self.numbers, self.episodes = itertools.count(1), itertools.count(1)
+        with their_end:
+            process = start_process(sys.executable, boot, "supervisor", their_end)
+        self.process, self.socket, self.bounds = process, our_end, launch["bounds"]
+        self.send_lock = threading.Lock()
+        self.pending_replies: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
+        self.pending_lock = threading.Lock()
+        self.call_ids, self.episode_ids = itertools.count(1), itertools.count(1)
         self.is_over = False
         # When the supervisor last sent something, and the time that each current call had counted by then.
-        self.last_heard, self.counts = running(), dict[str, float]()
-        self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
-        _SOCKETS.add(ours)
-        sources = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
+        self.last_heard, self.counted_s = running(), dict[str, float]()
+        self.close = weakref.finalize(self, _shut_down, our_end, process, os.getpid())
+        _SOCKETS.add(our_end)
+        sources = [path for _, file, paths in (*roots, *own_roots) for path in (paths or [os.path.dirname(file or "")])]
         order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*sources, *launch["visible"]]}
-        order |= {"roots": own, "boot": boot}
-        first = self.pending[0]
-        threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
+        order |= {"roots": own_roots, "boot": boot}
+        first_reply = self.pending_replies[0]
+        threading.Thread(target=_read, args=(weakref.ref(self), our_end), name="worker-replies", daemon=True).start()
         self._send(order)
-        self.description = self._value(first, 0)
+        self.description = self._value(first_reply, 0)
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
         """The value of one call. Raises LimitExceeded for a loss that the call may have caused, or EnvironmentFailure.
 
-        `episode` 0 is the environment itself; any other number, from `episodes`, begins with `reset`.
+        `episode` 0 is the environment itself; any other number, from `episode_ids`, begins with `reset`.
         """
-        with self.waiting:
-            number = next(self.numbers)
-            future = self.pending[number] = concurrent.futures.Future()
+        with self.pending_lock:
+            call_id = next(self.call_ids)
+            future = self.pending_replies[call_id] = concurrent.futures.Future()
         try:
-            self._send({"id": number, "episode": episode, "op": op, "arguments": arguments, "deadline": deadline})
-            return self._value(future, number)
+            self._send({"id": call_id, "episode": episode, "op": op, "arguments": arguments, "deadline": deadline})
+            return self._value(future, call_id)
         finally:
-            with self.waiting:
-                self.pending.pop(number, None)
+            with self.pending_lock:
+                self.pending_replies.pop(call_id, None)
 
     def end_episode(self, episode: int) -> None:
         """Has the episode's child killed. Never raises."""
@@ -184,65 +184,65 @@ class Connection:
         if len(line) > wire.REQUEST:
             raise EnvironmentFailure(f"{message['op']} has {len(line):,} bytes, more than the {wire.REQUEST:,} allowed")
         try:
-            with self.sending:
+            with self.send_lock:
                 self.socket.sendall(line)
         except OSError as error:
             self.fail()
             raise EnvironmentFailure(f"the worker is gone: {error}") from error
 
-    def _value(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> Any:
+    def _value(self, future: concurrent.futures.Future[dict[str, Any]], call_id: int) -> Any:
         """The value in the reply to the call of that number. Time lost to the host does not count against the episode.
 
         Raises EnvironmentFailure when the supervisor has fallen silent; it is then killed and replaced.
         """
-        began = running()
+        started_at = running()
 
         def read_count() -> float:
-            if running() - max(began, self.last_heard) > _SILENCE:
+            if running() - max(started_at, self.last_heard) > _MOST_SILENCE_S:
                 self.process.kill()
                 self.fail()
-                raise EnvironmentFailure(f"the supervisor was silent for {_SILENCE:g} s and was killed")
-            return self.counts.get(str(number), 0.0)
+                raise EnvironmentFailure(f"the supervisor was silent for {_MOST_SILENCE_S:g} s and was killed")
+            return self.counted_s.get(str(call_id), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
         reply = await_reply(future, read_count, lambda: (future.result()["counted"], future.result()["reply"]))
         if "failure" in reply:
-            kind = _FAILURES.get(reply["failure"], EnvironmentFailure)
-            raise kind(f"{reply['failure']}: {reply['message']}")
+            failure_type = _FAILURE_TYPES.get(reply["failure"], EnvironmentFailure)
+            raise failure_type(f"{reply['failure']}: {reply['message']}")
         return reply["value"]
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes when the supervisor sent it."""
         self.last_heard = running()
         if "id" not in message:
-            self.counts = message["counted"]
+            self.counted_s = message["counted"]
             return
-        with self.waiting:
-            future = self.pending.get(message["id"])
+        with self.pending_lock:
+            future = self.pending_replies.get(message["id"])
             if future is not None and not future.done():
                 future.set_result(message)
 
     def fail(self) -> None:
         """Fails all waiting calls, because the supervisor is gone."""
-        with self.waiting:
+        with self.pending_lock:
             self.is_over = True
-            for future in self.pending.values():
+            for future in self.pending_replies.values():
                 if not future.done():
                     future.set_result({"counted": 0.0, "reply": wire.explain(wire.HOST, "the worker ended")})
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
-def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
+def _read(connection: weakref.ref[Connection], our_end: socket.socket) -> None:
     """Hands out replies until the socket ends. Holds no reference that would keep the connection alive."""
-    with contextlib.suppress(OSError, ValueError), source.makefile("rb") as lines:
+    with contextlib.suppress(OSError, ValueError), our_end.makefile("rb") as lines:
         for line in lines:
-            if (alive := connection()) is None:
+            if (live_connection := connection()) is None:
                 return
-            alive.resolve(wire.decode(line))
-            del alive
-    if (alive := connection()) is not None:
-        alive.fail()
+            live_connection.resolve(wire.decode(line))
+            del live_connection
+    if (live_connection := connection()) is not None:
+        live_connection.fail()
 
 
 # A process forked from ours must neither hold these sockets open nor write to them.
@@ -251,27 +251,30 @@ _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 os.register_at_fork(after_in_child=lambda: list(map(socket.socket.close, list(_SOCKETS))))
 
 
-def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _shut_down(our_end: socket.socket, process: subprocess.Popen[bytes], owner_pid: int) -> None:
     """Ends the supervisor by closing its socket; it kills every child before it ends."""
-    if os.getpid() != owner:
+    if os.getpid() != owner_pid:
         return
     with contextlib.suppress(OSError):
-        ours.shutdown(socket.SHUT_RDWR)
-    ours.close()
+        our_end.shutdown(socket.SHUT_RDWR)
+    our_end.close()
     try:
-        process.wait(_GRACE)
+        process.wait(_EXIT_GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def start_process(
-    python: str, boot: str, module: str, end: socket.socket, env: Mapping[str, str] | None = None
+    python: str, boot_code: str, module: str, socket_end: socket.socket, variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that runs a module of this package by the code `boot`, and holds `end` of a socket pair."""
-    command, nowhere = [python, "-s", "-P", "-c", boot, module, str(end.fileno())], subprocess.DEVNULL
+    """Starts a process that runs a module of this package through `boot_code`.
+
+    The process inherits `socket_end`, one end of a socket pair.
+    """
+    command, null = [python, "-s", "-P", "-c", boot_code, module, str(socket_end.fileno())], subprocess.DEVNULL
     return subprocess.Popen(
-        command, pass_fds=(end.fileno(),), env=env, stdin=nowhere, stdout=nowhere, start_new_session=True
+        command, pass_fds=(socket_end.fileno(),), env=variables, stdin=null, stdout=null, start_new_session=True
     )
 
 
@@ -280,28 +283,28 @@ def _boot_code(roots: list[Any]) -> str:
 
     Nothing else is imported from those folders: all other imports are the interpreter's own.
     """
-    run = f"importlib.import_module({__package__!r} + '.' + sys.argv[1]).main(int(sys.argv[2]))"
-    return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{run}"
+    start = f"importlib.import_module({__package__!r} + '.' + sys.argv[1]).main(int(sys.argv[2]))"
+    return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{start}"
 
 
-def import_from(name: str, origin: str | None, places: list[str] | None) -> None:
+def import_from(package: str, file_path: str | None, folders: list[str] | None) -> None:
     """Imports a top-level package or module from its own place, and from no other. Raises what the import raises."""
-    if origin is None:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = places or []
+    if file_path is None:
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = folders or []
         return
-    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
+    spec = importlib.util.spec_from_file_location(package, file_path, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{origin} cannot be imported; expected a Python module")
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+        raise ImportError(f"{file_path} cannot be imported; expected a Python module")
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[package])
 
 
 # Read now: the file may have changed by the time a supervisor is replaced.
 _IMPORT_FROM = inspect.getsource(import_from)
 
 
-def _root(package: str) -> tuple[str, str | None, list[str] | None]:
+def _locate(package: str) -> tuple[str, str | None, list[str] | None]:
     """Name, file and folders of a top-level package. Raises ValueError for one that cannot be found."""
     spec = importlib.util.find_spec(package)
     if spec is None:
@@ -309,5 +312,5 @@ def _root(package: str) -> tuple[str, str | None, list[str] | None]:
             f"no module {package!r} to isolate in {os.getcwd()} or among the installed packages; run this from the "
             "folder that holds the module"
         )
-    places = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
-    return package, spec.origin, places
+    folders = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+    return package, spec.origin, folders

@@ -32,12 +32,12 @@ from .served import Operations, describe, environment_operations, episode_operat
 PACKET = 64 * 2**10
 
 
-def main(descriptor: int) -> None:
+def main(control_descriptor: int) -> None:
     """Serves until the control socket ends; then ends every child."""
-    control = socket.socket(fileno=descriptor)
-    supervisor = os.getppid()
+    control = socket.socket(fileno=control_descriptor)
+    supervisor_pid = os.getppid()
     kernel.die_with_parent()
-    if os.getppid() != supervisor:
+    if os.getppid() != supervisor_pid:
         return
     order = wire.decode(control.recv(PACKET))
     layers = Layers()
@@ -46,33 +46,33 @@ def main(descriptor: int) -> None:
         layers = enclose(
             [*view.needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds
         )
-        if reason := trial(bounds, layers):
-            raise RuntimeError(f"no child can be confined here: {reason}")
-        for root in order["roots"]:
-            import_from(*root)
+        if obstacle := trial(bounds, layers):
+            raise RuntimeError(f"no child can be confined here: {obstacle}")
+        for package_root in order["roots"]:
+            import_from(*package_root)
         module, _, function = order["module"].partition(":")
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
-        ready = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
+        ready_reply = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave(layers)
-        control.send(wire.encode(wire.explain(wire.START, _reason(error))))
+        control.send(wire.encode(wire.explain(wire.START, _explain(error))))
         return
     # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
     gc.freeze()
-    control.send(wire.encode({"ready": ready}))
+    control.send(wire.encode({"ready": ready_reply}))
     _Children(control, environment, bounds, layers).serve()
     leave(layers)
 
 
-def _reason(error: BaseException) -> str:
+def _explain(error: BaseException) -> str:
     """The message of an exception, and where it was raised, unless that is in this package: its errors name the fix."""
     message = "".join(traceback.format_exception_only(error)).strip()[:1_000]
     if isinstance(error, ModuleNotFoundError):
         message += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
     frames = traceback.extract_tb(error.__traceback__)
-    package = Path(__file__).parents[1]
-    if isinstance(error, ValueError) and frames and Path(frames[-1].filename).is_relative_to(package):
+    our_folder = Path(__file__).parents[1]
+    if isinstance(error, ValueError) and frames and Path(frames[-1].filename).is_relative_to(our_folder):
         return message
     return f"{message}\n{''.join(traceback.format_list(frames))[-1_000:]}".rstrip()
 
@@ -82,39 +82,39 @@ class _Children:
 
     def __init__(self, control: socket.socket, environment: Any, bounds: Bounds, layers: Layers) -> None:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
-        self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
-        self.removers: set[int] = set()
-        self.watch = None if layers.files else view.watch(layers.scratch, bounds)
+        self.child_by_pid: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
+        self.remover_pids: set[int] = set()
+        self.find_offenders = None if layers.files else view.watch(layers.scratch, bounds)
 
     def serve(self) -> None:
-        wakeups, waker = socket.socketpair()
-        for end in (wakeups, waker):
-            end.setblocking(False)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        wakeup_end, waker_end = socket.socketpair()
+        for socket_end in (wakeup_end, waker_end):
+            socket_end.setblocking(False)
+        signal.set_wakeup_fd(waker_end.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signal_number, frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ)
-            selector.register(wakeups, selectors.EVENT_READ)
+            selector.register(wakeup_end, selectors.EVENT_READ)
             while True:
-                period = view.PERIOD if self.watch and self.born else None
-                ready = {key.fileobj for key, _ in selector.select(period)}
-                if wakeups in ready:
-                    wakeups.recv(4_096)
+                wait_s = view.PERIOD if self.find_offenders and self.child_by_pid else None
+                ready_sockets = {key.fileobj for key, _ in selector.select(wait_s)}
+                if wakeup_end in ready_sockets:
+                    wakeup_end.recv(4_096)
                     self._reap()
-                if self.control in ready and not self._obey():
+                if self.control in ready_sockets and not self._obey():
                     break
-                if self.watch:
-                    numbers = {slot: number for number, slot in self.born.values()}
-                    for slot in self.watch(numbers):
-                        self._kill(numbers[slot])
+                if self.find_offenders:
+                    number_by_slot = {slot: child_number for child_number, slot in self.child_by_pid.values()}
+                    for slot in self.find_offenders(number_by_slot):
+                        self._kill(number_by_slot[slot])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number, _ in list(self.born.values()):
-            self._kill(number)
-        while self.born:
+        for child_number, _ in list(self.child_by_pid.values()):
+            self._kill(child_number)
+        while self.child_by_pid:
             self._clean_up(*os.waitpid(-1, 0))
-        for remover in list(self.removers):
-            _end(remover)
-            os.waitpid(remover, 0)
+        for remover_pid in list(self.remover_pids):
+            _kill_process(remover_pid)
+            os.waitpid(remover_pid, 0)
 
     def _obey(self) -> bool:
         """Carries out one order; False if the control socket has ended."""
@@ -129,55 +129,55 @@ class _Children:
                 self._spawn(connection, order["spawn"], order["slot"], order["kind"])
         return True
 
-    def _spawn(self, connection: socket.socket, number: int, slot: int, kind: str) -> None:
+    def _spawn(self, connection: socket.socket, child_number: int, slot: int, child_kind: str) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            self._send({"exited": number, "slot": slot, "reason": f"cannot fork: {error}"})
+            self._send({"exited": child_number, "slot": slot, "reason": f"cannot fork: {error}"})
             return
         if pid:
-            self.born[pid] = (number, slot)
-            self._send({"born": number, "pid": pid})
+            self.child_by_pid[pid] = (child_number, slot)
+            self._send({"born": child_number, "pid": pid})
             return
-        with _exiting():
+        with _exit_after():
             kernel.die_with_parent()
             separate(self.layers)
             if self.layers.processes:
-                self._as_first_process(connection, slot, kind)
+                self._as_first_process(connection, slot, child_kind)
             else:
-                self._serve_child(connection, slot, kind)
+                self._serve_child(connection, slot, child_kind)
 
-    def _as_first_process(self, connection: socket.socket, slot: int, kind: str) -> None:
+    def _as_first_process(self, connection: socket.socket, slot: int, child_kind: str) -> None:
         """Forks once more: when the first process of a namespace ends, all others in it end too."""
         read_end, write_end = os.pipe()
-        if inner := os.fork():
+        if inner_pid := os.fork():
             os.close(read_end)
             connection.close()
             self.control.close()
             # Ends after the inner process, so that nothing of the child is left once this process has been waited for.
-            signal.signal(signal.SIGTERM, lambda number, frame: _end(inner))
-            _, status = os.waitpid(inner, 0)
+            signal.signal(signal.SIGTERM, lambda signal_number, frame: _kill_process(inner_pid))
+            _, status = os.waitpid(inner_pid, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        with _exiting():
+        with _exit_after():
             os.close(write_end)
-            self._serve_child(connection, slot, kind, lambda: _is_closed(read_end))
+            self._serve_child(connection, slot, child_kind, lambda: _is_closed(read_end))
 
     def _serve_child(
-        self, connection: socket.socket, slot: int, kind: str, is_orphan: Callable[[], bool] = lambda: False
+        self, connection: socket.socket, slot: int, child_kind: str, is_orphan: Callable[[], bool] = lambda: False
     ) -> None:
         """Serves as the child: confined, with its socket as the only open file."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        make = episode_operations if kind == "episode" else environment_operations
+        make_operations = episode_operations if child_kind == "episode" else environment_operations
         confine(self.bounds, self.layers, slot)
         if is_orphan():
             return
-        serve(_keep_only(connection), make(self.environment))
+        serve(_keep_only(connection), make_operations(self.environment))
 
-    def _kill(self, number: int) -> None:
-        for pid, (other, _) in self.born.items():
-            if other == number:
+    def _kill(self, child_number: int) -> None:
+        for pid, (candidate, _) in self.child_by_pid.items():
+            if candidate == child_number:
                 with contextlib.suppress(ProcessLookupError):
                     if self.layers.processes:
                         os.kill(pid, signal.SIGTERM)
@@ -192,16 +192,16 @@ class _Children:
                 self._clean_up(*wait_result)
 
     def _clean_up(self, pid: int, status: int) -> None:
-        self.removers.discard(pid)
-        if pid not in self.born:
+        self.remover_pids.discard(pid)
+        if pid not in self.child_by_pid:
             return  # an adopted orphan
-        number, slot = self.born.pop(pid)
+        child_number, slot = self.child_by_pid.pop(pid)
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
-        if remover := sweep(self.layers, slot, set(self.born) | self.removers):
-            self.removers.add(remover)
+        if remover_pid := sweep(self.layers, slot, set(self.child_by_pid) | self.remover_pids):
+            self.remover_pids.add(remover_pid)
         reason = f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"
-        self._send({"exited": number, "slot": slot, "reason": reason})
+        self._send({"exited": child_number, "slot": slot, "reason": reason})
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ class _Children:
 
 
 @contextlib.contextmanager
-def _exiting():  # type: ignore[no-untyped-def]
+def _exit_after():  # type: ignore[no-untyped-def]
     """Ends the forked process when the block ends, whatever happens: it never returns to the fork server's loop."""
     try:
         yield
@@ -220,7 +220,7 @@ def _exiting():  # type: ignore[no-untyped-def]
         os._exit(70)
 
 
-def _end(pid: int) -> None:
+def _kill_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -244,19 +244,19 @@ def serve(connection: socket.socket, operations: Operations) -> None:
         connection.sendall(reply)
 
 
-def _is_closed(pipe: int) -> bool:
+def _is_closed(pipe_end: int) -> bool:
     """Whether the other end of the pipe is closed."""
     with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
+        selector.register(pipe_end, selectors.EVENT_READ)
         return bool(selector.select(0))
 
 
 def _keep_only(connection: socket.socket) -> socket.socket:
     """The connection as descriptor 3, /dev/null as 0 to 2; closes all other descriptors."""
-    null = os.open("/dev/null", os.O_RDWR)
-    duplicate = os.dup(connection.fileno())
-    for standard in (0, 1, 2):
-        os.dup2(null, standard)
-    os.dup2(duplicate, 3)
+    null_device = os.open("/dev/null", os.O_RDWR)
+    connection_copy = os.dup(connection.fileno())
+    for standard_descriptor in (0, 1, 2):
+        os.dup2(null_device, standard_descriptor)
+    os.dup2(connection_copy, 3)
     os.closerange(4, 65_536)
     return socket.socket(fileno=3)

@@ -18,51 +18,51 @@ NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
-_DETACH = 2
+_MNT_DETACH = 2
 PDEATHSIG, DUMPABLE, KEEP_CAPABILITIES, SUBREAPER, NO_NEW_PRIVS = 1, 4, 8, 36, 38
-_AMBIENT, _RAISE, _READ_SEARCH = 47, 2, 2
+_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_READ_SEARCH = 47, 2, 2
 _CAPABILITY_VERSION = 0x20080522
 # Landlock: the numbers of its system calls, and of the rights that each version can forbid. The first rights are to
 # read and execute, the others to write; only some apply to a single file.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _VERSION = 444, 445, 446, 1
-_READ = 1 << 0 | 1 << 2 | 1 << 3
-_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-_OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _ASK_VERSION = 444, 445, 446, 1
+_READ_RIGHTS = 1 << 0 | 1 << 2 | 1 << 3
+_RIGHT_COUNTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_FILE_RIGHTS = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _NO_TCP, _NO_SIGNALS = 0b11, 0b11
 # Children of root have their own user ids, in blocks. Two fork servers must not share any, because the processes of a
 # dead child are killed by its user id.
-_UIDS_FROM = 1_000_000_000
+_CHILD_UID_BASE = 1_000_000_000
 
 
 def drop_capabilities(*, but_read: bool = False) -> None:
     """Drops every capability for good; `but_read` keeps the one that reads files whatever their mode."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    capability = 1 << _READ_SEARCH if but_read else 0
-    sets = (ctypes.c_uint32 * 6)(capability, capability, capability)
+    capability_bits = 1 << _CAP_READ_SEARCH if but_read else 0
+    sets = (ctypes.c_uint32 * 6)(capability_bits, capability_bits, capability_bits)
     _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
     if but_read:
         # Processes that it starts keep it too.
-        prctl(_AMBIENT, _RAISE, _READ_SEARCH)
+        prctl(_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_READ_SEARCH)
 
 
 def tasks_of(uid: int) -> int:
     """The number of threads in all processes of a user."""
-    count = 0
+    thread_count = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == uid:
-                count += len(os.listdir(f"/proc/{pid}/task"))
-    return count
+                thread_count += len(os.listdir(f"/proc/{pid}/task"))
+    return thread_count
 
 
 def first_uid() -> int:
     """The first user id for this process's children, among the ids that exist here; 0 if there are too few."""
-    inside, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
-    block = os.getpid() * MOST_CHILDREN
-    if length > _UIDS_FROM + 2 * MOST_CHILDREN:
-        return inside + _UIDS_FROM + block % (min(length, 2**32 - 2) - _UIDS_FROM - MOST_CHILDREN)
-    room = length - 1 - MOST_CHILDREN
-    return inside + 1 + block % room if room > 0 else 0
+    range_start, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
+    block_start = os.getpid() * MOST_CHILDREN
+    if length > _CHILD_UID_BASE + 2 * MOST_CHILDREN:
+        return range_start + _CHILD_UID_BASE + block_start % (min(length, 2**32 - 2) - _CHILD_UID_BASE - MOST_CHILDREN)
+    start_count = length - 1 - MOST_CHILDREN
+    return range_start + 1 + block_start % start_count if start_count > 0 else 0
 
 
 def is_host_root() -> bool:
@@ -75,11 +75,11 @@ def _uid_ranges() -> list[tuple[int, ...]]:
     return [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
 
 
-def lower_limit(limit: int, value: int) -> None:
+def lower_limit(resource_limit: int, value: int) -> None:
     """Sets a limit, unless a stricter one is set already."""
-    hard = resource.getrlimit(limit)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
+    hard_limit = resource.getrlimit(resource_limit)[1]
+    value = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
+    resource.setrlimit(resource_limit, (value, value))
 
 
 def succeeds(action: Callable[[], object]) -> bool:
@@ -107,23 +107,23 @@ def unshare(flags: int) -> None:
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    kind_bytes = kind.encode() if kind else None
-    result = _LIBC.mount(source.encode(), target.encode(), kind_bytes, ctypes.c_ulong(flags), options.encode())
-    _check(result, f"mount {target}")
+def mount(source: str, target: str, filesystem: str | None, flags: int, options: str = "") -> None:
+    filesystem_bytes = filesystem.encode() if filesystem else None
+    status = _LIBC.mount(source.encode(), target.encode(), filesystem_bytes, ctypes.c_ulong(flags), options.encode())
+    _check(status, f"mount {target}")
 
 
-def prctl(option: int, value: int, third: int = 0) -> None:
-    _check(_LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), 0, 0), "prctl")
+def prctl(option: int, argument: int, third_argument: int = 0) -> None:
+    _check(_LIBC.prctl(option, ctypes.c_ulong(argument), ctypes.c_ulong(third_argument), 0, 0), "prctl")
 
 
-def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
+def seccomp(call_number: int, operation: int, flags: int, program: bytes) -> None:
     """Installs a filter of system calls: instructions of eight bytes. Unknown flags are left out."""
     instructions = ctypes.create_string_buffer(program, len(program))
     length, address = ctypes.c_ushort(len(program) // 8), ctypes.c_void_p(ctypes.addressof(instructions))
-    filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", length.value, address.value or 0))
-    if _LIBC.syscall(call, operation, flags, filtering) != 0:
-        _check(_LIBC.syscall(call, operation, 0, filtering), "seccomp")
+    filter_struct = ctypes.create_string_buffer(struct.pack("=H6xQ", length.value, address.value or 0))
+    if _LIBC.syscall(call_number, operation, flags, filter_struct) != 0:
+        _check(_LIBC.syscall(call_number, operation, 0, filter_struct), "seccomp")
 
 
 def die_with_parent() -> None:
@@ -134,7 +134,7 @@ def die_with_parent() -> None:
 
 def landlock_version() -> int:
     """The version of Landlock here, 0 if there is none."""
-    return max(0, _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION)))
+    return max(0, _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION)))
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
@@ -143,12 +143,12 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     Version 4 also forbids TCP, and version 6 signals and abstract sockets to outside processes. Needs NO_NEW_PRIVS.
     """
     version = landlock_version()
-    all_rights = (1 << _RIGHTS.get(version, 16)) - 1
+    all_rights = (1 << _RIGHT_COUNTS.get(version, 16)) - 1
     attributes = struct.pack("QQQ", all_rights, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     _check(min(ruleset, 0), "landlock_create_ruleset")
     try:
-        for paths, rights in ((readable, _READ), (writable, all_rights)):
+        for paths, rights in ((readable, _READ_RIGHTS), (writable, all_rights)):
             for path in paths:
                 _allow(ruleset, path, rights & all_rights)
         _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
@@ -157,21 +157,21 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
-            rights &= _OF_FILES
-        rule = struct.pack("=Qi", rights, beneath)
-        result = _LIBC.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint32(0))
-        _check(result, f"landlock_add_rule {path}")
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _FILE_RIGHTS
+        rule_struct = struct.pack("=Qi", rights, descriptor)
+        status = _LIBC.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(1), rule_struct, ctypes.c_uint32(0))
+        _check(status, f"landlock_add_rule {path}")
     finally:
-        os.close(beneath)
+        os.close(descriptor)
 
 
-def _check(result: int, call: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{call}: {os.strerror(number)}")
+def _check(status: int, call_name: str) -> None:
+    if status != 0:
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"{call_name}: {os.strerror(error_number)}")
 
 
 def pivot_root(folder: str) -> None:
@@ -181,5 +181,5 @@ def pivot_root(folder: str) -> None:
     """
     os.chdir(folder)
     _check(_LIBC.pivot_root(b".", b"."), "pivot_root")
-    _check(_LIBC.umount2(b".", _DETACH), "umount2")
+    _check(_LIBC.umount2(b".", _MNT_DETACH), "umount2")
     os.chdir("/")

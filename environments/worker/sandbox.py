@@ -20,7 +20,7 @@ from . import kernel, seccomp, view
 from .bounds import Bounds, Layers
 
 # Seconds until the processes of a dead child must be gone.
-_SWEEP = 5.0
+_SWEEP_TIMEOUT_S = 5.0
 
 
 def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: Bounds | None = None) -> Layers:
@@ -34,36 +34,36 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     if sys.platform != "linux":
         return Layers(user=os.geteuid() != 0, scratch=view.make_scratch())
     visible_paths = [os.path.abspath(path) for path in visible or () if os.path.exists(path)]
-    root = os.geteuid() == 0
-    has_capabilities = root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
+    is_root = os.geteuid() == 0
+    has_capabilities = is_root or kernel.succeeds(lambda: kernel.unshare(kernel.NEWUSER))
     can_cut_off = has_capabilities and visible is not None
-    network = can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
+    no_network = can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNET | kernel.NEWIPC | kernel.NEWUTS))
     scratch = ""
     if can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNS)):
         with contextlib.suppress(OSError, AttributeError, StopIteration):
             scratch = view.show_only(visible_paths, list(hidden), bounds)
-    files = bool(scratch)
-    processes = has_capabilities and kernel.possible(lambda: separate(Layers(files=files, processes=True)))
-    first_uid = kernel.first_uid() if root else 0
+    hides_files = bool(scratch)
+    hides_processes = has_capabilities and kernel.possible(lambda: separate(Layers(files=hides_files, processes=True)))
+    first_uid = kernel.first_uid() if is_root else 0
     if first_uid and not kernel.possible(lambda: os.setresuid(first_uid, first_uid, first_uid)):
         first_uid = 0
-    if root and not first_uid and kernel.is_host_root():
+    if is_root and not first_uid and kernel.is_host_root():
         raise PermissionError(
             "this is root and can take no other user id, so nothing bounds the processes of a child; "
             "run as an ordinary user, or with the capability CAP_SETUID"
         )
     kernel.prctl(kernel.SUBREAPER, 1)
-    user, cut_off = not root or first_uid > 0, visible is not None
-    layers = Layers(network, files, processes, user, first_uid=first_uid, enclosed=cut_off)
-    if not files and cut_off and kernel.landlock_version():
-        rules = tuple(view.readable(visible_paths, [os.path.abspath(path) for path in hidden]))
-        if kernel.possible(lambda: _set_rules(rules, "/tmp")):
-            layers = dataclasses.replace(layers, rules=rules)
-    layers = dataclasses.replace(layers, calls=kernel.possible(lambda: _refuse_calls(layers)))
-    if layers.calls:
+    is_unprivileged, is_cut_off = not is_root or first_uid > 0, visible is not None
+    layers = Layers(no_network, hides_files, hides_processes, is_unprivileged, first_uid=first_uid, enclosed=is_cut_off)
+    if not hides_files and is_cut_off and kernel.landlock_version():
+        readable_paths = tuple(view.readable(visible_paths, [os.path.abspath(path) for path in hidden]))
+        if kernel.possible(lambda: _set_rules(readable_paths, "/tmp")):
+            layers = dataclasses.replace(layers, readable_paths=readable_paths)
+    layers = dataclasses.replace(layers, filters_calls=kernel.possible(lambda: _refuse_calls(layers)))
+    if layers.filters_calls:
         # Compiled once for all children with process ids of their own.
-        seccomp.program(os.uname().machine, *_scope(layers))
-    if files:
+        seccomp.program(os.uname().machine, *_filter_scope(layers))
+    if hides_files:
         view.work_in(scratch)
     layers = dataclasses.replace(layers, scratch=scratch or view.make_scratch())
     return _grant_reading(layers, visible_paths)
@@ -73,8 +73,8 @@ def _grant_reading(layers: Layers, visible: list[str]) -> Layers:
     """Lets children with a user id of their own read files of our user, where another layer limits which files."""
     if not layers.first_uid or not (private := view.find_private(visible, parents=not layers.files)):
         return layers
-    if layers.calls and (layers.files or layers.rules):
-        return dataclasses.replace(layers, reads=True)
+    if layers.filters_calls and (layers.files or layers.readable_paths):
+        return dataclasses.replace(layers, reads_private_files=True)
     print(
         f"{private[0]} is private to its owner, so children with a user id of their own cannot read it, and what they "
         "import late fails; make it readable for all (chmod o+rx, its parent folders too), or run as an ordinary user",
@@ -97,83 +97,83 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
     """Applies to a child its limits, its scratch folder and an unprivileged user; it ends with its parent."""
     if layers.files:
         view.own_mounts(layers.scratch, bounds, layers.processes)
-        own = layers.scratch
+        own_folder = layers.scratch
     else:
-        own = os.path.join(layers.scratch, str(slot))
-        os.mkdir(own, 0o700)
+        own_folder = os.path.join(layers.scratch, str(slot))
+        os.mkdir(own_folder, 0o700)
         if layers.first_uid:
-            os.chown(own, layers.first_uid + slot, layers.first_uid + slot)
-    view.work_in(own)
-    os.chdir(own)
-    for limit, value in (
+            os.chown(own_folder, layers.first_uid + slot, layers.first_uid + slot)
+    view.work_in(own_folder)
+    os.chdir(own_folder)
+    for resource_limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, bounds.memory),
         (resource.RLIMIT_FSIZE, min(bounds.file_size, bounds.scratch)),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        kernel.lower_limit(limit, value)
+        kernel.lower_limit(resource_limit, value)
     if sys.platform == "linux":
         kernel.lower_limit(resource.RLIMIT_MSGQUEUE, 0)
     # Without its own namespace or user, the child's count includes all other processes of this user.
-    alone = layers.processes or layers.first_uid
-    processes = bounds.processes + (0 if alone else kernel.tasks_of(os.geteuid()))
-    if layers.rules:
+    has_own_count = layers.processes or layers.first_uid
+    most_processes = bounds.processes + (0 if has_own_count else kernel.tasks_of(os.geteuid()))
+    if layers.readable_paths:
         # Before the change of user: the other user may not reach these files.
-        _set_rules(layers.rules, own)
+        _set_rules(layers.readable_paths, own_folder)
     if layers.first_uid:
         uid = layers.first_uid + slot
-        if layers.reads:
+        if layers.reads_private_files:
             kernel.prctl(kernel.KEEP_CAPABILITIES, 1)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     # After the change of user: the limit does not bind root.
-    kernel.lower_limit(resource.RLIMIT_NPROC, processes)
+    kernel.lower_limit(resource.RLIMIT_NPROC, most_processes)
     if sys.platform == "linux":
-        kernel.drop_capabilities(but_read=layers.reads)
+        kernel.drop_capabilities(but_read=layers.reads_private_files)
         kernel.prctl(kernel.NO_NEW_PRIVS, 1)
         # Other processes of this user cannot look into the child. Where Landlock ensures that, the fork server can
         # count its files.
-        kernel.prctl(kernel.DUMPABLE, 1 if layers.rules else 0)
+        kernel.prctl(kernel.DUMPABLE, 1 if layers.readable_paths else 0)
     kernel.die_with_parent()
-    if layers.calls:
+    if layers.filters_calls:
         _refuse_calls(layers)
 
 
 def _refuse_calls(layers: Layers) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    seccomp.install(*_scope(layers))
+    seccomp.install(*_filter_scope(layers))
 
 
-def _scope(layers: Layers) -> tuple[bool, bool, bool, int]:
+def _filter_scope(layers: Layers) -> tuple[bool, bool, bool, int]:
     """How much the filter of a child refuses; see `seccomp.program`."""
     # If only Landlock holds, the files of another child of the same user remain exposed.
-    marks = layers.files or layers.first_uid > 0 or not layers.enclosed
+    can_chmod = layers.files or layers.first_uid > 0 or not layers.enclosed
     own_pid = 0 if layers.processes else os.getpid()
-    return layers.enclosed, layers.processes, marks, own_pid
+    return layers.enclosed, layers.processes, can_chmod, own_pid
 
 
 def trial(bounds: Bounds, layers: Layers) -> str:
     """Why a child cannot be confined, found by a trial fork; "" if it can."""
-    reads, writes = os.pipe()
+    read_end, write_end = os.pipe()
     if not (pid := os.fork()):
         try:
             separate(layers)
-            if not (inner := os.fork()):
+            if not (inner_pid := os.fork()):
                 confine(bounds, layers, slot=0)
                 os._exit(0)
-            os.waitpid(inner, 0)
+            os.waitpid(inner_pid, 0)
         except BaseException as error:
-            os.write(writes, f"{type(error).__name__}: {error}"[:500].encode())
+            os.write(write_end, f"{type(error).__name__}: {error}"[:500].encode())
         finally:
             os._exit(0)
-    os.close(writes)
-    with os.fdopen(reads) as words:
-        reason = words.read()
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        obstacle = pipe.read()
     os.waitpid(pid, 0)
     if not layers.files:
         view.remove(os.path.join(layers.scratch, "0"))
-    return reason
+    return obstacle
 
 
 def sweep(layers: Layers, slot: int, known_pids: set[int]) -> int:
@@ -181,24 +181,24 @@ def sweep(layers: Layers, slot: int, known_pids: set[int]) -> int:
 
     A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """
-    _sweep(layers, slot, known_pids)
+    _kill_leftovers(layers, slot, known_pids)
     return 0 if layers.files else view.clear(layers.scratch, slot)
 
 
-def _sweep(layers: Layers, slot: int, known_pids: set[int]) -> None:
+def _kill_leftovers(layers: Layers, slot: int, known_pids: set[int]) -> None:
     if layers.processes or sys.platform != "linux":
         return
     if layers.first_uid:
-        if not (killer := os.fork()):
+        if not (killer_pid := os.fork()):
             uid = layers.first_uid + slot
             with contextlib.suppress(OSError):
                 os.setresuid(uid, uid, uid)
                 os.kill(-1, signal.SIGKILL)
             os._exit(0)
-        os.waitpid(killer, 0)
+        os.waitpid(killer_pid, 0)
         return
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
-    deadline = time.monotonic() + _SWEEP
+    deadline = time.monotonic() + _SWEEP_TIMEOUT_S
     while orphans := children(os.getpid()) - known_pids:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
@@ -216,8 +216,8 @@ def leave(layers: Layers) -> None:
         view.remove(layers.scratch)
 
 
-def _set_rules(readable: Iterable[str], own: str) -> None:
+def _set_rules(readable_paths: Iterable[str], own_folder: str) -> None:
     """Sets the kernel's rules on files, for good: the files to read, and a folder to write to."""
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    devices = (f"/dev/{name}" for name in view.DEVICES if os.path.exists(f"/dev/{name}"))
-    kernel.landlock(readable, [own, *devices])
+    devices = (f"/dev/{device}" for device in view.DEVICES if os.path.exists(f"/dev/{device}"))
+    kernel.landlock(readable_paths, [own_folder, *devices])

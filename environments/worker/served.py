@@ -19,26 +19,26 @@ from .wire import Opening, read
 Operations = dict[str, Callable[..., Any]]
 _T = TypeVar("_T")
 # Demonstrations fetched with one call.
-_PAGE = 256
-# Seconds between two looks for a reply; the most seconds of one call that an episode's deadline may excuse.
-_LOOK, _EXCUSED = 0.25, 3_600.0
+_PAGE_SIZE = 256
+# A reply is looked for every _LOOK_PERIOD_S seconds. An episode's deadline excuses at most _MOST_EXCUSED_S of one call.
+_LOOK_PERIOD_S, _MOST_EXCUSED_S = 0.25, 3_600.0
 
 
 def episode_operations(environment: Environment) -> Operations:
     """The calls of one episode; `reset` makes it."""
-    running: list[Any] = []
+    episodes: list[Any] = []
 
     def reset(task: Any) -> Any:
-        running.append(environment.start(from_json(Task, task)))
-        return {"messages": running[0].reset(), "tools": running[0].tools()}
+        episodes.append(environment.start(from_json(Task, task)))
+        return {"messages": episodes[0].reset(), "tools": episodes[0].tools()}
 
     return {
         "reset": reset,
-        "step": lambda action: running[0].step(from_json(Action, action)),
-        "state": lambda: running[0].state(),
-        "affordances": lambda: running[0].affordances(),
-        "evaluate": lambda: running[0].evaluate(),
-        "close": lambda: [episode.close() for episode in running],
+        "step": lambda action: episodes[0].step(from_json(Action, action)),
+        "state": lambda: episodes[0].state(),
+        "affordances": lambda: episodes[0].affordances(),
+        "evaluate": lambda: episodes[0].evaluate(),
+        "close": lambda: [episode.close() for episode in episodes],
     }
 
 
@@ -52,26 +52,26 @@ def environment_operations(environment: Environment) -> Operations:
     if isinstance(environment, Charted):
         operations |= {"popularity": environment.popularity, "neighbours": environment.neighbours}
     if isinstance(environment, Demonstrated):
-        operations |= {"lexicon": environment.lexicon, "demonstrations": _serve_pages(environment)}
+        operations |= {"lexicon": environment.lexicon, "demonstrations": _page_demonstrations(environment)}
     return operations
 
 
-def _serve_pages(environment: Demonstrated) -> Callable[..., list[Any]]:
+def _page_demonstrations(environment: Demonstrated) -> Callable[..., list[Any]]:
     """Demonstrations in pages. It keeps the iterator, so that the next page costs only its own items."""
     cursor: tuple[Any, ...] = ()
     iterator: Iterator[Any] = iter(())
 
-    def page(count: int, seed: int, noise: list[float], start: int, size: int) -> list[Any]:
-        """Demonstrations start … start + size - 1; fewer at the end."""
+    def get_page(count: int, seed: int, noise: list[float], page_start: int, page_size: int) -> list[Any]:
+        """Demonstrations page_start … page_start + page_size - 1; fewer at the end."""
         nonlocal cursor, iterator
-        if (count, seed, *noise, start) != cursor:
+        if (count, seed, *noise, page_start) != cursor:
             low, high = noise
-            iterator = itertools.islice(environment.demonstrations(count, seed, (low, high)), start, None)
-        items = list(itertools.islice(iterator, size))
-        cursor = (count, seed, *noise, start + len(items))
-        return items
+            iterator = itertools.islice(environment.demonstrations(count, seed, (low, high)), page_start, None)
+        page = list(itertools.islice(iterator, page_size))
+        cursor = (count, seed, *noise, page_start + len(page))
+        return page
 
-    return page
+    return get_page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Served:
             self.neighbours = functools.cache(lambda tool: tuple(call("neighbours", tool)))
         if description["demonstrated"]:
             self.lexicon = lambda: tuple(map(tuple, call("lexicon")))
-            self.demonstrations = functools.partial(_demonstrations, call)
+            self.demonstrations = functools.partial(_fetch_demonstrations, call)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The environment's own tasks. Raises ValueError if the environment does."""
@@ -149,46 +149,47 @@ class Served:
         return self._call("phrase", to_json(steps))
 
 
-def await_reply(future: Future[Any], look: Callable[[], float], read: Callable[[], tuple[float, _T]]) -> _T:
-    """Waits for the future, and returns the value that `read` then finds.
+def await_reply(future: Future[Any], read_count: Callable[[], float], read_reply: Callable[[], tuple[float, _T]]) -> _T:
+    """Waits for the future, and returns the value that `read_reply` then finds.
 
-    `read` also returns how many seconds the call counted where it was carried out. Until then, `look` is asked for that
-    number again and again; it may raise. Seconds of waiting that did not count are not charged to the episode.
+    `read_reply` also returns how many seconds the call counted where it was carried out. Until then, `read_count` is
+    asked for that number again and again; it may raise. Seconds of waiting that did not count are not charged to the
+    episode.
     """
-    began, excused_s = running(), 0.0
+    started_at, excused_s = running(), 0.0
 
     def charge(counted_s: float) -> None:
         nonlocal excused_s
-        due = min(max(0.0, running() - began - counted_s), _EXCUSED)
-        excuse(due - excused_s)
-        excused_s = due
+        due_s = min(max(0.0, running() - started_at - counted_s), _MOST_EXCUSED_S)
+        excuse(due_s - excused_s)
+        excused_s = due_s
 
-    while not wait([future], _LOOK).done:
-        charge(look())
-    counted_s, value = read()
+    while not wait([future], _LOOK_PERIOD_S).done:
+        charge(read_count())
+    counted_s, reply = read_reply()
     charge(counted_s)
-    return value
+    return reply
 
 
-def _demonstrations(
+def _fetch_demonstrations(
     call: Callable[..., Any], count: int, seed: int, noise: tuple[float, float]
 ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-    for start in itertools.count(0, _PAGE):
-        page = call("demonstrations", count, seed, noise, start, _PAGE)
+    for page_start in itertools.count(0, _PAGE_SIZE):
+        page = call("demonstrations", count, seed, noise, page_start, _PAGE_SIZE)
         for task, actions in page:
             yield read(Task, task), read(tuple[Action, ...], actions)
-        if len(page) < _PAGE:
+        if len(page) < _PAGE_SIZE:
             return
 
 
 class ServedEpisode:
-    """One episode in another process. `call(op, *arguments)` makes one of its calls, and `end()` closes it there.
+    """One episode in another process. `call(op, *arguments)` makes one of its calls, and `end_there()` closes it there.
 
     `server` is where it is played.
     """
 
-    def __init__(self, server: Any, task: Task, call: Callable[..., Any], end: Callable[[], None]) -> None:
-        self.server, self._task, self._call, self.close = server, task, call, end
+    def __init__(self, server: Any, task: Task, call: Callable[..., Any], end_there: Callable[[], None]) -> None:
+        self.server, self._task, self._call, self.close = server, task, call, end_there
         self._tools: tuple[Mapping[str, Any], ...] = ()
 
     def reset(self) -> tuple[Message, ...]:

@@ -31,194 +31,194 @@ from .client import start_process
 from .forkserver import PACKET
 
 # Seconds that the fork server gets to end by itself.
-_GRACE = 5.0
+_EXIT_GRACE_S = 5.0
 # Allocations of at least this many bytes go back to the system when they are freed. Left alone, glibc raises this
 # threshold with each larger block that is freed, and keeps the blocks below it.
-_MMAP_THRESHOLD, _RETURNED = -3, 2**17
+_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
-_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
+_PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 # Seconds between two reports of progress to the client.
-_BEAT = 0.5
+_HEARTBEAT_S = 0.5
 # The episode that stands for the environment itself.
-_SERVICE = 0
-# Seconds between two looks at a current call, and before the first look.
-_LOOK, _FIRST_LOOK = 0.25, 0.1
+_SERVICE_EPISODE = 0
+# A call is first checked after _FIRST_LOOK_S seconds, and then every _LOOK_PERIOD_S.
+_LOOK_PERIOD_S, _FIRST_LOOK_S = 0.25, 0.1
 # Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
 # examined, as sent on, and as kept by the allocator.
-_ROOM, _COPIES = 96 * 2**20, 4
+_REPLY_ROOM_BYTES, _COPIES_PER_REPLY = 96 * 2**20, 4
 # A reply must end within this many seconds of its first byte; a large one, within this many of getting room.
-_SENDING = 2.0
+_SENDING_S = 2.0
 # A call ends after this multiple of its deadline in wall time, however little processor time the child got.
-_PATIENCE = 5
-_TICK = os.sysconf("SC_CLK_TCK")
+_WALL_MULTIPLE = 5
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def main(descriptor: int) -> None:
+def main(client_descriptor: int) -> None:
     with contextlib.suppress(AttributeError):  # of another C library
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _RETURNED)
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
     # As many sockets as the system allows: one for each child.
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    trainer = None
+    trainer_pidfd = None
     # Readable once the trainer has ended; an inherited copy of its socket could hide the end.
     with contextlib.suppress(OSError, AttributeError):
-        trainer = os.pidfd_open(os.getppid())
+        trainer_pidfd = os.pidfd_open(os.getppid())
     with contextlib.suppress(ConnectionError):
-        asyncio.run(_serve(socket.socket(fileno=descriptor), trainer))
+        asyncio.run(_serve(socket.socket(fileno=client_descriptor), trainer_pidfd))
 
 
-async def _serve(connection: socket.socket, trainer: int | None) -> None:
+async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.REQUEST)
-    over = asyncio.Event()
-    if trainer is not None:
-        asyncio.get_running_loop().add_reader(trainer, over.set)
+    stop_event = asyncio.Event()
+    if trainer_pidfd is not None:
+        asyncio.get_running_loop().add_reader(trainer_pidfd, stop_event.set)
     line = await reader.readline()
     if not line:
         return
     order = wire.decode(line)
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
-    with theirs:
+    with their_end:
         try:
-            server = _launch(order, theirs)
+            fork_server = _launch(order, their_end)
         except OSError as error:
             failure = wire.explain(wire.START, f"cannot run {order['python']}: {error}")
             writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failure}))
             await writer.drain()
             return
-    ready: dict[str, Any] = {"failure": wire.START}
+    first_reply: dict[str, Any] = {"failure": wire.START}
     try:
-        starting = asyncio.create_task(_first_word(control, order))
+        start_task = asyncio.create_task(_await_start(control, order))
         timer, last_beat = Timer(order["bounds"]["start_deadline"]), running()
-        timer.follow(server.pid)
-        while not starting.done() and not over.is_set() and not reader.at_eof():
-            await asyncio.wait({starting}, timeout=0.1)
-            if running() - last_beat > _BEAT:
+        timer.follow(fork_server.pid)
+        while not start_task.done() and not stop_event.is_set() and not reader.at_eof():
+            await asyncio.wait({start_task}, timeout=0.1)
+            if running() - last_beat > _HEARTBEAT_S:
                 last_beat = running()
                 writer.write(wire.encode({"counted": {}}))
-            if not starting.done() and timer.count() > timer.deadline:
-                starting.cancel()
-                message = f"importing and making the environment took longer than {timer.deadline:g} s"
-                starting = asyncio.create_task(asyncio.sleep(0, wire.explain(wire.START, message)))
-        if not starting.done():
+            if not start_task.done() and timer.count() > timer.timeout_s:
+                start_task.cancel()
+                reason = f"importing and making the environment took longer than {timer.timeout_s:g} s"
+                start_task = asyncio.create_task(asyncio.sleep(0, wire.explain(wire.START, reason)))
+        if not start_task.done():
             return
-        ready = starting.result()
-        writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": ready}))
-        if "failure" not in ready:
-            await Children(reader, writer, control, Bounds(**order["bounds"]), over).serve()
+        first_reply = start_task.result()
+        writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": first_reply}))
+        if "failure" not in first_reply:
+            await Children(reader, writer, control, Bounds(**order["bounds"]), stop_event).serve()
         await writer.drain()
     except ConnectionError:
         pass
     finally:
         control.close()
-        if "failure" in ready:
-            server.kill()
+        if "failure" in first_reply:
+            fork_server.kill()
         try:
-            await asyncio.to_thread(server.wait, _GRACE)
+            await asyncio.to_thread(fork_server.wait, _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
-            server.kill()
+            fork_server.kill()
 
 
 def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
     """Starts the fork server with the environment's own interpreter and almost none of our environment variables."""
-    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    variables = {variable: os.environ[variable] for variable in _PASSED_VARIABLES if variable in os.environ}
     # Sets have one order in every child of every fork server.
     variables |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
     return start_process(order["python"], order["boot"], "forkserver", control, variables)
 
 
-async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
+async def _await_start(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
     """Has the environment made and waits for it; returns the reply to the client."""
     loop = asyncio.get_running_loop()
-    names = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
-    packet = wire.encode({name: order[name] for name in names})
+    order_keys = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
+    packet = wire.encode({order_key: order[order_key] for order_key in order_keys})
     if len(packet) > PACKET:
         return wire.explain(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")
     try:
         await loop.sock_sendall(control, packet)
-        word = await loop.sock_recv(control, PACKET)
+        reply_packet = await loop.sock_recv(control, PACKET)
     except ConnectionError:
-        word = b""
-    if not word:
+        reply_packet = b""
+    if not reply_packet:
         return wire.explain(wire.START, f"{order['python']} ended before the environment was made; see its last words")
-    reply = wire.decode(word)
+    reply = wire.decode(reply_packet)
     return reply if "failure" in reply else {"value": reply["ready"]}
 
 
 class Timer:
-    """The seconds of one call that count against `deadline`: min(wall, max(work_s, wall - wait_s)).
+    """The seconds of one call that count against `timeout_s`: min(wall, max(work_s, wall - wait_s)).
 
     `wall` is the time that passed while this process ran, less the time that the host is known to have taken. `work_s`
-    and `wait_s` are those of the child and its descendants. A sleeping child is over after `deadline` seconds of wall
+    and `wait_s` are those of the child and its descendants. A sleeping child is over after `timeout_s` seconds of wall
     time, a working one after as many of processor time, and any child after five times as many of wall time.
     """
 
-    def __init__(self, deadline: float) -> None:
-        self.deadline, self._has_begun = deadline, False
-        self._start = running()
-        self._pid, self._before = 0, (0.0, 0.0)
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s, self._has_begun = timeout_s, False
+        self._started_at = running()
+        self._pid, self._usage_before = 0, (0.0, 0.0)
         # Seconds excused so far, and since when it has been excused now.
-        self._excused_s, self._away = 0.0, math.inf
+        self._excused_s, self._excused_since = 0.0, math.inf
 
     def follow(self, pid: int) -> None:
         """Measures this process and its descendants from now on, unless it already measures another."""
         if self._pid:
             return
-        self._pid, self._before = pid, usage(pid)
+        self._pid, self._usage_before = pid, usage(pid)
 
     @property
     def wall(self) -> float:
         now = running()
-        return now - self._start - self._excused_s - max(0.0, now - self._away)
+        return now - self._started_at - self._excused_s - max(0.0, now - self._excused_since)
 
     def count(self) -> float:
         """Seconds that count so far; before the deadline that is all wall time, which is cheap to read."""
         wall = self.wall
-        return wall if wall < self.deadline else self.total()
+        return wall if wall < self.timeout_s else self.total()
 
     def total(self) -> float:
         """Seconds that count so far, without those in which the child waited for a processor."""
         wall = self.wall
         if not self._pid:
             return wall
-        work_s, wait_s = (now - before for now, before in zip(usage(self._pid), self._before, strict=True))
-        return min(wall, max(work_s, wall - wait_s, wall / _PATIENCE))
+        work_s, wait_s = (now - earlier for now, earlier in zip(usage(self._pid), self._usage_before, strict=True))
+        return min(wall, max(work_s, wall - wait_s, wall / _WALL_MULTIPLE))
 
     def begin(self) -> None:
         """Notes that the reply has begun: one that begins late may still end."""
         if not self._has_begun:
             self._has_begun = True
-            self.deadline = max(self.deadline, self.wall + _SENDING)
+            self.timeout_s = max(self.timeout_s, self.wall + _SENDING_S)
 
     def admit(self) -> None:
         """Notes that a large reply has room: it must end soon, because others wait for the room."""
-        self.deadline = self.wall + _SENDING
+        self.timeout_s = self.wall + _SENDING_S
 
     @contextlib.contextmanager
     def excuse(self) -> Iterator[None]:
         """Time within the block is the host's and does not count."""
-        self._away = running()
+        self._excused_since = running()
         try:
             yield
         finally:
-            self._excused_s, self._away = self._excused_s + running() - self._away, math.inf
+            self._excused_s, self._excused_since = self._excused_s + running() - self._excused_since, math.inf
 
 
 def usage(pid: int) -> tuple[float, float]:
     """The seconds of processor time of the process and its descendants, as far as they still exist, and the seconds in
     which a thread of theirs was ready to run but had no processor."""
     work_s = wait_s = 0.0
-    pids, visited_pids = [pid], set()
-    while pids:
-        if (process := pids.pop()) in visited_pids:
+    queued_pids, visited_pids = [pid], set()
+    while queued_pids:
+        if (current_pid := queued_pids.pop()) in visited_pids:
             continue
-        visited_pids.add(process)
+        visited_pids.add(current_pid)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            work_s += sum(map(int, fields[11:15])) / _TICK
-            for thread in os.listdir(f"/proc/{process}/task"):
-                wait_s += int(Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
-                pids += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+            stat_fields = Path(f"/proc/{current_pid}/stat").read_text().rpartition(")")[2].split()
+            work_s += sum(map(int, stat_fields[11:15])) / _TICKS_PER_S
+            for thread_id in os.listdir(f"/proc/{current_pid}/task"):
+                wait_s += int(Path(f"/proc/{current_pid}/task/{thread_id}/schedstat").read_text().split()[1]) / 1e9
+                queued_pids += map(int, Path(f"/proc/{current_pid}/task/{thread_id}/children").read_text().split())
     return work_s, wait_s
 
 
@@ -229,10 +229,10 @@ class _Child:
     number: int
     socket: socket.socket
     turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
-    born: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    birth: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     exit: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     pid: int = 0
-    calls: int = 0
+    call_count: int = 0
     loss: str = ""
 
     def hang_up(self) -> None:
@@ -245,31 +245,31 @@ class _Child:
 
 @dataclasses.dataclass(eq=False)
 class Children:
-    """The children of one environment by episode, and the free slots. Setting `over` ends the service."""
+    """The children of one environment by episode, and the free slots. Setting `stop_event` ends the service."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     control: socket.socket
     bounds: Bounds
-    over: asyncio.Event
+    stop_event: asyncio.Event
 
     def __post_init__(self) -> None:
-        self.children: dict[int, _Child] = {}
-        self.by_number: dict[int, _Child] = {}  # until the fork server has cleaned up after them
-        self.free: list[int] = list(range(self.bounds.children))
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.child_by_episode: dict[int, _Child] = {}
+        self.child_by_number: dict[int, _Child] = {}  # until the fork server has cleaned up after them
+        self.free_slots: list[int] = list(range(self.bounds.children))
+        self.running_tasks: set[asyncio.Task[None]] = set()
         self.timers: dict[int, Timer] = {}  # by request
-        self.numbers = itertools.count(1)
-        self.birth = asyncio.Lock()
+        self.child_numbers = itertools.count(1)
+        self.fork_lock = asyncio.Lock()
         # Memory has room for this many large replies at a time, at least one; the others wait.
-        self.room = asyncio.Semaphore(max(1, _ROOM // (_COPIES * self.bounds.output)))
+        self.reply_room = asyncio.Semaphore(max(1, _REPLY_ROOM_BYTES // (_COPIES_PER_REPLY * self.bounds.output)))
 
     async def serve(self) -> None:
-        """Serves until the client or the fork server is gone, or `over` is set."""
-        works = (self._read_requests(), self._read_fork_server(), self._report_progress(), self.over.wait())
-        watches = [asyncio.create_task(work) for work in works]
-        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-        all_tasks = [*watches, *self.tasks]
+        """Serves until the client or the fork server is gone, or `stop_event` is set."""
+        coroutines = (self._read_requests(), self._read_fork_server(), self._report_progress(), self.stop_event.wait())
+        service_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        await asyncio.wait(service_tasks, return_when=asyncio.FIRST_COMPLETED)
+        all_tasks = [*service_tasks, *self.running_tasks]
         for task in all_tasks:
             task.cancel()
         for outcome in await asyncio.gather(*all_tasks, return_exceptions=True):
@@ -284,10 +284,10 @@ class Children:
                 continue
             self._run(self._answer(request))
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self.running_tasks.add(task)
+        task.add_done_callback(self.running_tasks.discard)
 
     async def _read_fork_server(self) -> None:
         """Notes which children were forked and which are gone. A gone child's slot, with its user id, is free again."""
@@ -295,42 +295,42 @@ class Children:
         while packet := await loop.sock_recv(self.control, PACKET):
             message = wire.decode(packet)
             if "born" in message:
-                child = self.by_number[message["born"]]
+                child = self.child_by_number[message["born"]]
                 child.pid = message["pid"]
-                child.born.set()
+                child.birth.set()
                 continue
-            child = self.by_number.pop(message["exited"])
+            child = self.child_by_number.pop(message["exited"])
             child.loss = child.loss or message["reason"]
-            child.born.set()
+            child.birth.set()
             child.exit.set()
-            heapq.heappush(self.free, message["slot"])
+            heapq.heappush(self.free_slots, message["slot"])
 
     async def _report_progress(self) -> None:
         """Tells the client every `_BEAT` seconds how much time each of its calls has counted."""
         while True:
-            await asyncio.sleep(_BEAT)
+            await asyncio.sleep(_HEARTBEAT_S)
             # A stopped client reads nothing.
             if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
-                self.writer.write(wire.encode({"counted": {str(n): t.count() for n, t in self.timers.items()}}))
+                self.writer.write(wire.encode({"counted": {str(id_): t.count() for id_, t in self.timers.items()}}))
 
     async def _answer(self, request: dict[str, Any]) -> None:
-        number = request["id"]
-        timer = self.timers[number] = Timer(request["deadline"])
-        async with contextlib.AsyncExitStack() as stack:
+        request_id = request["id"]
+        timer = self.timers[request_id] = Timer(request["deadline"])
+        async with contextlib.AsyncExitStack() as exit_stack:
             try:
-                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, stack)
+                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, exit_stack)
             except ConnectionError:
                 raise
             except Exception as error:
                 reply = wire.failure(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
             finally:
-                del self.timers[number]
+                del self.timers[request_id]
             # The child's reply was checked here, so it can be passed on unchanged.
-            self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (number, timer.total(), reply))
+            self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (request_id, timer.total(), reply))
             await self.writer.drain()
 
     async def _reply(
-        self, episode: int, op: str, arguments: list[Any], timer: Timer, stack: contextlib.AsyncExitStack
+        self, episode: int, op: str, arguments: list[Any], timer: Timer, exit_stack: contextlib.AsyncExitStack
     ) -> bytes:
         while True:
             try:
@@ -348,11 +348,11 @@ class Children:
                     # A closed socket does not prove that the child has ended.
                     self._give_up(child, "the child spoke unasked" if byte else "the child ended between two calls")
                 if child.loss:
-                    if episode == _SERVICE:
+                    if episode == _SERVICE_EPISODE:
                         # Another call lost the child while this one waited for its turn.
                         continue
                     return await self._fail(child, wire.LOST, child.loss, timer)
-                return await self._call(child, op, arguments, timer, stack)
+                return await self._call(child, op, arguments, timer, exit_stack)
             finally:
                 child.turn.release()
                 if child.loss:
@@ -360,39 +360,39 @@ class Children:
 
     async def _get_child(self, episode: int, op: str) -> _Child | None:
         """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
-        async with self.birth:
-            child = self.children.get(episode)
-            if op == "reset" or (episode == _SERVICE and (child is None or child.loss)):
+        async with self.fork_lock:
+            child = self.child_by_episode.get(episode)
+            if op == "reset" or (episode == _SERVICE_EPISODE and (child is None or child.loss)):
                 child = await self._fork_child(episode)
-        if child is not None and not child.born.is_set():
-            await self._wait_for(child.born, "fork")
+        if child is not None and not child.birth.is_set():
+            await self._wait_for(child.birth, "fork")
         return child
 
     async def _call(
-        self, child: _Child, op: str, arguments: list[Any], timer: Timer, stack: contextlib.AsyncExitStack
+        self, child: _Child, op: str, arguments: list[Any], timer: Timer, exit_stack: contextlib.AsyncExitStack
     ) -> bytes:
         """One call of a child, which is not trusted: it may not answer, not stop, or not answer this call."""
-        child.calls += 1
-        deadline = timer.deadline
-        service = child is self.children.get(_SERVICE)
-        scan = wire.Scan(wire.SERVICE_VALUES if service else self.bounds.values)
-        limit = wire.SERVICE_OUTPUT if service else self.bounds.output
+        child.call_count += 1
+        timeout_s = timer.timeout_s
+        is_service = child is self.child_by_episode.get(_SERVICE_EPISODE)
+        scan = wire.Scan(wire.SERVICE_VALUES if is_service else self.bounds.values)
+        most_bytes = wire.SERVICE_OUTPUT if is_service else self.bounds.output
 
         async def admit() -> None:
             with timer.excuse():
-                await stack.enter_async_context(self.room)
+                await exit_stack.enter_async_context(self.reply_room)
             timer.admit()
 
         async def exchange() -> bytes:
-            message = wire.encode({"n": child.calls, "op": op, "arguments": arguments})
+            message = wire.encode({"n": child.call_count, "op": op, "arguments": arguments})
             await asyncio.get_running_loop().sock_sendall(child.socket, message)
-            return await receive(child.socket, scan, limit, admit, timer.begin)
+            return await receive(child.socket, scan, most_bytes, admit, timer.begin)
 
-        work = asyncio.create_task(exchange())
+        exchange_task = asyncio.create_task(exchange())
         try:
-            if not await self._ends_in_time(work, child, timer):
-                return await self._fail(child, wire.TIMEOUT, f"{op} took longer than {deadline:g} s", timer)
-            return wire.check_reply(work.result(), child.calls)
+            if not await self._ends_in_time(exchange_task, child, timer):
+                return await self._fail(child, wire.TIMEOUT, f"{op} took longer than {timeout_s:g} s", timer)
+            return wire.check_reply(exchange_task.result(), child.call_count)
         except OSError:
             return await self._fail(child, wire.WORKER_DIED, f"the child died during {op}", timer)
         except ValueError as error:  # beyond a bound, or not JSON
@@ -402,54 +402,54 @@ class Children:
         except wire.OutOfMemory as error:
             return await self._fail(child, wire.LIMIT, str(error), timer)
         finally:
-            work.cancel()
+            exchange_task.cancel()
             # Its descriptor must stay open until it has ended: the number could be reused for another socket.
-            await asyncio.gather(work, return_exceptions=True)
+            await asyncio.gather(exchange_task, return_exceptions=True)
 
-    async def _ends_in_time(self, work: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
+    async def _ends_in_time(self, exchange_task: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
         """Whether the call ends before its deadline."""
-        wait = min(_FIRST_LOOK, timer.deadline)
-        while not (await asyncio.wait({work}, timeout=wait))[0]:
-            if wait == _FIRST_LOOK:
+        wait_s = min(_FIRST_LOOK_S, timer.timeout_s)
+        while not (await asyncio.wait({exchange_task}, timeout=wait_s))[0]:
+            if wait_s == _FIRST_LOOK_S:
                 timer.follow(child.pid)
-            remaining_s = timer.deadline - timer.count()
+            remaining_s = timer.timeout_s - timer.count()
             # A reply that was sent but not yet read is not late.
             if remaining_s <= 0 and not peek(child.socket):
                 return False
-            wait = max(0.01, remaining_s) if timer.wall < timer.deadline else _LOOK
+            wait_s = max(0.01, remaining_s) if timer.wall < timer.timeout_s else _LOOK_PERIOD_S
         return True
 
     async def _fail(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
         """The failure, once the fork server has cleaned up after the child; HOST if that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excuse():
-            in_time = await self._wait_for(child.exit, "bury")
-        return wire.failure(code if in_time else wire.HOST, reason)
+            is_gone = await self._wait_for(child.exit, "bury")
+        return wire.failure(code if is_gone else wire.HOST, reason)
 
     async def _wait_for(self, event: asyncio.Event, action: str) -> bool:
         """Waits for an action of the fork server; ends the service if it takes longer than `start_deadline`."""
-        waiting = asyncio.create_task(event.wait())
-        until = running() + self.bounds.start_deadline
-        while running() < until:
-            if (await asyncio.wait({waiting}, timeout=1.0))[0]:
+        wait_task = asyncio.create_task(event.wait())
+        deadline = running() + self.bounds.start_deadline
+        while running() < deadline:
+            if (await asyncio.wait({wait_task}, timeout=1.0))[0]:
                 return True
-        waiting.cancel()
+        wait_task.cancel()
         print(f"the fork server did not {action} within {self.bounds.start_deadline:g} s", file=sys.stderr, flush=True)
-        self.over.set()
+        self.stop_event.set()
         return False
 
     async def _fork_child(self, episode: int) -> _Child:
         """Has a child forked for the episode. Raises OSError if no slot is free."""
-        if not self.free:
+        if not self.free_slots:
             raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
         self._end_episode(episode)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        slot, number = heapq.heappop(self.free), next(self.numbers)
-        child = self.children[episode] = self.by_number[number] = _Child(number, ours)
-        kind = "environment" if episode == _SERVICE else "episode"
-        with theirs:
-            await self._send_order({"spawn": child.number, "slot": slot, "kind": kind}, [theirs.fileno()])
+        our_end, their_end = socket.socketpair()
+        our_end.setblocking(False)
+        slot, child_number = heapq.heappop(self.free_slots), next(self.child_numbers)
+        child = self.child_by_episode[episode] = self.child_by_number[child_number] = _Child(child_number, our_end)
+        child_kind = "environment" if episode == _SERVICE_EPISODE else "episode"
+        with their_end:
+            await self._send_order({"spawn": child.number, "slot": slot, "kind": child_kind}, [their_end.fileno()])
         return child
 
     async def _send_order(self, order: dict[str, Any], descriptors: list[int]) -> None:
@@ -467,7 +467,7 @@ class Children:
         child.hang_up()
 
     def _end_episode(self, episode: int) -> None:
-        if child := self.children.pop(episode, None):
+        if child := self.child_by_episode.pop(episode, None):
             self._give_up(child, "the episode is closed")
 
 
@@ -480,15 +480,15 @@ async def receive(
     """
     loop = asyncio.get_running_loop()
     line = bytearray()
-    large = False
+    is_large = False
     while True:
-        part = await loop.sock_recv(source, wire.PART)
-        if not part:
+        chunk = await loop.sock_recv(source, wire.PART)
+        if not chunk:
             raise ConnectionError("the child hung up")
         begin()
-        head, newline, excess = part.partition(b"\n")
-        scan.take(head)
-        line += head
+        line_part, newline, excess = chunk.partition(b"\n")
+        scan.take(line_part)
+        line += line_part
         if len(line) > limit:
             raise ValueError(f"it is longer than {limit:,} bytes")
         if excess:
@@ -496,16 +496,16 @@ async def receive(
         if newline:
             return bytes(line)
         if len(line) > wire.PART:  # a reply of more than one part asks for room
-            if not large:
-                large = True
+            if not is_large:
+                is_large = True
                 await admit()
             await asyncio.sleep(0)  # others have their turn
 
 
-def peek(source: socket.socket) -> bytes | None:
+def peek(child_socket: socket.socket) -> bytes | None:
     """The first byte that waits to be read: None if there is none, b"" if the child hung up."""
     try:
-        return source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return child_socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
     except OSError:

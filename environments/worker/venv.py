@@ -17,9 +17,9 @@ import cojax
 from cojax.environment import InstallError
 
 # Seconds that a whole installation may take.
-_DEADLINE = 1_800
-_REPORT_EVERY = 15.0  # seconds between the lines of an installation that goes on
-_MARK = "installed.json"
+_INSTALL_TIMEOUT_S = 1_800
+_REPORT_PERIOD_S = 15.0  # seconds between the lines of an installation that goes on
+_MARK_NAME = "installed.json"
 # The folder that holds our packages, for another interpreter that runs a module of them.
 ROOT = Path(cojax.__file__).parents[1]
 
@@ -41,9 +41,9 @@ class Recipe:
     programs: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
 
-def requirements(module: str) -> tuple[str, ...]:
+def requirements(module_path: str) -> tuple[str, ...]:
     """The lines of the file requirements.txt beside that module's, without comments."""
-    lines = Path(module).with_name("requirements.txt").read_text(encoding="utf-8").splitlines()
+    lines = Path(module_path).with_name("requirements.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
 
 
@@ -78,55 +78,55 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
             raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {fix}")
     folder = home(name)
     with lock(folder, f"the environment {name}", say):
-        mark = folder / _MARK
-        version = _version(python) if python else None
-        if _is_installed(folder, recipe) and _runs(folder, version):
+        mark_path = folder / _MARK_NAME
+        version = _read_version(python) if python else None
+        if _is_installed(folder, recipe) and _interpreter_runs(folder, version):
             say(f"{name}: already installed in {folder}")
             return folder
-        base = python or _find_python(recipe)
-        version = version or _version(base)
+        base_exe = python or _find_python(recipe)
+        version = version or _read_version(base_exe)
         if version not in recipe.pythons:
-            raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
-        mark.unlink(missing_ok=True)
-        if _runs(folder, version):
+            raise InstallError(f"{name} runs on Python {_versions(recipe)}; {base_exe} is {version[0]}.{version[1]}")
+        mark_path.unlink(missing_ok=True)
+        if _interpreter_runs(folder, version):
             say(f"{name}: going on with {folder}")
         else:
-            say(f"{name}: new virtual environment {folder} on {base}")
+            say(f"{name}: new virtual environment {folder} on {base_exe}")
             shutil.rmtree(folder, ignore_errors=True)
-            _run([base, "-P", "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
+            _run([base_exe, "-P", "-m", "venv", str(folder)], f"cannot make a virtual environment with {base_exe}")
         say(f"{name}: installing {', '.join(recipe.requirements)}")
         pip = [str(folder / "bin" / "python"), "-P", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         _run(
             [*pip, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
             f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "
             "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; then run the same command again",
-            waits=lambda seconds: say(f"{name}: still installing, {seconds} s"),
+            report_wait=lambda waited_s: say(f"{name}: still installing, {waited_s} s"),
         )
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
-        write_whole(mark, json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
+        write_whole(mark_path, json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
         say(f"{name}: installed")
     return folder
 
 
-def run_module(python: str, module: str, arguments: list[str], complaint: str, deadline: float, **more: str) -> None:
-    """Runs one of our modules with that interpreter, with `more` in its environment. Raises InstallError."""
-    ours = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
-    _run([python, "-m", module, *arguments], complaint, ours, deadline=deadline)
+def run_module(python: str, module: str, arguments: list[str], complaint: str, timeout_s: float, **env: str) -> None:
+    """Runs one of our modules with that interpreter, with `env` in its environment. Raises InstallError."""
+    variables = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **env}
+    _run([python, "-m", module, *arguments], complaint, variables, timeout_s=timeout_s)
 
 
-def _runs(folder: Path, version: tuple[int, int] | None) -> bool:
+def _interpreter_runs(folder: Path, version: tuple[int, int] | None) -> bool:
     """Whether the folder's interpreter runs, and has the version if one is given."""
     with contextlib.suppress(InstallError):
-        return _version(str(folder / "bin" / "python")) == version or version is None
+        return _read_version(str(folder / "bin" / "python")) == version or version is None
     return False
 
 
 def _is_installed(folder: Path, recipe: Recipe) -> bool:
     """Whether an installation by this very recipe was completed."""
     try:
-        return json.loads((folder / _MARK).read_text())["recipe"] == _fingerprint(recipe)
+        return json.loads((folder / _MARK_NAME).read_text())["recipe"] == _fingerprint(recipe)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -134,37 +134,37 @@ def _is_installed(folder: Path, recipe: Recipe) -> bool:
 def _run(
     command: list[str],
     complaint: str,
-    more: dict[str, str] | None = None,
-    waits: Callable[[int], None] = lambda seconds: None,
-    deadline: float = _DEADLINE,
+    more_variables: dict[str, str] | None = None,
+    report_wait: Callable[[int], None] = lambda waited_s: None,
+    timeout_s: float = _INSTALL_TIMEOUT_S,
 ) -> None:
     """Runs the command. If it fails, raises InstallError with the complaint and the end of the command's output.
 
-    `waits` is called every `_REPORT_EVERY` seconds with the seconds that have passed.
+    `report_wait` is called every `_REPORT_PERIOD_S` seconds with the seconds that have passed.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
             with subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more or {})}
+                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more_variables or {})}
             ) as process:
-                status = _wait(process, waits, deadline)
+                exit_status = _wait(process, report_wait, timeout_s)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InstallError(f"{complaint}: {error}") from error
-        if status:
+        if exit_status:
             output.seek(0)
             raise InstallError(f"{complaint}:\n{output.read().strip()[-1_500:]}")
 
 
-def _wait(process: subprocess.Popen[bytes], waits: Callable[[int], None], deadline: float) -> int:
-    """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
+def _wait(process: subprocess.Popen[bytes], report_wait: Callable[[int], None], timeout_s: float) -> int:
+    """The exit status. Raises TimeoutExpired, after it killed the process, when the time is up."""
     waited_s = 0.0
     try:
-        while waited_s < deadline:
+        while waited_s < timeout_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.wait(_REPORT_EVERY)
-            waited_s += _REPORT_EVERY
-            waits(round(waited_s))
-        raise subprocess.TimeoutExpired(process.args, deadline)
+                return process.wait(_REPORT_PERIOD_S)
+            waited_s += _REPORT_PERIOD_S
+            report_wait(round(waited_s))
+        raise subprocess.TimeoutExpired(process.args, timeout_s)
     finally:
         process.kill()
 
@@ -176,25 +176,25 @@ def _find_python(recipe: Recipe) -> str:
     for major, minor in recipe.pythons:
         python = shutil.which(f"python{major}.{minor}")
         with contextlib.suppress(InstallError):
-            if python and _version(python) == (major, minor):
+            if python and _read_version(python) == (major, minor):
                 return python
-    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     raise InstallError(
-        f"Python {_names(recipe)} is needed, not {python}, and none is on PATH; install one and name it: --python=PATH"
+        f"Python {_versions(recipe)} is needed, not {ours}, and none is on PATH; install one and name it: --python=PATH"
     )
 
 
-def _version(python: str) -> tuple[int, int]:
+def _read_version(python: str) -> tuple[int, int]:
     code = "import sys; print(*sys.version_info[:2])"
     try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-        major, minor = done.stdout.split()
+        completed = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        major, minor = completed.stdout.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise InstallError(f"{python} is not a Python that runs here: {error}") from error
 
 
-def _names(recipe: Recipe) -> str:
+def _versions(recipe: Recipe) -> str:
     return " or ".join(f"{major}.{minor}" for major, minor in recipe.pythons)
 
 
@@ -204,23 +204,23 @@ def _fingerprint(recipe: Recipe) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that readers see all of it or nothing."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+    part_path = path.with_name(f"{path.name}.part")
+    part_path.write_text(text)
+    part_path.replace(path)
 
 
 @contextlib.contextmanager
-def lock(place: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
-    """Makes the folder that is to hold `place`, and locks a file there, so that installations of one thing wait for
+def lock(path: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
+    """Makes the folder that is to hold `path`, and locks a file there, so that installations of one thing wait for
     each other; the lock ends with the process. Raises InstallError for an OSError, including one in the block."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=mode)
-        with open(place.with_suffix(".lock"), "w") as file:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        with open(path.with_suffix(".lock"), "w") as lock_file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 say("another installation is under way; waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
+                fcntl.flock(lock_file, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise InstallError(f"cannot write {what} to {place}: {error}; set COJAX_CACHE to a writable folder") from error
+        raise InstallError(f"cannot write {what} to {path}: {error}; set COJAX_CACHE to a writable folder") from error

@@ -21,21 +21,21 @@ from . import kernel
 from .bounds import Bounds
 
 # Folders in which the new root can be made: the first one that contains none of the visible files.
-_ROOTS = ("/mnt", "/media", "/srv", "/home", "/opt", "/sys")
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "passwd", "group", "nsswitch.conf", "alternatives")
+_ROOT_CANDIDATES = ("/mnt", "/media", "/srv", "/home", "/opt", "/sys")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC_NAMES = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "passwd", "group", "nsswitch.conf", "alternatives")
 DEVICES = ("null", "zero", "full", "random", "urandom")
 # Keeps visible files of /tmp reachable when /tmp is covered.
-_KEPT = "/.shown"
+_STASH = "/.shown"
 # Flags of a mount, NOATIME to RELATIME, as statvfs has them; those set by a parent namespace cannot be removed.
-_FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | 1024 | 2048
-_PROC = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
-_ESCAPED = re.compile(r"\\([0-7]{3})")
+_INHERITED_FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | 1024 | 2048
+_PROC_FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
+_OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
 # The names of scratch folders in /tmp begin with this.
-_PREFIX = "cojax-worker-"
-# The least seconds between two counts, and the least multiple of the time that a count took.
-PERIOD, _SHARE = 0.25, 10.0
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_SCRATCH_PREFIX = "cojax-worker-"
+# A count starts at least PERIOD seconds after the last one, and at least _COUNT_MULTIPLE times as long as that took.
+PERIOD, _COUNT_MULTIPLE = 0.25, 10.0
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def needed_files() -> list[str]:
@@ -55,50 +55,50 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
         )
     scratch = "/scratch" if "/tmp" in paths else "/tmp"
-    root = next(top for top in _ROOTS if os.path.isdir(top) and not any(within(path, top) for path in paths))
+    root = next(top for top in _ROOT_CANDIDATES if os.path.isdir(top) and not any(within(path, top) for path in paths))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
-    before = _mounts()
+    old_mounts = _mounts()
     kernel.mount("tmpfs", root, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755,size=4m,nr_inodes=8192")
     os.mkdir(root + scratch)
     _mount_scratch(root + scratch, bounds)
-    for path in _SYSTEM:
+    for path in _SYSTEM_FOLDERS:
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):
             _bind(path, root + path)
-    for path in [f"/etc/{name}" for name in _ETC] + [f"/dev/{name}" for name in DEVICES]:
+    for path in [f"/etc/{name}" for name in _ETC_NAMES] + [f"/dev/{name}" for name in DEVICES]:
         if os.path.exists(path):
             _bind(path, root + path)
-    bound = ["/usr"]
+    bound_paths = ["/usr"]
     for path in paths:
-        if not any(within(path, other) for other in bound):
+        if not any(within(path, bound_path) for bound_path in bound_paths):
             _bind(path, root + path)
-            bound.append(path)
+            bound_paths.append(path)
     for path in hidden:
         if os.path.isdir(root + os.path.abspath(path)):
             kernel.mount("tmpfs", root + os.path.abspath(path), "tmpfs", kernel.RDONLY | kernel.NODEV, "mode=755")
-    for path in bound:
+    for path in bound_paths:
         if within(path, scratch):
-            _bind(root + path, root + _KEPT + path)
+            _bind(root + path, root + _STASH + path)
     _bind("/proc", root + "/proc")
-    new_mounts = [target for number, target in _mounts().items() if number not in before]
+    new_mounts = [target for mount_number, target in _mounts().items() if mount_number not in old_mounts]
     _seal(target for target in new_mounts if target != root + scratch and not within(target, root + "/proc"))
     kernel.pivot_root(root)
     return scratch
 
 
-def own_mounts(scratch: str, bounds: Bounds, processes: bool) -> None:
+def own_mounts(scratch: str, bounds: Bounds, own_processes: bool) -> None:
     """Mounts, in its own mount namespace, an empty folder for scratch files and its own /proc."""
-    if not processes:
+    if not own_processes:
         _seal(target for target in _mounts().values() if within(target, "/proc"))
-    elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC)):
-        kernel.mount("tmpfs", "/proc", "tmpfs", _PROC)
-    tmp_mounts = [target for target in _mounts().values() if within(target, _KEPT)] if os.path.isdir(_KEPT) else []
+    elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)):
+        kernel.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS)
+    tmp_mounts = [target for target in _mounts().values() if within(target, _STASH)] if os.path.isdir(_STASH) else []
     _mount_scratch(scratch, bounds)
     for path in tmp_mounts:
         # They are read-only already; mounts within one come with it.
-        if not os.path.exists(path.removeprefix(_KEPT)):
-            _bind(path, path.removeprefix(_KEPT))
+        if not os.path.exists(path.removeprefix(_STASH)):
+            _bind(path, path.removeprefix(_STASH))
 
 
 def _mount_scratch(folder: str, bounds: Bounds) -> None:
@@ -115,32 +115,32 @@ def _bind(path: str, target: str) -> None:
     kernel.mount(path, target, None, kernel.BIND | kernel.REC)
 
 
-def _seal(targets: Iterable[str]) -> None:
+def _seal(mount_points: Iterable[str]) -> None:
     """Makes these mounts read-only."""
-    for target in targets:
-        flags = os.statvfs(target).f_flag & _FLAGS
-        kernel.mount("none", target, None, kernel.BIND | kernel.REMOUNT | kernel.RDONLY | flags)
+    for mount_point in mount_points:
+        mount_flags = os.statvfs(mount_point).f_flag & _INHERITED_FLAGS
+        kernel.mount("none", mount_point, None, kernel.BIND | kernel.REMOUNT | kernel.RDONLY | mount_flags)
 
 
 def _mounts() -> dict[int, str]:
     """The mount points of this process by number, in the order in which they were made."""
     lines = (line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return {int(fields[0]): _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4]) for fields in lines}
+    return {int(fields[0]): _OCTAL_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), fields[4]) for fields in lines}
 
 
 def readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
-    yield from filter(os.path.exists, (*_SYSTEM, *(f"/etc/{name}" for name in _ETC), "/proc"))
-    yield from _without(sorted({os.path.abspath(path) for path in visible}), hidden)
+    yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{name}" for name in _ETC_NAMES), "/proc"))
+    yield from _exclude(sorted({os.path.abspath(path) for path in visible}), hidden)
 
 
-def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
+def _exclude(paths: list[str], hidden: list[str]) -> Iterator[str]:
     """The paths that exist; a folder that contains a hidden one is replaced by its other entries."""
     for path in paths:
-        if any(within(other, path) for other in hidden):
-            inside = [] if path in hidden else sorted(os.listdir(path))
-            yield from _without([os.path.join(path, name) for name in inside], hidden)
-        elif os.path.exists(path) and not any(within(path, other) for other in hidden):
+        if any(within(hidden_path, path) for hidden_path in hidden):
+            entry_names = [] if path in hidden else sorted(os.listdir(path))
+            yield from _exclude([os.path.join(path, entry_name) for entry_name in entry_names], hidden)
+        elif os.path.exists(path) and not any(within(path, hidden_path) for hidden_path in hidden):
             yield path
 
 
@@ -162,12 +162,12 @@ def within(path: str, folder: str) -> bool:
 def make_scratch() -> str:
     """Makes a folder in /tmp for this process and its children; removes those of processes that were killed."""
     for name in os.listdir(tempfile.gettempdir()):
-        folder, owner = os.path.join(tempfile.gettempdir(), name), name.removeprefix(_PREFIX).partition("-")[0]
-        if name.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+        folder, pid = os.path.join(tempfile.gettempdir(), name), name.removeprefix(_SCRATCH_PREFIX).partition("-")[0]
+        if name.startswith(_SCRATCH_PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with contextlib.suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     remove(folder)
-    scratch = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    scratch = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
     # A child must be able to reach its own folder in it.
     os.chmod(scratch, 0o711)
     work_in(scratch)
@@ -197,103 +197,103 @@ def clear(parent: str, slot: int) -> int:
         os.rmdir(slot_folder)
     if not os.path.exists(slot_folder):
         return 0
-    os.rename(slot_folder, away := tempfile.mkdtemp(prefix="left-", dir=parent))
+    os.rename(slot_folder, moved_folder := tempfile.mkdtemp(prefix="left-", dir=parent))
     if pid := os.fork():
         return pid
     try:
         kernel.die_with_parent()
-        remove(away)
+        remove(moved_folder)
     finally:
         os._exit(0)
 
 
 def _empty(folder: str) -> None:
-    current = os.open(folder, _FOLDER)
+    current_descriptor = os.open(folder, _FOLDER_FLAGS)
     # For each folder on the way down, the folders in it that are left.
-    levels = [_remove_files(current)]
+    remaining_names = [_remove_files(current_descriptor)]
     try:
         while True:
-            if levels[-1]:
-                name = levels[-1][-1]
-                os.chmod(name, 0o700, dir_fd=current)
-                next_folder = os.open(name, _FOLDER, dir_fd=current)
-                levels.append(_remove_files(next_folder))
-            elif len(levels) > 1:
-                next_folder = os.open("..", _FOLDER, dir_fd=current)
-                levels.pop()
-                os.rmdir(levels[-1].pop(), dir_fd=next_folder)
+            if remaining_names[-1]:
+                folder_name = remaining_names[-1][-1]
+                os.chmod(folder_name, 0o700, dir_fd=current_descriptor)
+                next_descriptor = os.open(folder_name, _FOLDER_FLAGS, dir_fd=current_descriptor)
+                remaining_names.append(_remove_files(next_descriptor))
+            elif len(remaining_names) > 1:
+                next_descriptor = os.open("..", _FOLDER_FLAGS, dir_fd=current_descriptor)
+                remaining_names.pop()
+                os.rmdir(remaining_names[-1].pop(), dir_fd=next_descriptor)
             else:
                 return
-            os.close(current)
-            current = next_folder
+            os.close(current_descriptor)
+            current_descriptor = next_descriptor
     finally:
-        os.close(current)
+        os.close(current_descriptor)
 
 
 def _remove_files(descriptor: int) -> list[str]:
     """Removes the files in an open folder; returns the names of its folders."""
-    names = []
+    folder_names = []
     with os.scandir(descriptor) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                names.append(entry.name)
+                folder_names.append(entry.name)
             else:
                 os.unlink(entry.name, dir_fd=descriptor)
-    return names
+    return folder_names
 
 
 def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
     """A function: slots → those whose folders below `parent` exceed the bounds. From time to time it counts the bytes
     and files in them, which takes at most a tenth of the time."""
-    due = time.monotonic()
+    next_count_at = time.monotonic()
 
     def find_offenders(slots: Iterable[int]) -> list[int]:
-        nonlocal due
-        if (start := time.monotonic()) < due:
+        nonlocal next_count_at
+        if (started_at := time.monotonic()) < next_count_at:
             return []
         deleted_bytes = _count_deleted(parent)
         offenders = [
-            slot for slot in slots if _is_over(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
+            slot for slot in slots if _exceeds(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
-        end = time.monotonic()
-        due = end + max(PERIOD, _SHARE * (end - start))
+        ended_at = time.monotonic()
+        next_count_at = ended_at + max(PERIOD, _COUNT_MULTIPLE * (ended_at - started_at))
         return offenders
 
     return find_offenders
 
 
-def _is_over(folder: str, size: int, bounds: Bounds) -> bool:
-    """Whether the files in a folder exceed the bounds; `size` is a number of bytes to add to theirs."""
-    count, waiting = 0, [folder]
-    while waiting:
+def _exceeds(folder: str, used_bytes: int, bounds: Bounds) -> bool:
+    """Whether the files in a folder exceed the bounds; `used_bytes` is a number of bytes to add to theirs."""
+    file_count, folders = 0, [folder]
+    while folders:
         try:
-            with os.scandir(waiting.pop()) as entries:
+            with os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
-                        size += entry.stat(follow_symlinks=False).st_blocks * 512
-                    count += 1
-                    if count > bounds.files or size > bounds.scratch:
+                        used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                    file_count += 1
+                    if file_count > bounds.files or used_bytes > bounds.scratch:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
+                        folders.append(entry.path)
         except FileNotFoundError:
             continue
         except OSError:
             # A folder that its owner closed to us, or a path too long to follow: nothing honest makes these.
             return True
-    return size > bounds.scratch
+    return used_bytes > bounds.scratch
 
 
 def _count_deleted(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
-    slot_files: dict[str, dict[tuple[int, int], int]] = {}
+    sizes_by_slot: dict[str, dict[tuple[int, int], int]] = {}
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    path = os.readlink(link := f"/proc/{pid}/fd/{descriptor}")
+                    path = os.readlink(descriptor_path := f"/proc/{pid}/fd/{descriptor}")
                     if path.startswith(parent + "/") and path.endswith(" (deleted)"):
-                        status = os.stat(link)
+                        status = os.stat(descriptor_path)
                         slot = path.removeprefix(parent + "/").partition("/")[0]
-                        slot_files.setdefault(slot, {})[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return {slot: sum(sizes.values()) for slot, sizes in slot_files.items()}
+                        sizes_by_slot.setdefault(slot, {})[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return {slot: sum(sizes.values()) for slot, sizes in sizes_by_slot.items()}

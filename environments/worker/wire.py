@@ -31,7 +31,7 @@ OF_THE_CALL = frozenset({TIMEOUT, WORKER_DIED, LIMIT})
 OF_THE_CHILD = frozenset({LOST, ENVIRONMENT})
 
 # Longest message of a failure, in characters.
-_MESSAGE = 2_000
+_MOST_MESSAGE_CHARS = 2_000
 # Longest request, in bytes: a task or an action, which nothing has checked yet.
 REQUEST = 256 * 2**20
 # The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
@@ -39,7 +39,7 @@ SERVICE_OUTPUT, SERVICE_VALUES = 512 * 2**20, 64_000_000
 # Bytes of a reply that are read, or examined, at a time.
 PART = 64 * 2**10
 # The deepest nesting of a reply.
-_DEPTH = 256
+_MOST_DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -50,7 +50,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any]:
     """The message of a line. Raises ValueError if it is not a JSON object in ASCII, or names a key twice."""
-    message = parse_json(line.decode("ascii"), hook=_unique)
+    message = parse_json(line.decode("ascii"), hook=_reject_duplicates)
     if not isinstance(message, dict):
         raise ValueError(f"a message is {type(message).__name__}; expected an object")
     return message
@@ -58,10 +58,10 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def explain(code: str, message: str) -> dict[str, str]:
     """The part of a reply that says why there is no value."""
-    return {"failure": code, "message": message[:_MESSAGE].encode("utf-8", "replace").decode()}
+    return {"failure": code, "message": message[:_MOST_MESSAGE_CHARS].encode("utf-8", "replace").decode()}
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("an object names a key twice")
@@ -69,51 +69,51 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Scan:
-    """Counts the values and nesting levels of JSON text, part by part; the contents of strings do not count.
+    """Counts the values and nesting levels of JSON text, chunk by chunk; the contents of strings do not count.
 
     A reply made of empty lists takes 30 times its bytes once it is parsed, so values are counted before parsing.
     """
 
-    def __init__(self, values: int, depth: int = _DEPTH) -> None:
-        self.most, self.deepest = values, depth
+    def __init__(self, most_values: int, most_depth: int = _MOST_DEPTH) -> None:
+        self.most_values, self.most_depth = most_values, most_depth
         self.values = self.depth = 0
         self.in_string = self.after_backslash = False
 
-    def take(self, part: bytes) -> None:
-        """Counts one part. Raises ValueError if the text so far has too many values or levels, or is not ASCII."""
-        if not part.isascii():
+    def take(self, chunk: bytes) -> None:
+        """Counts one chunk. Raises ValueError if the text so far has too many values or levels, or is not ASCII."""
+        if not chunk.isascii():
             raise ValueError("it is not ASCII")
-        if self.after_backslash and part:
-            part = part[1:]
+        if self.after_backslash and chunk:
+            chunk = chunk[1:]
             self.after_backslash = False
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            part, self.after_backslash = part[:-1], True
-        part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
-        self.values += (part.count(b'"') + self.in_string) // 2
-        self._bound()
-        pieces = part.split(b'"')
-        outside = b"".join(pieces[self.in_string :: 2])
-        self.in_string ^= len(pieces) % 2 == 0
-        self.values += sum(map(outside.count, (b",", b":", b"[", b"{")))
-        self._bound()
-        for bracket in outside.translate(None, _NOT_BRACKETS):
+        if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2:
+            chunk, self.after_backslash = chunk[:-1], True
+        chunk = chunk.replace(b"\\\\", b"").replace(b'\\"', b"")
+        self.values += (chunk.count(b'"') + self.in_string) // 2
+        self._check_count()
+        quoted_parts = chunk.split(b'"')
+        outside_strings = b"".join(quoted_parts[self.in_string :: 2])
+        self.in_string ^= len(quoted_parts) % 2 == 0
+        self.values += sum(map(outside_strings.count, (b",", b":", b"[", b"{")))
+        self._check_count()
+        for bracket in outside_strings.translate(None, _NOT_BRACKETS):
             self.depth += 1 if bracket in b"[{" else -1
-            if not 0 <= self.depth <= self.deepest:
-                raise ValueError(f"it nests deeper than {self.deepest} levels, or ends what it did not begin")
+            if not 0 <= self.depth <= self.most_depth:
+                raise ValueError(f"it nests deeper than {self.most_depth} levels, or ends what it did not begin")
 
-    def _bound(self) -> None:
-        if self.values > self.most:
-            raise ValueError(f"it holds more than {self.most:,} values")
+    def _check_count(self) -> None:
+        if self.values > self.most_values:
+            raise ValueError(f"it holds more than {self.most_values:,} values")
 
 
 class OutOfMemory(Exception):
     """The child reports that it ran out of memory."""
 
 
-def check_reply(line: bytes, call: int) -> bytes:
+def check_reply(line: bytes, call_number: int) -> bytes:
     """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
     answer = decode(line)
-    if type(answer.get("n")) is not int or answer["n"] != call:
+    if type(answer.get("n")) is not int or answer["n"] != call_number:
         raise ValueError("it lacks the number of the call")
     if answer.keys() == {"n", "value"}:
         return line
@@ -141,22 +141,22 @@ class Opening:
     tools: tuple[Mapping[str, Any], ...]
 
 
-def read(kind: Any, value: Any) -> Any:
-    """The JSON value of a worker as a record of type `kind`. Raises Malformed if it is not one."""
+def read(record_type: Any, value: Any) -> Any:
+    """The JSON value of a worker as a record of type `record_type`. Raises Malformed if it is not one."""
     try:
-        return from_json(kind, value, _require_type)
+        return from_json(record_type, value, _require_type)
     except TypeError as error:
         raise Malformed(str(error)[:200]) from error
 
 
-def _require_type(kind: Any, value: Any) -> Any:
+def _require_type(target_type: Any, value: Any) -> Any:
     """The value, if it has exactly that type: nothing is converted. Raises TypeError."""
-    origin = typing.get_origin(kind)
-    if origin is typing.Literal:
-        if not isinstance(value, str) or value not in typing.get_args(kind):
-            raise TypeError(f"found {value!r:.50}, expected one of {', '.join(map(str, typing.get_args(kind)))}")
+    type_origin = typing.get_origin(target_type)
+    if type_origin is typing.Literal:
+        if not isinstance(value, str) or value not in typing.get_args(target_type):
+            raise TypeError(f"found {value!r:.50}, expected one of {', '.join(map(str, typing.get_args(target_type)))}")
         return value
-    expected_type = kind if origin is None else dict
-    if kind is not Any and type(value) is not expected_type and not (expected_type is float and type(value) is int):
-        raise TypeError(f"found {type(value).__name__}, expected {expected_type.__name__}")
+    json_type = target_type if type_origin is None else dict
+    if target_type is not Any and type(value) is not json_type and not (json_type is float and type(value) is int):
+        raise TypeError(f"found {type(value).__name__}, expected {json_type.__name__}")
     return value

@@ -98,11 +98,11 @@ def test_the_command(capsys):
 
 
 def test_an_installation_says_that_it_goes_on_and_ends_at_its_deadline(monkeypatch):
-    monkeypatch.setattr(venv, "_REPORT_EVERY", 0.05)
+    monkeypatch.setattr(venv, "_REPORT_PERIOD_S", 0.05)
     said: list[int] = []
-    venv._run([sys.executable, "-c", "import time; time.sleep(0.3)"], "it fails", waits=said.append)
+    venv._run([sys.executable, "-c", "import time; time.sleep(0.3)"], "it fails", report_wait=said.append)
     assert len(said) >= 2
     with pytest.raises(InstallError, match=r"it fails: .* timed out after 0\.2 seconds"):
-        venv._run([sys.executable, "-c", "import time; time.sleep(60)"], "it fails", deadline=0.2)
+        venv._run([sys.executable, "-c", "import time; time.sleep(60)"], "it fails", timeout_s=0.2)
     with pytest.raises(InstallError, match="it fails:\nwhy"):
         venv._run([sys.executable, "-c", "import sys; sys.exit('why')"], "it fails")

@@ -107,7 +107,7 @@ def test_a_fork_server_that_does_not_go_on_is_replaced():
 
 
 def test_a_supervisor_that_does_not_go_on_is_replaced(world, monkeypatch):
-    monkeypatch.setattr(client, "_SILENCE", 3.0)
+    monkeypatch.setattr(client, "_MOST_SILENCE_S", 3.0)
     family = descendants(world.supervisor) | {world.supervisor}
     episode = world.start(Task("liar", "", {}))
     episode.reset()
