@@ -23,7 +23,7 @@ from cojax.registry import Range
 from cojax.synthesis import EvolutionInputs, Expedition, begins_at
 from cojax.synthesis.beliefs import Beliefs, Posterior, Strength, add_evidence, evidence, neighbours_in, solution_tools
 from cojax.synthesis.evolutions import in_groups, partly_uniform
-from cojax.types import Group, Signal
+from cojax.types import Group, Signal, Task
 
 
 class Credits(Beliefs):
@@ -33,16 +33,13 @@ class Credits(Beliefs):
     """
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        outcomes = (
-            (
-                [f"{group.task.origin}/{tool}" for tool in ("", *solution_tools(group.task.solution))],
-                float(group.live),
-                1.0 - group.live,
-            )
-            for group in groups
-            if group.task.lineage is not None and len(group.valid) >= 2
-        )
+        new_groups = (group for group in groups if group.task.lineage is not None and len(group.valid) >= 2)
+        outcomes = ((_keys(group.task), float(group.live), 1.0 - group.live) for group in new_groups)
         return add_evidence(memory, outcomes), []
+
+
+def _keys(task: Task) -> list[str]:
+    return [f"{task.origin}/{tool}" for tool in ("", *solution_tools(task.solution))]
 
 
 def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength: float) -> float:

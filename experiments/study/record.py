@@ -213,28 +213,27 @@ def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dic
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Counts what a run used: episodes of training and probes and their turns, tokens sampled and trained on, the
     explorer's actions, validated drafts, and added tasks."""
-    turns = episodes = explorer_actions = drafts = probe_episodes = probe_tokens = 0
-    for row in metrics:
+    rows = list(metrics)
+    evolutions = [row.get("evolution", {}) for row in rows]
+    probes = [evolution.get("probe", {}) for evolution in evolutions]
+
+    def total(records: Iterable[Mapping[str, Any]], name: str) -> int:
+        return sum(record.get(name, 0) for record in records)
+
+    # Episodes in which an admission tried candidates count as episodes of the policy.
+    turns, probe_episodes = total(probes, "turns"), total(probes, "episodes")
+    for row in rows:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
-        episodes += sum(row["outcomes"].values())
         agents = [agent for key, agent in row.get("preference", {}).items() if key != "examples" and agent["episodes"]]
         turns += round(sum(agent["turns"] * agent["episodes"] for agent in agents) or row.get("turns", 0.0) * valid)
-        evolution = row.get("evolution", {})
-        explorer_actions += evolution.get("triplets", 0)
-        drafts += evolution.get("drafts", 0)
-        # Episodes in which an admission tried candidates count as episodes of the policy.
-        probe = evolution.get("probe", {})
-        probe_episodes += probe.get("episodes", 0)
-        turns += probe.get("turns", 0)
-        probe_tokens += probe.get("tokens", 0)
     return {
-        "episodes": episodes + probe_episodes,
+        "episodes": sum(sum(row["outcomes"].values()) for row in rows) + probe_episodes,
         **({"probe_episodes": probe_episodes} if probe_episodes else {}),
         "turns": turns,
-        "tokens_sampled": summary["tokens"]["sampled"] + probe_tokens,
+        "tokens_sampled": summary["tokens"]["sampled"] + total(probes, "tokens"),
         "tokens_trained": summary["tokens"]["trained"],
-        "explorer_actions": explorer_actions,
-        "drafts": drafts,
+        "explorer_actions": total(evolutions, "triplets"),
+        "drafts": total(evolutions, "drafts"),
         "tasks_added": summary["tasks_final"] - summary["tasks_initial"],
     }
 

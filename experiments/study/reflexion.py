@@ -39,7 +39,7 @@ def retry_failures(
     notes: dict[str, tuple[str, ...]] = {}
     record = [_trial(last, groups, ())]
     for number in range(2, trials + 1):
-        failed_groups = [group for group in last.values() if group.valid and not _is_solved(group)]
+        failed_groups = [group for group in last.values() if group.valid and not group.solved]
         if not failed_groups:
             break
         tasks = [group.task for group in failed_groups]
@@ -57,10 +57,6 @@ def retry_failures(
     return list(last.values()), record
 
 
-def _is_solved(group: Group) -> bool:
-    return any(trajectory.reward >= 1.0 for trajectory in group.valid)
-
-
 def _trial(last: Mapping[str, Group], groups: Sequence[Group], note_groups: Sequence[Group]) -> dict[str, Any]:
     """The record of a trial: `success` is the share of all tasks solved after it, and the other figures are its own.
 
@@ -70,7 +66,7 @@ def _trial(last: Mapping[str, Group], groups: Sequence[Group], note_groups: Sequ
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     trajectories = [*episodes, *(trajectory for group in note_groups for trajectory in group.trajectories)]
     return {
-        "success": sum(map(_is_solved, valid_groups)) / max(1, len(valid_groups)),
+        "success": sum(group.solved > 0 for group in valid_groups) / max(1, len(valid_groups)),
         "episodes": len(episodes),
         "turns": sum(len(trajectory.turns) for trajectory in episodes),
         "notes": sum(bool(_note(group)) for group in note_groups),

@@ -133,13 +133,8 @@ def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) 
     out; None if all are.
     """
     zero_shot = {row["kind"]: row["zero_shot"] for row in rows}
-    tools = (
-        tool
-        for record in records
-        for tool, step in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True)
-        if step
-    )
-    return _mean_of_known([zero_shot.get(tool) for tool in tools])
+    pairs = (pair for record in records for pair in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True))
+    return _mean_of_known([zero_shot.get(tool) for tool, step in pairs if step])
 
 
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -170,10 +171,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def jobs(
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    development: bool = False,
-    further: Settings = {},  # noqa: B006
+    arms: Sequence[str], seeds: Sequence[int], development: bool = False, further: Settings = MappingProxyType({})
 ) -> list[StudyRun]:
     """The runs by seed, then by arm, so that finished runs are paired whenever the study is stopped.
 
