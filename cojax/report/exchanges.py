@@ -25,7 +25,7 @@ from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 _HEAD = 8_192
 _PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
-_ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt .*)")
+_ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt )(?P<more>.*)")
 _JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
 # The order of the parts of an expedition, and of a validation.
 _RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
@@ -67,11 +67,8 @@ def _key(quoted_place: bytes) -> tuple[Key, str] | None:
             return (0, int(match["number"])), match["rest"]
         is_step = last.isdecimal() and len(last) < 10
         return ((int(last) + 1, int(match["number"])), match["rest"]) if is_step else None
-    if match := _ATTEMPT.fullmatch(place):
-        return match["task"], match["rest"]
-    if match := _JUDGE.fullmatch(place):
-        return match["task"], match["rest"] + match["more"]
-    return None
+    match = _ATTEMPT.fullmatch(place) or _JUDGE.fullmatch(place)
+    return (match["task"], match["rest"] + match["more"]) if match else None
 
 
 def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:

@@ -1,6 +1,7 @@
 """Data of the page's charts, from the logs of a run: its curves, its task set, and paired differences of results."""
 
 import bisect
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,14 +69,8 @@ def evolutions(run: Run) -> list[Json]:
         if not in_background:
             signal_counts.update(row.get("signals", {}))
         if evolution is not None:
-            records.append(
-                {
-                    "step": evolution_step(row),
-                    "signals": dict(signal_counts),
-                    "verdicts": verdicts_of(evolution),
-                    "added": evolution["added"],
-                }
-            )
+            results = {"verdicts": verdicts_of(evolution), "added": evolution["added"]}
+            records.append({"step": evolution_step(row), "signals": dict(signal_counts), **results})
             signal_counts.clear()
         if in_background:
             signal_counts.update(row.get("signals", {}))
@@ -95,10 +90,8 @@ def pool(run: Run) -> Json:
     for task in sorted(run.tasks.values(), key=joined_at):
         origins.setdefault(task["origin"], []).append(joined_at(task))
     steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
-    return {
-        "step": steps,
-        "origins": {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()},
-    }
+    counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
+    return {"step": steps, "origins": counts}
 
 
 def totals(run: Run) -> Json:
@@ -137,15 +130,11 @@ def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
     for task in histories:
         if len(task.visits) >= 2:
             pairs.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
-    return [
-        {
-            "origin": origin,
-            "tasks": len(successes),
-            "first": sum(first for first, _ in successes) / len(successes),
-            "last": sum(last for _, last in successes) / len(successes),
-        }
-        for origin, successes in pairs.items()
-    ]
+    rows = []
+    for origin, successes in pairs.items():
+        first, last = (sum(values) / len(values) for values in zip(*successes, strict=True))
+        rows.append({"origin": origin, "tasks": len(successes), "first": first, "last": last})
+    return rows
 
 
 def evenly(items: Sequence[Any], count: int) -> list[Any]:
@@ -255,13 +244,9 @@ def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
 
 def feedback(run: Run) -> Json:
     """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
-    shares: list[float | None] = []
-    feedback_seconds = total_seconds = 0.0
-    for row in run.metrics:
-        seconds = row.get("seconds", {})
-        feedback_seconds += seconds.get("feedback", 0.0)
-        total_seconds += seconds.get("total", 0.0)
-        shares.append(feedback_seconds / total_seconds if total_seconds > 0 else None)
+    seconds = [row.get("seconds", {}) for row in run.metrics]
+    sums = [list(itertools.accumulate(parts.get(name, 0.0) for parts in seconds)) for name in ("feedback", "total")]
+    shares = [part / whole if whole > 0 else None for part, whole in zip(*sums, strict=True)]
     pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
     return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
 
