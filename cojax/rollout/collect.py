@@ -9,6 +9,7 @@ episode of the task without any action can be evaluated.
 
 import collections
 import dataclasses
+import itertools
 import logging
 import math
 import queue
@@ -270,15 +271,10 @@ class EpisodeCollector:
         `limits.error_rate` of the episodes are lost, and Interrupted soon after `stop` turns true.
         """
         size = self.group_size
+        samples = range(self.first_sample, self.first_sample + size)
         jobs = [
-            EpisodeRequest(
-                index * size + sample - self.first_sample,
-                task,
-                f"{label}-{task.id}-{sample}",
-                (*seed, int(task.id, 16), sample),
-            )
-            for index, task in enumerate(tasks)
-            for sample in range(self.first_sample, self.first_sample + size)
+            EpisodeRequest(index, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
+            for index, (task, sample) in enumerate(itertools.product(tasks, samples))
         ]
         by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)

@@ -252,24 +252,11 @@ class ServerClient:
             options = {"return_routed_experts": True, "routed_experts_start_len": start}
             # All of the conversation's routes, in base64.
             limit += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE.itemsize // 3 + 1)
-        answer = await self._post(
-            "generate",
-            {
-                "rid": rid,
-                "input_ids": list(prompt),
-                "return_logprob": True,
-                "sampling_params": {
-                    "temperature": sampling.temperature,
-                    "max_new_tokens": room,
-                    "stop_token_ids": list(sampling.stop_tokens),
-                    "sampling_seed": seed,
-                },
-                **options,
-            },
-            None,
-            headers={_ROUTING_KEY: key} if key else None,
-            most=limit,
-        )
+        params: dict[str, Any] = {"temperature": sampling.temperature, "max_new_tokens": room, "sampling_seed": seed}
+        params["stop_token_ids"] = list(sampling.stop_tokens)
+        body = {"rid": rid, "input_ids": list(prompt), "return_logprob": True, "sampling_params": params, **options}
+        headers = {_ROUTING_KEY: key} if key else None
+        answer = await self._post("generate", body, None, headers=headers, most=limit)
         try:
             reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
             if routes is None:
@@ -360,11 +347,8 @@ class ServerClient:
             if _WEIGHTS in memory.kinds:
                 await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _SLOW)
                 await memory.remove([_WEIGHTS])
-            await self._post(
-                "update_weights_from_disk",
-                {"model_path": str(folder), "weight_version": label, "flush_cache": True},
-                None,
-            )
+            body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
+            await self._post("update_weights_from_disk", body, None)
             if memory:
                 await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW)
                 await memory.remove(memory.kinds)

@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tenacity
 
@@ -437,14 +437,9 @@ class SGLangEngine:
         by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
         spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
         at_stop = reply.at_stop or reply.tokens[-1] in sampling.stop_tokens
-        return Completion(
-            reply.tokens,
-            reply.logprobs,
-            spans[-1][0],
-            "stop" if at_stop else "length",
-            tuple(spans) if len(spans) > 1 else (),
-            reply.routes,
-        )
+        reason: Literal["stop", "length"] = "stop" if at_stop else "length"
+        several = tuple(spans) if len(spans) > 1 else ()
+        return Completion(reply.tokens, reply.logprobs, spans[-1][0], reason, several, reply.routes)
 
 
 def _check_following(settings: SGLangSettings) -> None:
