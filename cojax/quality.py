@@ -43,18 +43,6 @@ def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
     return within(embeddings, k)[0]
 
 
-def energy_distance(targets: Floats, embeddings: Floats) -> float | None:
-    """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
-
-    ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
-    Energy statistics, J. Stat. Plan. Inference 143, 2013; relative as in CoEvolve). Distances are Euclidean, between
-    rows of unit length. Pairs within a set are of two different rows (a U-statistic). If each row were also paired with
-    itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 if both sets are
-    alike. It is None if a set has fewer than two rows, or if all targets are the same.
-    """
-    return relative_energy(across(embeddings, targets)[1], within(embeddings, 1)[1], within(targets, 1)[1])
-
-
 def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
     """Cosine of each row to the nearest target, float[N]; 0 if there is no target."""
     return across(embeddings, targets)[0]
@@ -89,7 +77,15 @@ def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
 
 
 def relative_energy(target_distances: Floats, own_distance: float | None, target_spread: float | None) -> float | None:
-    """ED_rel from mean distances: of each row to the targets, of two rows (`own_distance`), and of two targets."""
+    """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
+
+    ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
+    Energy statistics, J. Stat. Plan. Inference 143, 2013; relative as in CoEvolve). It is computed from mean Euclidean
+    distances between rows of unit length: of each row to the targets, of two rows (`own_distance`), and of two targets.
+    The two are different (a U-statistic): if each row were also paired with itself, a set would come closer merely by
+    growing. ED_rel can therefore fall somewhat below 0 if both sets are alike. It is None if a set has fewer than two
+    rows, or if all targets are the same.
+    """
     if own_distance is None or not target_spread:
         return None
     return (2.0 * float(target_distances.mean()) - own_distance - target_spread) / target_spread

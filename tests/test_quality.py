@@ -17,13 +17,15 @@ from cojax.quality import (
     EMBEDDINGS,
     Embed,
     EmbeddingError,
+    across,
     describe_pool,
     endpoint_embedding,
-    energy_distance,
     greatest_similarity,
     hashed_ngrams,
     histogram,
     neighbour_similarity,
+    relative_energy,
+    within,
 )
 from cojax.run.assemble import quality
 from cojax.settings.base import get_config
@@ -35,6 +37,11 @@ KEY = "sk-very-secret-0123456789"
 # Cosines 0, 0.6 and 0.8; the length of a row must not matter.
 THREE = np.array([[1.0, 0.0], [0.0, 1.0], [6.0, 8.0]])
 ACROSS = np.array([[1.0, 0.0], [-1.0, 0.0]])  # two targets, 2 apart
+
+
+def energy_distance(targets: np.ndarray, embeddings: np.ndarray) -> float | None:
+    """ED_rel of two whole sets of queries."""
+    return relative_energy(across(embeddings, targets)[1], within(embeddings, 1)[1], within(targets, 1)[1])
 
 
 def test_neighbour_similarity_is_the_mean_cosine_to_the_nearest_others() -> None:
