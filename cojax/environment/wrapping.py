@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment, Episode, runs_policy_code, traits_of
+from cojax.environment import Environment, EnvironmentFailure, Episode, runs_policy_code, traits_of
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
 
 
@@ -61,3 +61,23 @@ class WrappedEpisode:
 
     def close(self) -> None:
         self.episode.close()
+
+
+def interruptible(environment: Environment, is_over: Callable[[], bool]) -> Environment:
+    """Wraps the environment: once `is_over` turns true, starting or acting in an episode raises EnvironmentFailure."""
+
+    def check() -> None:
+        if is_over():
+            raise EnvironmentFailure("the evolution was asked to stop")
+
+    def start(task: Task) -> Episode:
+        check()
+        episode = environment.start(task)
+
+        def step(action: Action) -> Observation:
+            check()
+            return episode.step(action)
+
+        return WrappedEpisode(episode, step=step)
+
+    return Wrapped(environment, start)

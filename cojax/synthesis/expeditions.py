@@ -11,22 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, TypeVar
 
-from cojax.environment import EngineError, Environment, EnvironmentFailure, Episode
-from cojax.environment.wrapping import Wrapped, WrappedEpisode
+from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.host.background import Interrupted, in_background
-from cojax.types import (
-    Action,
-    ExplorationContext,
-    Lineage,
-    Observation,
-    Origin,
-    Task,
-    TaskDraft,
-    Triplet,
-    Verdict,
-    to_json,
-)
+from cojax.types import ExplorationContext, Lineage, Origin, Task, TaskDraft, Triplet, Verdict, to_json
 
 _T = TypeVar("_T")
 # Seconds between two checks of whether to stop.
@@ -170,26 +158,6 @@ def run_in_parallel(
             work = functools.partial(run, own_explorer, expedition, own_seed)
             results.append(stack.enter_context(in_background(f"expedition {number}", work)))
         return _wait_for(results, stop)
-
-
-def interruptible(environment: Environment, is_over: Callable[[], bool]) -> Environment:
-    """Wraps the environment: once `is_over` turns true, starting or acting in an episode raises EnvironmentFailure."""
-
-    def check() -> None:
-        if is_over():
-            raise EnvironmentFailure("the evolution was asked to stop")
-
-    def start(task: Task) -> Episode:
-        check()
-        episode = environment.start(task)
-
-        def step(action: Action) -> Observation:
-            check()
-            return episode.step(action)
-
-        return WrappedEpisode(episode, step=step)
-
-    return Wrapped(environment, start)
 
 
 @contextlib.contextmanager

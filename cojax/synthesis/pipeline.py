@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax.environment.wrapping import interruptible
 from cojax.explorer import Explorer, Metered
 from cojax.registry.annotations import Range
 from cojax.synthesis.evolutions import sample_setups
-from cojax.synthesis.expeditions import Expedition, Finding, Interrupted, interruptible, run_in_parallel, until_failure
+from cojax.synthesis.expeditions import Expedition, Finding, Interrupted, run_in_parallel, until_failure
 from cojax.types import Group, Task, TaskDraft, Verdict
 
 if TYPE_CHECKING:
