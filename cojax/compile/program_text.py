@@ -128,11 +128,9 @@ def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str
             yield name, instruction, runs, loops
             if instruction.opcode == "while":
                 body = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
-                trips = _fixed_rounds(program, instruction)
+                trips, inner = _fixed_rounds(program, instruction), open_loops
                 if trips is None:
                     trips, inner = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
-                else:
-                    inner = open_loops
                 if body:
                     yield from walk(body[1], runs * trips, loops + 1, inner)
                 continue

@@ -113,15 +113,11 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         # Imported here: without an endpoint no client is needed.
         from cojax.rollout.endpoint import EndpointActors, chat_endpoint
 
+        address, model = subject.identity["endpoint"], subject.identity["model"]
+        # It must end before the episode's own deadline.
+        tokens, deadline = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
         yield EndpointActors(
-            chat_endpoint(
-                subject.identity["endpoint"],
-                subject.identity["model"],
-                temperature=temperature,
-                max_tokens=config.sampling.max_tokens,
-                # It must end before the episode's own deadline.
-                deadline=0.9 * config.limits.engine_deadline,
-            )
+            chat_endpoint(address, model, temperature=temperature, max_tokens=tokens, deadline=deadline)
         )
         return
     engine_config = config.copy_and_resolve_references()

@@ -12,10 +12,6 @@ from cojax.settings.tree import RoundsSettings
 # Kinds of pairs of the target: an expert over its own failure, an expert over the second agent's failure, and a failure
 # over another one.
 KINDS = ("own", "other", "failures")
-# What the second agent learns from: pairs of failures alone, or the same pairs as the target. "none": there is none.
-AGENTS = ("failure", "positive", "none")
-# What counts as an expert: solutions of tasks, the run's own successes, or successes only if a task has no solution.
-EXPERTS = ("solutions", "successes", "both")
 
 
 def weights(settings: RoundsSettings) -> dict[str, float]:

@@ -88,13 +88,9 @@ def expert_trajectories(
     actors = SolutionActors(chat, {task.id: task.solution for task in solvable_tasks})
     collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most_actions))
     groups = collector.collect(solvable_tasks, seed=(), label="expert")
-    return {
-        trajectory.task.id: trajectory
-        for group in groups
-        for trajectory in group.valid
-        if trajectory.reward >= 1.0
-        and sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns) <= longest
-    }
+    trajectories = (t for group in groups for t in group.valid if t.reward >= 1.0)
+    sizes = ((t, sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in t.turns)) for t in trajectories)
+    return {trajectory.task.id: trajectory for trajectory, size in sizes if size <= longest}
 
 
 def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:

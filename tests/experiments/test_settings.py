@@ -209,8 +209,6 @@ def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
     ("name", "table"),
     [
         ("method", ("coevolve", *preference.METHODS, "best_of_n")),
-        ("preference.agent", preference.AGENTS),
-        ("preference.experts", preference.EXPERTS),
         ("model.tools", TOOL_DOCUMENTS),
         ("validation.judge", JUDGES),
         ("validation.attempter", explorers.ATTEMPTERS),
