@@ -68,9 +68,8 @@ class OpenRun:
     def episodes(self, step: int | None = None) -> Records:
         """The stored episodes of a step, or of all steps, which may be as large as the run's folder."""
         episodes = Episodes(self.workdir / "episodes")
-        return Records(
-            record for number in ([step] if step is not None else episodes.steps()) for record in episodes.read(number)
-        )
+        numbers = episodes.steps() if step is None else [step]
+        return Records(record for number in numbers for record in episodes.read(number))
 
     def episode_steps(self) -> list[int]:
         """The steps whose episodes are stored."""

@@ -82,9 +82,8 @@ def run_watched(environment: Environment, patience: float, work: Callable[[Envir
     def start(task: Task) -> Episode:
         label = f"task {task.id}"
         episode = run(label, environment, "start", task)
-        return cast(
-            Episode, types.SimpleNamespace(**{name: functools.partial(run, label, episode, name) for name in _CALLS})
-        )
+        calls = {name: functools.partial(run, label, episode, name) for name in _CALLS}
+        return cast(Episode, types.SimpleNamespace(**calls))
 
     hanging_call = ""
 

@@ -77,12 +77,8 @@ def _answers(
     names = _assignments(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         ends_episode = index == len(steps) - 1 and step.observation.done
-        answers = [
-            value
-            for call in step.action.calls
-            if ending and call.name == ending
-            for value in answer_values(call.arguments)
-        ]
+        end_calls = [call for call in step.action.calls if ending and call.name == ending]
+        answers = [value for call in end_calls for value in answer_values(call.arguments)]
         for call in _calls(tree) if argument else ():
             answers += _answers_in_call(call, ending.rpartition(".")[2], argument, ends_episode, names)
         yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, names)))))

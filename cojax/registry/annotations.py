@@ -47,11 +47,8 @@ class Range:
 
     def _check_bounds(self, value: Any) -> Any:
         """Returns the value. Raises ValueError for a number, or one of a tuple, out of range; text is never out."""
-        if any(
-            number not in self
-            for number in (value if isinstance(value, tuple) else (value,))
-            if isinstance(number, (int, float))
-        ):
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(part, (int, float)) and part not in self for part in parts):
             raise ValueError
         return value
 

@@ -286,13 +286,9 @@ class EpisodeCollector:
         """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
         size = self.group_size
         quorum = math.ceil(self.quorum * size - 1e-9)
-        return quorum < size and all(
-            sum(trajectory.valid for trajectory in group) >= quorum or len(group) == size
-            for group in (
-                [results[index] for index in range(start, start + size) if index in results]
-                for start in range(0, jobs, size)
-            )
-        )
+        groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, jobs, size))
+        complete = (sum(t.valid for t in group) >= quorum or len(group) == size for group in groups)
+        return quorum < size and all(complete)
 
 
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:

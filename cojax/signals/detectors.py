@@ -128,12 +128,8 @@ class Rare:
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], list[Signal]]:
         """The changed counts, and the signals of these groups."""
-        trajectory_patterns = [
-            (trajectory, patterns)
-            for group in groups
-            for trajectory in group.valid
-            if (patterns := self.patterns(trajectory))
-        ]
+        pairs = ((trajectory, self.patterns(trajectory)) for group in groups for trajectory in group.valid)
+        trajectory_patterns = [(trajectory, patterns) for trajectory, patterns in pairs if patterns]
         occurrences = Counter(pattern for _, patterns in trajectory_patterns for pattern in patterns)
         total = memory.get(_TOTAL, 0) + occurrences.total()
         counts = {pattern: memory.get(pattern, 0) + times for pattern, times in occurrences.items()} | {_TOTAL: total}

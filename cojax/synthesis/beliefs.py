@@ -44,7 +44,6 @@ _PARENTS = 4
 Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
 # The number of episodes that a prior counts as. Far beyond these bounds, no draw from a belief is possible.
 Strength = Annotated[float, Range(1e-3, 1e6)]
-Share = Annotated[float, Range(0.0, 1.0)]
 Evidence = tuple[float, float]  # successes and failures, discounted
 BetaParameters = tuple[float, float]  # α and β of a Beta distribution, both above 0
 
@@ -230,7 +229,7 @@ def posteriors(
     beliefs: Mapping[str, Any],
     *,
     contenders: Annotated[int, Range(1, 10_000)] = 8,
-    floor: Share = 0.2,
+    floor: Annotated[float, Range(0.0, 1.0)] = 0.2,
     strength: Strength = 2.0,
 ) -> Iterator[Expedition]:
     """Explores the setups of recent trajectories, towards tools whose success is believed to be near one half.

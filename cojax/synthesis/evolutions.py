@@ -42,17 +42,26 @@ def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: C
     Tasks of equal confidence have equal chances.
     """
     rng = random.Random(repr(("select", seed)))
+
+    def queue(kind_signals: list[Signal]) -> list[Signal]:
+        distinct = [members[0] for members in in_groups(kind_signals, lambda signal: signal.task, rng)]
+        # The sort is stable: signals of equal confidence stay in random order.
+        return sorted(distinct, key=confidence)
+
+    return take_in_turn(signals, budget, queue)
+
+
+def take_in_turn(
+    signals: Iterable[Signal], budget: int, queue: Callable[[list[Signal]], list[Signal]]
+) -> tuple[Signal, ...]:
+    """Selects at most `budget` signals, from the kinds in turn. `queue` orders those of a kind, the next one last."""
     kinds: dict[str, list[Signal]] = {}
     for signal in signals:
         kinds.setdefault(signal.kind, []).append(signal)
-    queues: list[list[Signal]] = []
-    for kind in sorted(kinds):
-        distinct = [members[0] for members in in_groups(kinds[kind], lambda signal: signal.task, rng)]
-        # The sort is stable: signals of equal confidence stay in random order. Signals are taken from the end.
-        queues.append(sorted(distinct, key=confidence))
+    queues = [queue(kinds[kind]) for kind in sorted(kinds)]
     selection: list[Signal] = []
     while len(selection) < budget and any(queues):
-        selection += [queue.pop() for queue in queues if queue][: budget - len(selection)]
+        selection += [members.pop() for members in queues if members][: budget - len(selection)]
     return tuple(selection)
 
 

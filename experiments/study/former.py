@@ -6,7 +6,7 @@ The arm sets synthesis.select=experiments.study.former:first_place. Only runs of
 import random
 from collections.abc import Iterable
 
-from cojax.synthesis.evolutions import Confidence
+from cojax.synthesis.evolutions import Confidence, take_in_turn
 from cojax.types import Signal
 
 
@@ -17,14 +17,9 @@ def first_place(signals: Iterable[Signal], budget: int, seed: tuple, confidence:
     tasks with few signals are preferred. The last signal of a task is kept. `confidence` is not used.
     """
     rng = random.Random(repr(("select", seed)))
-    kinds: dict[str, list[Signal]] = {}
-    for signal in signals:
-        kinds.setdefault(signal.kind, []).append(signal)
-    queues: list[list[Signal]] = []
-    for kind in sorted(kinds):
-        rng.shuffle(kinds[kind])
-        queues.append(list({signal.task: signal for signal in kinds[kind]}.values()))
-    selection: list[Signal] = []
-    while len(selection) < budget and any(queues):
-        selection += [queue.pop() for queue in queues if queue][: budget - len(selection)]
-    return tuple(selection)
+
+    def queue(kind_signals: list[Signal]) -> list[Signal]:
+        rng.shuffle(kind_signals)
+        return list({signal.task: signal for signal in kind_signals}.values())
+
+    return take_in_turn(signals, budget, queue)

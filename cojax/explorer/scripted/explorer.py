@@ -122,12 +122,8 @@ def windows(
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
     minimum = Counter(least_calls)
-    matches = [
-        window
-        for steps in runs.values()
-        for window in _windows_of_run(steps)
-        if not minimum or Counter(tool_of(step.action) for step in window) >= minimum
-    ]
+    every = (window for steps in runs.values() for window in _windows_of_run(steps))
+    matches = [w for w in every if not minimum or Counter(tool_of(step.action) for step in w) >= minimum]
     rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
     matches.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
