@@ -192,7 +192,7 @@ class AllAlike(NearDuplicates):
         return self
 
     def why(self, task: Task) -> str:
-        return "" if len(self._on_setup) < 2 else "near duplicate of task a: similarity 0.99, above 0.95"
+        return "" if len(self._index_by_setup) < 2 else "near duplicate of task a: similarity 0.99, above 0.95"
 
 
 def test_too_few_initial_tasks_name_what_can_help() -> None:
