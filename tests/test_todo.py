@@ -101,9 +101,11 @@ def test_it_trains_evolves_resumes_and_stands_in_the_report(run, folder: Path) -
     assert (data["headline"]["zero_shot"], data["headline"]["final"]) == (None, None)
     assert data["headline"]["tasks_final"] == summary["tasks_final"]
 
-    elsewhere = ("-m", "experiments.run", f"--workdir={workdir}", "--config.steps=3")
-    assert f"add --trust-code={folder}" in run(*elsewhere, folder=folder.parent).stdout
-    resumed = run(*elsewhere, f"--trust-code={folder}", folder=folder.parent)
+    resume = ("-m", "experiments.run", f"--workdir={workdir}", "--config.steps=3")
+    elsewhere = folder.parent / "elsewhere"  # in folder.parent, the folder todo would count as a package of that name
+    elsewhere.mkdir()
+    assert f"add --trust-code={folder}" in run(*resume, folder=elsewhere).stdout
+    resumed = run(*resume, f"--trust-code={folder}", folder=elsewhere)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert "resumed at step 2" in resumed.stdout
     assert json.loads((workdir / "summary.json").read_text())["steps"] == 3
