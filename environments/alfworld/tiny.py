@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Room → receptacle → the least and the most of them.
+# Room → receptacle → the fewest and the most of them.
 ROOMS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "kitchen": {
         "CounterTop": (1, 2), "Cabinet": (2, 4), "Drawer": (1, 3), "DiningTable": (1, 1), "Fridge": (1, 1),
@@ -51,7 +51,7 @@ _OBJECTS: Mapping[str, Sequence[str]] = {
     "bathroom": ("Candle", "Cloth", "DishSponge", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox", "ToiletPaper"),
 }  # fmt: skip
 # Kind of task → the rooms that have such tasks, and what must be possible with the object.
-_KINDS: Mapping[str, tuple[Sequence[str], str]] = {
+_TASK_KINDS: Mapping[str, tuple[Sequence[str], str]] = {
     "pick_and_place_simple": (("kitchen", "bedroom", "living room", "bathroom"), ""),
     "look_at_obj_in_light": (("bedroom", "living room"), ""),
     "pick_clean_then_place_in_recep": (("kitchen", "bathroom"), "Cleanable"),
@@ -60,152 +60,155 @@ _KINDS: Mapping[str, tuple[Sequence[str], str]] = {
     "pick_two_obj_and_place": (("kitchen", "bedroom", "living room", "bathroom"), ""),
 }
 _LAMPS = {"bedroom": ("DeskLamp", "Desk"), "living room": ("FloorLamp", "SideTable")}
-# How the package's goals name the parts of a task.
-_SHORT = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
-# The package has no solvable task of this kind about a slice.
-_WHOLE = "look_at_obj_in_light"
-# Split → the numbers of its rooms; problems of each kind of task; further ones about a slice. Seen rooms are those of
-# training.
+# The name of a task's parameter in the package's goals → its name in ALFRED's records.
+_GOAL_NAMES = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
+# The kind of task that cannot be about a slice: the package has no solvable one.
+_UNSLICED_KIND = "look_at_obj_in_light"
+# Split → the variants of its rooms; the number of problems of each kind of task; the number of further ones about a
+# slice. Seen rooms are those of training.
 SPLITS: Mapping[str, tuple[Sequence[int], int, int]] = {
     "train": (range(1, 5), 8, 2),
     "valid_seen": (range(1, 5), 3, 1),
     "valid_unseen": (range(5, 7), 3, 1),
 }
-# The most objects that lie in a room, and the most draws of a room until one has a task of the kind.
-_LYING, _TRIES = 12, 1_000
-_TREATED = ("Fridge", "Microwave", "SinkBasin")
+# The most objects in a room, and the most draws of a room's objects until one has a task of the kind.
+_MOST_OBJECTS, _MOST_DRAWS = 12, 1_000
+# These clean, heat or cool objects.
+_APPLIANCES = ("Fridge", "Microwave", "SinkBasin")
 _KNIVES = frozenset(("Knife", "ButterKnife"))
 
 
 def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(folder, PDDL, the record that `alfworld-generate` reads of a trajectory) of every problem; deterministic."""
-    for split, (numbers, whole, slices) in SPLITS.items():
-        for kind, (rooms, _) in _KINDS.items():
-            for index in range(1, whole + 1 + (0 if kind == _WHOLE else slices)):
-                rng, slicing = random.Random(repr((split, kind, index))), index > whole
-                room = "kitchen" if slicing else rooms[index % len(rooms)]
-                pddl, record = _problem(kind, slicing, room, rng.choice(numbers), rng)
-                parts = [record["pddl_params"][f"{part}_target"] or "None" for part in ("object", "parent", "toggle")]
+    """Yields (folder, PDDL, record) of every problem, deterministically; `alfworld-generate` reads the record."""
+    for split, (variants, whole_count, slice_count) in SPLITS.items():
+        for task_kind, (rooms, _) in _TASK_KINDS.items():
+            for trial in range(1, whole_count + 1 + (0 if task_kind == _UNSLICED_KIND else slice_count)):
+                rng, is_sliced = random.Random(repr((split, task_kind, trial))), trial > whole_count
+                room = "kitchen" if is_sliced else rooms[trial % len(rooms)]
+                pddl, record = _problem(task_kind, is_sliced, room, rng.choice(variants), rng)
+                targets = [record["pddl_params"][f"{role}_target"] or "None" for role in ("object", "parent", "toggle")]
                 # The folder's name must not say "Sliced", as the official script skips such folders: one of its experts
                 # cannot slice.
-                yield f"{split}/{'-'.join((kind, *parts))}/trial_{index}", pddl, record
+                yield f"{split}/{'-'.join((task_kind, *targets))}/trial_{trial}", pddl, record
 
 
-def _problem(kind: str, slicing: bool, room: str, number: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A problem of a kind in a room. The room's number determines its receptacles, but not the objects in it."""
-    fits, able = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
-    abilities = list(filter(None, (_KINDS[kind][1], "Sliceable" if slicing else "")))
-    standing = _standing(room, number)
-    for _ in range(_TRIES):
-        lying = _lying(room, standing, rng)
-        thing, _ = rng.choice(lying)
+def _problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """Draws a problem of a kind in a room. The room's variant determines its receptacles, but not the objects in it."""
+    fits_in, able_to = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
+    abilities = list(filter(None, (_TASK_KINDS[kind][1], "Sliceable" if slicing else "")))
+    receps = _receptacles(room, variant)
+    for _ in range(_MOST_DRAWS):
+        placements = _placements(room, receps, rng)
+        obj, _ = rng.choice(placements)
         if kind == "pick_two_obj_and_place":
-            lying.append((thing, rng.choice([place for place in standing if thing in fits[_kind(place)]])))
-        params = {"object_target": thing, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
-        if kind == _WHOLE:
+            placements.append((obj, rng.choice([recep for recep in receps if obj in fits_in[_kind(recep)]])))
+        params = {"object_target": obj, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
+        if kind == _UNSLICED_KIND:
             params["toggle_target"] = _LAMPS[room][0]
         else:
-            params["parent_target"] = target = rng.choice(sorted({_kind(place) for place in standing}))
-            if thing not in fits[target] or any((other, _kind(place)) == (thing, target) for other, place in lying):
+            params["parent_target"] = target = rng.choice(sorted({_kind(recep) for recep in receps}))
+            if obj not in fits_in[target] or any((other, _kind(recep)) == (obj, target) for other, recep in placements):
                 continue
-            if abilities and (any(thing not in able[ability] for ability in abilities) or target in _TREATED):
+            if abilities and (any(obj not in able_to[ability] for ability in abilities) or target in _APPLIANCES):
                 continue
-            if slicing and not _KNIVES & {other for other, _ in lying}:
+            if slicing and not _KNIVES & {other for other, _ in placements}:
                 continue
-        record = {"task_type": kind, "pddl_params": {**params, "object_sliced": slicing}, "scene": f"{room} {number}"}
-        return _pddl(standing, lying, _LAMPS.get(room), _goal(f"{kind}_slice" if slicing else kind, params)), record
+        record = {"task_type": kind, "pddl_params": {**params, "object_sliced": slicing}, "scene": f"{room} {variant}"}
+        return _pddl(receps, placements, _LAMPS.get(room), _goal(f"{kind}_slice" if slicing else kind, params)), record
     raise RuntimeError(f"no {room} has a task of the kind {kind}")
 
 
-def _standing(room: str, number: int) -> list[str]:
-    """The receptacles of a room, such as CounterTop-1."""
-    rng = random.Random(repr((room, number)))
+def _receptacles(room: str, variant: int) -> list[str]:
+    """Lists the receptacles of a room, such as CounterTop-1."""
+    rng = random.Random(repr((room, variant)))
     return [f"{kind}-{i}" for kind, (low, high) in ROOMS[room].items() for i in range(1, rng.randint(low, high) + 1)]
 
 
-def _lying(room: str, standing: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
-    """The (object, receptacle) pairs of a room, with different kinds of objects."""
-    fits, objects = _constants().VAL_RECEPTACLE_OBJECTS, []
-    for kind in rng.sample(_OBJECTS[room], min(_LYING, len(_OBJECTS[room]))):
-        if places := [place for place in standing if kind in fits[_kind(place)]]:
-            objects.append((kind, rng.choice(places)))
-    return objects
+def _placements(room: str, receps: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Draws the (object, receptacle) pairs of a room, with different kinds of objects."""
+    fits_in, placements = _constants().VAL_RECEPTACLE_OBJECTS, []
+    for obj in rng.sample(_OBJECTS[room], min(_MOST_OBJECTS, len(_OBJECTS[room]))):
+        if fitting_receps := [recep for recep in receps if obj in fits_in[_kind(recep)]]:
+            placements.append((obj, rng.choice(fitting_receps)))
+    return placements
 
 
-def _goal(kind: str, params: Mapping[str, str]) -> str:
-    """The goal as the installed package states it; its text also ends the PDDL of the problem."""
-    template = importlib.import_module("alfworld.gen.goal_library").gdict[kind]["pddl"]
-    names = {short: params[f"{long}_target"] for short, long in _SHORT.items()}
-    return template.format(**names).replace("#", "-")
+def _goal(goal_kind: str, params: Mapping[str, str]) -> str:
+    """Returns the goal as the installed package states it; its text also ends the PDDL of the problem."""
+    template = importlib.import_module("alfworld.gen.goal_library").gdict[goal_kind]["pddl"]
+    targets = {goal_name: params[f"{param_name}_target"] for goal_name, param_name in _GOAL_NAMES.items()}
+    return template.format(**targets).replace("#", "-")
 
 
-def _pddl(standing: Sequence[str], lying: Sequence[tuple[str, str]], lamp: tuple[str, str] | None, goal: str) -> str:
-    """The problem, in the form of ALFRED's."""
+def _pddl(receps: Sequence[str], placements: Sequence[tuple[str, str]], lamp: tuple[str, str] | None, goal: str) -> str:
+    """Writes the problem in ALFRED's form."""
     constants = _constants()
-    fits, able = constants.VAL_RECEPTACLE_OBJECTS, constants.VAL_ACTION_OBJECTS
-    objects = [(f"{kind}_bar_{number}", kind, place) for number, (kind, place) in enumerate(lying, 1)]
+    fits_in, able_to = constants.VAL_RECEPTACLE_OBJECTS, constants.VAL_ACTION_OBJECTS
+    objects = [(f"{kind}_bar_{number}", kind, recep) for number, (kind, recep) in enumerate(placements, 1)]
     if lamp:
-        place = next(place for place in standing if _kind(place) == lamp[1])
-        objects.append((f"{lamp[0]}_bar_{len(objects) + 1}", lamp[0], place))
-    kinds, types = sorted({_kind(place) for place in standing}), sorted({kind for _, kind, _ in objects})
-    names = [("agent1", "agent"), ("loc_bar_0", "location")]
+        recep = next(recep for recep in receps if _kind(recep) == lamp[1])
+        objects.append((f"{lamp[0]}_bar_{len(objects) + 1}", lamp[0], recep))
+    recep_kinds, obj_kinds = sorted({_kind(recep) for recep in receps}), sorted({kind for _, kind, _ in objects})
+    declarations = [("agent1", "agent"), ("loc_bar_0", "location")]
     facts = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_0)"]
-    for number, place in enumerate(standing, 1):
-        names += [(_identity(place), "receptacle"), (f"loc_bar_{number}", "location")]
-        facts += [f"(receptacleType {_identity(place)} {_kind(place)}Type)"]
-        facts += [f"(receptacleAtLocation {_identity(place)} loc_bar_{number})"]
-        facts += [f"(openable {_identity(place)})"] if _kind(place) in constants.OPENABLE_CLASS_LIST else []
-    for name, kind, place in objects:
-        names.append((name, "object"))
-        facts += [f"(objectType {name} {kind}Type)", f"(inReceptacle {name} {_identity(place)})"]
-        facts += [f"(objectAtLocation {name} loc_bar_{standing.index(place) + 1})"]
-        facts += [f"({ability.lower()} {name})" for ability, members in sorted(able.items()) if kind in members]
-        facts += [] if kind in able["Toggleable"] else [f"(pickupable {name})"]
-    names += [(f"{kind}Type", "rtype") for kind in kinds] + [(f"{kind}Type", "otype") for kind in types]
-    facts += [f"(canContain {kind}Type {other}Type)" for kind in kinds for other in types if other in fits[kind]]
-    lines = [f"    {name} - {sort}" for name, sort in names]
+    for number, recep in enumerate(receps, 1):
+        declarations += [(_pddl_name(recep), "receptacle"), (f"loc_bar_{number}", "location")]
+        facts += [f"(receptacleType {_pddl_name(recep)} {_kind(recep)}Type)"]
+        facts += [f"(receptacleAtLocation {_pddl_name(recep)} loc_bar_{number})"]
+        facts += [f"(openable {_pddl_name(recep)})"] if _kind(recep) in constants.OPENABLE_CLASS_LIST else []
+    for obj, kind, recep in objects:
+        declarations.append((obj, "object"))
+        facts += [f"(objectType {obj} {kind}Type)", f"(inReceptacle {obj} {_pddl_name(recep)})"]
+        facts += [f"(objectAtLocation {obj} loc_bar_{receps.index(recep) + 1})"]
+        facts += [f"({ability.lower()} {obj})" for ability, able_kinds in sorted(able_to.items()) if kind in able_kinds]
+        facts += [] if kind in able_to["Toggleable"] else [f"(pickupable {obj})"]
+    declarations += [(f"{kind}Type", "rtype") for kind in recep_kinds] + [
+        (f"{kind}Type", "otype") for kind in obj_kinds
+    ]
+    facts += [f"(canContain {kind}Type {obj}Type)" for kind in recep_kinds for obj in obj_kinds if obj in fits_in[kind]]
+    lines = [f"    {obj} - {pddl_type}" for obj, pddl_type in declarations]
     return "\n".join(
         ["(define (problem household)", "(:domain alfred)", "(:objects", *lines, ")", "(:init", *facts, ")", goal]
     )
 
 
-def _kind(place: str) -> str:
-    return place.partition("-")[0]
+def _kind(receptacle: str) -> str:
+    return receptacle.partition("-")[0]
 
 
-def _identity(place: str) -> str:
-    """The name of a receptacle in PDDL. The package turns Sink_bar_1_bar_SinkBasin into `sinkbasin 1`."""
-    kind, _, number = place.partition("-")
-    basin = kind.removesuffix("Basin")
-    return f"{kind}_bar_{number}" if basin == kind else f"{basin}_bar_{number}_bar_{kind}"
+def _pddl_name(receptacle: str) -> str:
+    """Returns the name of a receptacle in PDDL. The package turns Sink_bar_1_bar_SinkBasin into `sinkbasin 1`."""
+    kind, _, number = receptacle.partition("-")
+    stem = kind.removesuffix("Basin")
+    return f"{kind}_bar_{number}" if stem == kind else f"{stem}_bar_{number}_bar_{kind}"
 
 
 def _constants() -> Any:
     return importlib.import_module("alfworld.gen.constants")
 
 
-def _generate(problems_at: str, games_at: str) -> None:
-    """Runs the official script with the planner as its expert. The other one gives up on some tasks with two objects,
-    and takes detours longer than an episode."""
-    data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
+def _generate(problems_folder: str, games_folder: str) -> None:
+    """Runs the official script with the planner as its expert. The other expert gives up on some tasks with two
+    objects, and takes detours longer than an episode."""
+    package_data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
     script = str(Path(sys.executable).with_name("alfworld-generate"))
     # Without `end`, the script leaves out the last game.
-    options = {"data_path": problems_at, "save_path": games_at, "expert_type": "planner", "end": "1000000"}
-    options |= {"domain": str(data / "alfred.pddl"), "grammar": str(data / "alfred.twl2")}
-    sys.argv = [script, *(part for name, value in options.items() for part in (f"--{name}", value))]
+    options = {"data_path": problems_folder, "save_path": games_folder, "expert_type": "planner", "end": "1000000"}
+    options |= {"domain": str(package_data / "alfred.pddl"), "grammar": str(package_data / "alfred.twl2")}
+    sys.argv = [script, *(argument for option, value in options.items() for argument in (f"--{option}", value))]
     # The script draws wordings at random.
     random.seed(0)
     runpy.run_path(script, run_name="__main__")
 
 
 def main(arguments: Sequence[str]) -> None:
-    problems_at, games_at = arguments
-    for folder, pddl, record in problems():
-        place = Path(problems_at) / folder
-        place.mkdir(parents=True)
-        (place / "initial_state.pddl").write_text(pddl)
-        (place / "traj_data.json").write_text(json.dumps(record))
-    _generate(problems_at, games_at)
+    problems_folder, games_folder = arguments
+    for problem_name, pddl, record in problems():
+        problem_folder = Path(problems_folder) / problem_name
+        problem_folder.mkdir(parents=True)
+        (problem_folder / "initial_state.pddl").write_text(pddl)
+        (problem_folder / "traj_data.json").write_text(json.dumps(record))
+    _generate(problems_folder, games_folder)
 
 
 if __name__ == "__main__":

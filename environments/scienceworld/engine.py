@@ -16,20 +16,21 @@ from typing import Any
 
 # The simulator visits its objects in the order of their hashes. Java draws a hash at its first use, so that a look at
 # the state would change later events. With hashCode=2, all objects have one hash.
-_OPTIONS = ("-XX:+UseSerialGC", "-Xss4m", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
-# The small compiler, as an episode is short and its process has few threads. The sizes limit address space.
-_FOR_AN_EPISODE = (
+_JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Xss4m", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+# Only Java's fast compiler (C1), because episodes are short and the process may have few threads. The sizes limit
+# address space.
+_EPISODE_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     "-XX:CompressedClassSpaceSize=64m",
     "-XX:ReservedCodeCacheSize=64m",
     "-Xmx384m",
 )
 # Solving takes minutes, so Java's optimizing compiler pays off.
-_FOR_SOLVING = ("-Xmx1g",)
-# An episode ends after this many moves, as in ETO's setting of the simulator; a `wait` is ten moves, a look none.
+_SOLVING_OPTIONS = ("-Xmx1g",)
+# An episode ends after this many moves, as in ETO's setting of the simulator. A `wait` takes ten moves, a look none.
 MOST_MOVES = 200
 # The score of a completed task.
-FULL = 100
+FULL_SCORE = 100
 
 
 class Simulator:
@@ -40,26 +41,26 @@ class Simulator:
         or minutes. Raises ValueError for an unknown task or variation."""
         interface = _interface(jvm)
         self._java = interface()
-        if task not in (names := list(self._java.getTaskNames())):
-            raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(names)}")
-        if not 0 <= variation < (count := int(self._java.getTaskMaxVariations(task))):
-            raise ValueError(f"{task} has variations 0 to {count - 1}, not {variation}")
+        if task not in (known_tasks := list(self._java.getTaskNames())):
+            raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(known_tasks)}")
+        if not 0 <= variation < (variation_count := int(self._java.getTaskMaxVariations(task))):
+            raise ValueError(f"{task} has variations 0 to {variation_count - 1}, not {variation}")
         self._java.load(task, variation, simplifications, gold)
         self._java.reset()
         self.look()
 
     def step(self, command: str) -> str:
-        """Makes a command; returns the simulator's reply."""
+        """Executes a command; returns the simulator's reply."""
         return str(self._java.step(command))
 
     def look(self) -> str:
-        """The description of the room. A look costs no move."""
+        """Returns the description of the room. A look costs no move."""
         return self.step("look around")
 
     @property
     def score(self) -> int:
         """The score so far, at most FULL; below 0 if the task has failed."""
-        return round(FULL * float(self._java.getScore()))
+        return round(FULL_SCORE * float(self._java.getScore()))
 
     @property
     def over(self) -> bool:
@@ -77,31 +78,31 @@ class Simulator:
         return str(self._java.getGoalProgressStr())
 
     def objects(self) -> Mapping[str, Any]:
-        """The tree of all objects, which the simulator writes to a file."""
+        """Returns the tree of all objects, which the simulator writes to a file."""
         with tempfile.TemporaryDirectory() as folder:
             if reason := str(self._java.getObjectTree(folder)):
                 raise RuntimeError(reason)
             return json.loads((Path(folder) / "objectTree.json").read_text())
 
     def valid(self) -> list[str]:
-        """The commands that the simulator calls valid now, some of which it would refuse.
+        """Returns the commands that the simulator calls valid now, some of which it would refuse.
 
         The call draws from the simulator's random numbers, so plants may develop differently afterwards.
         """
         return [str(command) for command in self._java.getValidActionObjectCombinations()]
 
     def gold(self) -> list[str]:
-        """The commands with which the simulator solved the task."""
+        """Returns the commands with which the simulator solved the task."""
         return [str(command) for command in self._java.getGoldActionSequence()]
 
     def splits(self) -> dict[str, list[int]]:
-        """The variations of this task in each official split."""
-        variations: dict[str, Sequence[Any]] = {
+        """Returns the variations of this task in each official split."""
+        official_splits: dict[str, Sequence[Any]] = {
             "train": self._java.getVariationsTrain(),
             "dev": self._java.getVariationsDev(),
             "test": self._java.getVariationsTest(),
         }
-        return {split: [int(number) for number in numbers] for split, numbers in variations.items()}
+        return {split: [int(variation) for variation in variations] for split, variations in official_splits.items()}
 
 
 def prepare_to_solve(jvm: str) -> None:
@@ -110,28 +111,28 @@ def prepare_to_solve(jvm: str) -> None:
 
 
 def task_names(jvm: str) -> list[str]:
-    """The names of the thirty tasks."""
+    """Returns the names of the thirty tasks."""
     return [str(name) for name in _interface(jvm)().getTaskNames()]
 
 
 @functools.cache
 def _interface(jvm: str, solving: bool = False) -> Any:
-    """The simulator's class, in this process's JVM. Starts a JVM if there is none; then the process cannot fork."""
+    """Returns the simulator's class in this process's JVM. If it starts a JVM, the process can no longer fork."""
     import jpype
 
-    package = _package()
-    options = (*_OPTIONS, *(_FOR_SOLVING if solving else _FOR_AN_EPISODE))
+    package_folder = _package_folder()
+    java_options = (*_JAVA_OPTIONS, *(_SOLVING_OPTIONS if solving else _EPISODE_OPTIONS))
     # The simulator reads a file of the wheel from the current folder.
-    with _working_in(package):
+    with _working_in(package_folder):
         if not jpype.isJVMStarted():
-            jar = str(package / "scienceworld.jar")
-            jpype.startJVM(jvm, *options, classpath=[jar], ignoreUnrecognized=True, convertStrings=True)
+            jar = str(package_folder / "scienceworld.jar")
+            jpype.startJVM(jvm, *java_options, classpath=[jar], ignoreUnrecognized=True, convertStrings=True)
         interface = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
         interface()
     return interface
 
 
-def _package() -> Path:
+def _package_folder() -> Path:
     spec = importlib.util.find_spec("scienceworld")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("scienceworld is not here; run: cojax install scienceworld")
@@ -140,9 +141,9 @@ def _package() -> Path:
 
 @contextlib.contextmanager
 def _working_in(folder: Path) -> Iterator[None]:
-    before = os.getcwd()
+    previous_folder = os.getcwd()
     os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(before)
+        os.chdir(previous_folder)

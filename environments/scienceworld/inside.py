@@ -15,7 +15,7 @@ from cojax.types import Action, Check, Evaluation, Task, Triplet, canonical
 from ..tools import ToolEnvironment, commands
 from ..tools.commands import verb
 from .data import load
-from .engine import FULL, Simulator
+from .engine import FULL_SCORE, Simulator
 from .limits import limit_of
 from .solving import SIMPLIFICATIONS
 
@@ -139,7 +139,7 @@ def _judge(world: World) -> Evaluation:
     """The official verdict: full reward for the full score; the score is the partial reward."""
     score = world.simulator.score
     checks = tuple(Check(name, success) for name, success in goals(world.simulator.progress))
-    return Evaluation(float(score == FULL), checks, max(0, score) / FULL)
+    return Evaluation(float(score == FULL_SCORE), checks, max(0, score) / FULL_SCORE)
 
 
 _AGENT, _INVENTORY = "agent", "inventory"

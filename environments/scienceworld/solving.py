@@ -13,82 +13,82 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .engine import FULL, Simulator, prepare_to_solve
+from .engine import FULL_SCORE, Simulator, prepare_to_solve
 from .limits import limit_of
 
 SIMPLIFICATIONS = "easy"
-# The most variations to try for each one to find: if solutions are long, few of them fit.
-_TRIED = 4
-# A `wait` lasts as long as this many `wait1`.
-_WAIT = 10
-# Commands that a solution does not need: looks, and the opening of doors, which `easy` leaves open.
-_IDLE = ("look", "examine", "open door")
+# The most variations to try for each solution wanted, because long solutions often do not fit.
+_MOST_TRIES = 4
+# One `wait` equals this many `wait1`s.
+_WAIT_LENGTH = 10
+# Commands that a solution does not need: looks, and opening doors, which are already open under `easy`.
+_IDLE_COMMANDS = ("look", "examine", "open door")
 # Commands that the simulator's solutions use to let time pass.
-_WATCHING = ("use thermometer", "wait1")
+_WAITING_COMMANDS = ("use thermometer", "wait1")
 
 
-def records(jvm: str, task: str, count: int) -> dict[str, Any]:
-    """The variations of each official split, and for `count` of each their variation, description and solution."""
-    splits = Simulator(jvm, task, 0, SIMPLIFICATIONS).splits()
-    solutions = {split: _solve(jvm, task, numbers, count) for split, numbers in splits.items()}
-    return {"task": task, "variations": splits, "solved": solutions}
+def records(jvm: str, task: str, solution_count: int) -> dict[str, Any]:
+    """Returns the variations of each official split and, for `solution_count` of them, description and solution."""
+    official_splits = Simulator(jvm, task, 0, SIMPLIFICATIONS).splits()
+    solutions = {split: _solve(jvm, task, variations, solution_count) for split, variations in official_splits.items()}
+    return {"task": task, "variations": official_splits, "solved": solutions}
 
 
-def _solve(jvm: str, task: str, numbers: Sequence[int], count: int) -> list[dict[str, Any]]:
+def _solve(jvm: str, task: str, variations: Sequence[int], solution_count: int) -> list[dict[str, Any]]:
     solutions: list[dict[str, Any]] = []
-    for number in numbers[: _TRIED * count]:
-        solver = Simulator(jvm, task, number, SIMPLIFICATIONS, gold=True)
-        solution = shortest(jvm, task, number, solver.gold())
+    for variation in variations[: _MOST_TRIES * solution_count]:
+        solver = Simulator(jvm, task, variation, SIMPLIFICATIONS, gold=True)
+        solution = shortest(jvm, task, variation, solver.gold())
         if solution:
-            solutions.append({"variation": number, "description": solver.description, "solution": solution})
-        if len(solutions) == count:
+            solutions.append({"variation": variation, "description": solver.description, "solution": solution})
+        if len(solutions) == solution_count:
             break
     return solutions
 
 
-def shortest(jvm: str, task: str, number: int, gold: Sequence[str]) -> list[str]:
-    """The shortened solution if it reaches the full score in time, else the whole one if that does, else []."""
-    for commands in (list(waiting(gold)), gold):
-        solution = _play(jvm, task, number, commands)
+def shortest(jvm: str, task: str, variation: int, gold_commands: Sequence[str]) -> list[str]:
+    """Returns the shortened solution if it reaches the full score in time, else the whole one if that does, else []."""
+    for candidate in (list(shorten(gold_commands)), gold_commands):
+        solution = _play(jvm, task, variation, candidate)
         if solution and len(solution) <= limit_of(task):
             return solution
     return []
 
 
-def waiting(gold: Sequence[str]) -> Iterator[str]:
-    """The commands without idle ones. In a row of commands that let time pass, waits replace all but the last."""
-    watches: list[str] = []
-    for command in (*gold, ""):
-        if command.startswith(_IDLE):
+def shorten(gold_commands: Sequence[str]) -> Iterator[str]:
+    """Yields the commands without idle ones; waits replace commands that let time pass, but the last of a series."""
+    waits: list[str] = []
+    for command in (*gold_commands, ""):
+        if command.startswith(_IDLE_COMMANDS):
             continue
-        if command.startswith(_WATCHING):
-            watches.append(command)
+        if command.startswith(_WAITING_COMMANDS):
+            waits.append(command)
             continue
-        count = len(watches[:-1])
-        yield from ["wait"] * (count // _WAIT) + ["wait1"] * (count % _WAIT) + watches[-1:]
-        watches = []
+        wait_count = len(waits[:-1])
+        yield from ["wait"] * (wait_count // _WAIT_LENGTH) + ["wait1"] * (wait_count % _WAIT_LENGTH) + waits[-1:]
+        waits = []
         if command:
             yield command
 
 
-def _play(jvm: str, task: str, number: int, commands: Sequence[str]) -> list[str]:
-    """The commands up to the one that completes the task; none if the score is not full then."""
-    simulator = Simulator(jvm, task, number, SIMPLIFICATIONS)
-    for done, command in enumerate(commands, 1):
+def _play(jvm: str, task: str, variation: int, commands: Sequence[str]) -> list[str]:
+    """Returns the commands up to the one that ends the episode; none if the score is not full then."""
+    simulator = Simulator(jvm, task, variation, SIMPLIFICATIONS)
+    for command_count, command in enumerate(commands, 1):
         simulator.step(command)
         if simulator.over:
-            return list(commands[:done]) if simulator.score == FULL else []
+            return list(commands[:command_count]) if simulator.score == FULL_SCORE else []
     return []
 
 
 def main(arguments: Sequence[str]) -> None:
-    jvm, task, count, file = arguments
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
+    jvm, task, solution_count, output_path = arguments
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, 1)
     prepare_to_solve(jvm)
-    part = Path(file).with_suffix(".part")
-    part.write_text(json.dumps(records(jvm, task, int(count))))
-    part.replace(file)
+    partial_path = Path(output_path).with_suffix(".part")
+    partial_path.write_text(json.dumps(records(jvm, task, int(solution_count))))
+    partial_path.replace(output_path)
 
 
 if __name__ == "__main__":

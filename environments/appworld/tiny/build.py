@@ -29,47 +29,47 @@ def build(root: Path) -> list[str]:
     """
     data = root / "data"
     data.mkdir()
-    docs = ApiDocCollection.build(tuple(get_all_apps(skip_admin=True)))
-    for app, functions in docs.items():
-        documents = {name: {**doc, "canary_string": CANARY_STRING} for name, doc in functions.items()}
-        _write(data / "api_docs" / "standard" / f"{app}.json", documents)
+    api_docs = ApiDocCollection.build(tuple(get_all_apps(skip_admin=True)))
+    for app, app_docs in api_docs.items():
+        marked_docs = {function: {**doc, "canary_string": CANARY_STRING} for function, doc in app_docs.items()}
+        _write_file(data / "api_docs" / "standard" / f"{app}.json", marked_docs)
     with freeze_time(NOW):
-        _base(data, docs)
-        tasks = {
-            scenario: [_task(data, scenario, place, number) for number in range(TASKS_PER_SCENARIO)]
-            for place, scenario in enumerate(SCENARIOS)
+        _write_base(data, api_docs)
+        ids_by_scenario = {
+            scenario: [_write_task(data, scenario, position, task_index) for task_index in range(TASKS_PER_SCENARIO)]
+            for position, scenario in enumerate(SCENARIOS)
         }
     for split in SPLITS:
-        ids = [task for scenario, ids in tasks.items() if scenario.split == split for task in ids]
-        _write(data / "datasets" / f"{split}.txt", "".join(f"{task}\n" for task in ids))
-    return [task for ids in tasks.values() for task in ids]
+        ids = [task_id for scenario, ids in ids_by_scenario.items() if scenario.split == split for task_id in ids]
+        _write_file(data / "datasets" / f"{split}.txt", "".join(f"{task_id}\n" for task_id in ids))
+    return [task_id for ids in ids_by_scenario.values() for task_id in ids]
 
 
-def _base(data: Path, docs: Any) -> None:
-    """The databases that all tasks start from."""
-    apps = get_all_apps()
+def _write_base(data: Path, api_docs: Any) -> None:
+    """Writes the databases that all tasks start from."""
+    app_names = get_all_apps()
     models = _load(":memory:base", ":memory:base", create_db=True)
-    rows = [
+    doc_rows = [
         models.api_docs.ApiDoc.create(app_name_=doc["app_name"], **{key: doc[key] for key in doc if key != "app_name"})
-        for functions in docs.values()
-        for doc in functions.values()
+        for app_docs in api_docs.values()
+        for doc in app_docs.values()
     ]
-    models.api_docs.ApiDoc.save_all(rows)
+    models.api_docs.ApiDoc.save_all(doc_rows)
     fill(models)
-    models.save(str(data / "base_dbs"), app_names=list(apps), delete_if_exists=True, save_model_hashes=True)
+    models.save(str(data / "base_dbs"), app_names=list(app_names), delete_if_exists=True, save_model_hashes=True)
     models.close()
 
 
-def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
-    """Writes one task of a scenario, the `place`-th, and returns its id."""
-    task = f"{scenario.id}_{number + 1}"
-    folder = data / "tasks" / task
-    person = SUPERVISORS[(place + number) % len(SUPERVISORS)]
-    models = _load(f":memory:input-{task}", str(data / "base_dbs"))
-    content = scenario.draw(models, person, number, random.Random(task))
+def _write_task(data: Path, scenario: Scenario, position: int, task_index: int) -> str:
+    """Writes one task of the scenario at `position`, and returns its id."""
+    task_id = f"{scenario.id}_{task_index + 1}"
+    task_folder = data / "tasks" / task_id
+    person = SUPERVISORS[(position + task_index) % len(SUPERVISORS)]
+    models = _load(f":memory:input-{task_id}", str(data / "base_dbs"))
+    content = scenario.draw(models, person, task_index, random.Random(task_id))
     instruction = scenario.instruction.format(**content[0])
-    _supervise(models, person, instruction)
-    models.save(str(folder / "dbs"), app_names=list(get_all_apps()), format="changes", save_model_hashes=True)
+    _add_supervisor(models, person, instruction)
+    models.save(str(task_folder / "dbs"), app_names=list(get_all_apps()), format="changes", save_model_hashes=True)
     models.close()
     specs = {
         "instruction": instruction,
@@ -78,16 +78,16 @@ def _task(data: Path, scenario: Scenario, place: int, number: int) -> str:
         "db_version": DB_VERSION,
         "canary_string": CANARY_STRING,
     }
-    _write(folder / "specs.json", specs)
-    _ground_truth(folder, scenario, content, person)
-    return task
+    _write_file(task_folder / "specs.json", specs)
+    _write_ground_truth(task_folder, scenario, content, person)
+    return task_id
 
 
 def _load(to: str, source: str, **options: Any) -> Any:
     return ModelCollection.load(to_db_home_path=to, from_db_home_path=source, load_apps=list(get_all_apps()), **options)
 
 
-def _supervise(models: Any, person: Person, instruction: str) -> None:
+def _add_supervisor(models: Any, person: Person, instruction: str) -> None:
     supervisor = models.supervisor.Supervisor.create_save(**person.contact, birthday=person.birthday, sex=person.sex)
     for app in ACCOUNTS:
         models.supervisor.AccountPassword.create_save(
@@ -96,13 +96,13 @@ def _supervise(models: Any, person: Person, instruction: str) -> None:
     models.supervisor.Task.create_save(supervisor_id=supervisor.id, instruction=instruction)
 
 
-def _ground_truth(folder: Path, scenario: Scenario, content: TaskContent, person: Person) -> None:
-    truth, (public, private, answer) = folder / "ground_truth", content
-    blocks = scenario.blocks(public)
+def _write_ground_truth(task_folder: Path, scenario: Scenario, content: TaskContent, person: Person) -> None:
+    truth_folder, (public_data, private_data, answer) = task_folder / "ground_truth", content
+    blocks = scenario.blocks(public_data)
     code = "def solution(apis, requester):\n" + textwrap.indent("\n".join(blocks), "    ")
-    for name, value in {
-        "public_data": public,
-        "private_data": private,
+    for stem, value in {
+        "public_data": public_data,
+        "private_data": private_data,
         "answer": answer,
         "required_apps": scenario.apps,
         "blocks": blocks,
@@ -113,35 +113,35 @@ def _ground_truth(folder: Path, scenario: Scenario, content: TaskContent, person
             "num_apis": len(set(re.findall(r"apis\.\w+\.\w+", code))),
             "num_solution_code_lines": code.count("\n"),
         },
-        "test_data": _test_data(folder, scenario, content, person),
+        "test_data": _test_data(task_folder, scenario, content, person),
     }.items():
-        _write(truth / f"{name}.json", value)
-    for name, source in {"evaluation": scenario.evaluation, "solution": code, "compiled_solution": code}.items():
-        _write(truth / f"{name}.py", source)
+        _write_file(truth_folder / f"{stem}.json", value)
+    for stem, source in {"evaluation": scenario.evaluation, "solution": code, "compiled_solution": code}.items():
+        _write_file(truth_folder / f"{stem}.py", source)
 
 
 def _test_data(folder: Path, scenario: Scenario, content: TaskContent, person: Person) -> list[dict[str, str]]:
-    """The requirements that the evaluation tests, each with its label: whether it is met if nothing was done."""
+    """Returns the requirements that the evaluation tests; a label says whether one is met if nothing was done."""
     dbs = str(folder / "dbs")
-    start, end = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
-    models = ModelCollectionPair(start.from_db_home_path, start, end.to_db_home_path, end)
-    tracker, module, (public, private, answer) = TestTracker(), dict[str, Any](), content
-    exec(scenario.evaluation, module)
-    module["evaluate"](
+    start_models, end_models = _load(f":memory:start-{folder.name}", dbs), _load(f":memory:end-{folder.name}", dbs)
+    models = ModelCollectionPair(start_models.from_db_home_path, start_models, end_models.to_db_home_path, end_models)
+    tracker, evaluation_module, (public_data, private_data, answer) = TestTracker(), dict[str, Any](), content
+    exec(scenario.evaluation, evaluation_module)
+    evaluation_module["evaluate"](
         test=tracker,
-        public_data=munchify(public),
-        private_data=munchify(private),
+        public_data=munchify(public_data),
+        private_data=munchify(private_data),
         main_user=models.start.admin.MainUser.find_one(**person.contact),
         models=models,
         ground_truth_answer=answer,
     )
-    start.close()
-    end.close()
-    labels = {"no_op_fail": tracker.failures, "no_op_pass": tracker.passes}
-    return [{"requirement": test["requirement"], "label": label} for label, tests in labels.items() for test in tests]
+    start_models.close()
+    end_models.close()
+    by_label = {"no_op_fail": tracker.failures, "no_op_pass": tracker.passes}
+    return [{"requirement": test["requirement"], "label": label} for label, tests in by_label.items() for test in tests]
 
 
-def _write(path: Path, value: Any) -> None:
+def _write_file(path: Path, value: Any) -> None:
     """Writes JSON to a .json file, and text to any other."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if path.suffix != ".json" else json.dumps(value, indent=1))

@@ -124,12 +124,12 @@ def test_a_split_without_a_solvable_game_is_an_error(tmp_path: Path) -> None:
     [("Fridge-1", "Fridge_bar_1"), ("SinkBasin-2", "Sink_bar_2_bar_SinkBasin"), ("GarbageCan-1", "GarbageCan_bar_1")],
 )
 def test_receptacles_are_named_as_the_package_reads_names(place: str, name: str) -> None:
-    assert tiny._identity(place) == name
+    assert tiny._pddl_name(place) == name
 
 
 def test_the_rooms_of_a_number_are_always_furnished_alike() -> None:
-    assert tiny._standing("bathroom", 1) == tiny._standing("bathroom", 1)
-    furnished = {tuple(tiny._standing("kitchen", number)) for number in range(1, 7)}
+    assert tiny._receptacles("bathroom", 1) == tiny._receptacles("bathroom", 1)
+    furnished = {tuple(tiny._receptacles("kitchen", number)) for number in range(1, 7)}
     assert len(furnished) > 1
     assert all({"Fridge-1", "Microwave-1", "SinkBasin-1"} <= set(room) for room in furnished)
 

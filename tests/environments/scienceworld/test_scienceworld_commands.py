@@ -5,7 +5,7 @@ import pytest
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.scienceworld.inside import phrase, system_message, worth_trying
 from environments.scienceworld.limits import TASKS, limit_of
-from environments.scienceworld.solving import waiting
+from environments.scienceworld.solving import shorten
 
 
 def step(command: str, shown: str = "done", ok: bool = True) -> Triplet:
@@ -55,7 +55,7 @@ def test_going_is_offered_through_doors_and_to_rooms() -> None:
 def test_a_solution_waits_where_the_simulator_watches() -> None:
     reads = ["examine water", "use thermometer in inventory on water"] * 23
     gold = ["open door to kitchen", "go to kitchen", "look around", "activate stove", *reads, "pick up pot"]
-    assert list(waiting(gold)) == [
+    assert list(shorten(gold)) == [
         "go to kitchen",
         "activate stove",
         "wait",
@@ -65,7 +65,7 @@ def test_a_solution_waits_where_the_simulator_watches() -> None:
         "use thermometer in inventory on water",
         "pick up pot",
     ]
-    assert list(waiting(["read recipe", "wait1"])) == ["read recipe", "wait1"]
+    assert list(shorten(["read recipe", "wait1"])) == ["read recipe", "wait1"]
 
 
 def test_each_of_the_thirty_tasks_has_a_limit() -> None:
