@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from cojax.host.same_bits import set_variables
 from cojax.settings import flags as settings
 
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
@@ -30,8 +29,6 @@ _OUT = flags.DEFINE_string("out", None, "The evaluation's folder; by default one
 
 
 def main(argv: Sequence[str]) -> None:
-    if settings.CONFIG.value.same_bits:
-        set_variables()
     from cojax.evaluation.evaluate import run  # now, so that a wrong flag need not wait for JAX
 
     policy_flags = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)

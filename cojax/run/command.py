@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from cojax.host.processes import end_descendants_at_exit
-from cojax.host.same_bits import set_variables
-from cojax.settings.flags import CONFIG, parse
+from cojax.settings.flags import parse
 
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
@@ -25,8 +24,6 @@ _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything,
 
 def train(argv: Sequence[str]) -> None:
     """Runs the experiment that the flags name, or only its preflight; then the process exits."""
-    if CONFIG.value.same_bits:
-        set_variables()
     # Imported here, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
     from cojax.run import configuration, hosts, preflight

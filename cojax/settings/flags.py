@@ -12,6 +12,7 @@ from absl import logging as absl_logging
 from ml_collections import config_flags
 
 from cojax.command import reword
+from cojax.host.same_bits import set_variables
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
 from cojax.settings.base import expand_flag
 from cojax.settings.compatibility import check_begun
@@ -64,6 +65,8 @@ def parse(argv: list[str]) -> list[str]:
                 convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
+            if CONFIG.value.same_bits:
+                set_variables()
         return positional
     except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)
