@@ -77,5 +77,5 @@ def collected_with_a_loss(
 
     found = collected(environment, tasks, Solving(tasks, begun))
     assert killed.is_set()
-    assert victim.lost
+    assert victim.loss
     return found, len(struck)
