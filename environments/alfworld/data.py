@@ -21,25 +21,25 @@ from ..worker.venv import InstallError, cache, home, lock, run_module, write_who
 # The first is the default of an installation.
 ROOTS = ("tiny", "official")
 SPLITS = ("train", "valid_seen", "valid_unseen")
-_LIST, _GAMES = "games.json", "games"
+_LIST_FILE, _GAMES_FOLDER = "games.json", "games"
 # Commands with which the benchmark's expert only looks or waits.
-_IDLE = frozenset(("look", "inventory", "help"))
-_TASK = re.compile(r"Your task is to: (.*?)\.\"")
+_IDLE_COMMANDS = frozenset(("look", "inventory", "help"))
+_TASK_PATTERN = re.compile(r"Your task is to: (.*?)\.\"")
 # Seconds in which all games must be generated.
-_PATIENCE = 3_600
+_TIMEOUT_S = 3_600
 
 
-def root_of(name: str) -> Path:
+def root_of(root_name: str) -> Path:
     """The root of that name. Raises InstallError, which says what to do, if it is missing or incomplete."""
-    root = _place(name)
-    if not _complete(root):
-        raise InstallError(f"ALFWorld's {name} games are not in {root / _GAMES}. {_ways(name)}")
+    root = _root_folder(root_name)
+    if not _is_complete(root):
+        raise InstallError(f"ALFWorld's {root_name} games are not in {root / _GAMES_FOLDER}. {_hint(root_name)}")
     return root
 
 
 def games(root: Path) -> Path:
     """The folder of a root's games, with links resolved."""
-    return (root / _GAMES).resolve()
+    return (root / _GAMES_FOLDER).resolve()
 
 
 def read_list(root: Path) -> list[dict[str, Any]]:
@@ -48,38 +48,38 @@ def read_list(root: Path) -> list[dict[str, Any]]:
     Each has its folder `game`, its `split`, its `task` in words, and `walkthrough`, commands that win; the last is
     empty if the game has none.
     """
-    return json.loads((root / _LIST).read_text())
+    return json.loads((root / _LIST_FILE).read_text())
 
 
-def provide(name: str, python: str, say: Callable[[str], None]) -> None:
+def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
     """Makes that root, or reports that it exists. `python` is the interpreter with the wheels.
 
     Raises InstallError, which says what to do.
     """
-    root = _place(name)
-    with lock(root, f"ALFWorld's {name} games", say):
+    root = _root_folder(root_name)
+    with lock(root, f"ALFWorld's {root_name} games", say):
         root.mkdir(exist_ok=True)
-        if _complete(root) and (name == "tiny" or games(root) == _official_folder(root)):
-            say(f"alfworld: {name} games already in {games(root)}")
+        if _is_complete(root) and (root_name == "tiny" or games(root) == _official_folder(root)):
+            say(f"alfworld: {root_name} games already in {games(root)}")
             return
-        if name == "tiny":
+        if root_name == "tiny":
             _generate(python, root, say)
         else:
             _link(root)
         _write_list(root)
-    say(f"alfworld: {len(read_list(root))} {name} games ready in {games(root)}")
+    say(f"alfworld: {len(read_list(root))} {root_name} games ready in {games(root)}")
 
 
 def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
     """Generates games from our own problems, and moves them into place when all are complete."""
     say(f"alfworld: alfworld-generate makes games in {root}")
-    for leftover in ("problems", "making", _GAMES):
+    for leftover in ("problems", "making", _GAMES_FOLDER):
         shutil.rmtree(root / leftover, ignore_errors=True)
-    folders = [str(root / "problems"), str(root / "making")]
+    arguments = [str(root / "problems"), str(root / "making")]
     # The package makes the folder of that name when it is imported.
-    variables = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
-    run_module(python, f"{__package__}.tiny", folders, "alfworld-generate fails", _PATIENCE, **variables)
-    (root / "making").rename(root / _GAMES)
+    run_variables = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
+    run_module(python, f"{__package__}.tiny", arguments, "alfworld-generate fails", _TIMEOUT_S, **run_variables)
+    (root / "making").rename(root / _GAMES_FOLDER)
     shutil.rmtree(root / "problems")
 
 
@@ -87,52 +87,52 @@ def _link(root: Path) -> None:
     """Links to the official games on this machine. Raises InstallError if there are none."""
     data = _official_folder(root)
     if missing := [split for split in SPLITS if not (data / split).is_dir()]:
-        raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_ways('official')}")
-    (root / _LIST).unlink(missing_ok=True)
-    link = root / f"{_GAMES}.part"
+        raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_hint('official')}")
+    (root / _LIST_FILE).unlink(missing_ok=True)
+    link = root / f"{_GAMES_FOLDER}.part"
     link.unlink(missing_ok=True)
     link.symlink_to(data)
-    link.replace(root / _GAMES)
+    link.replace(root / _GAMES_FOLDER)
 
 
 def _write_list(root: Path) -> None:
-    entries = list(_playable(games(root)))
-    if missing := [split for split in SPLITS if not any(entry["split"] == split for entry in entries)]:
-        raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing)}")
-    write_whole(root / _LIST, json.dumps(entries))
+    game_entries = list(_playable(games(root)))
+    if missing_splits := [split for split in SPLITS if not any(entry["split"] == split for entry in game_entries)]:
+        raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing_splits)}")
+    write_whole(root / _LIST_FILE, json.dumps(game_entries))
 
 
-def _playable(folder: Path) -> Iterator[dict[str, Any]]:
+def _playable(games_folder: Path) -> Iterator[dict[str, Any]]:
     """The games that the official loader takes: solvable ones whose names have no slice and no movable receptacle.
 
     Raises InstallError for a game that names no task.
     """
     for split in SPLITS:
-        for file in sorted((folder / split).glob("**/game.tw-pddl")):
-            game, record = str(file.parent.relative_to(folder)), json.loads(file.read_text())
-            if "movable" in game or "Sliced" in game or not record.get("solvable"):
+        for game_file in sorted((games_folder / split).glob("**/game.tw-pddl")):
+            game, game_record = str(game_file.parent.relative_to(games_folder)), json.loads(game_file.read_text())
+            if "movable" in game or "Sliced" in game or not game_record.get("solvable"):
                 continue
-            if (task := _TASK.search(record["grammar"])) is None:
-                raise InstallError(f"{file} names no task")
-            walkthrough = [command for command in record.get("walkthrough") or () if command not in _IDLE]
-            yield {"game": game, "split": split, "task": task[1], "walkthrough": walkthrough}
+            if (match := _TASK_PATTERN.search(game_record["grammar"])) is None:
+                raise InstallError(f"{game_file} names no task")
+            walkthrough = [command for command in game_record.get("walkthrough") or () if command not in _IDLE_COMMANDS]
+            yield {"game": game, "split": split, "task": match[1], "walkthrough": walkthrough}
 
 
-def _place(name: str) -> Path:
-    return cache() / "alfworld" / (f"tiny-{_version()}" if name == "tiny" else name)
+def _root_folder(root_name: str) -> Path:
+    return cache() / "alfworld" / (f"tiny-{_version()}" if root_name == "tiny" else root_name)
 
 
-def _complete(root: Path) -> bool:
-    return (root / _LIST).exists() and games(root).is_dir()
+def _is_complete(root: Path) -> bool:
+    return (root / _LIST_FILE).exists() and games(root).is_dir()
 
 
 def _official_folder(root: Path) -> Path:
-    """The folder of the official games: below ALFWORLD_DATA or, if that is not set, where they were before, or in the
-    package's own folder."""
-    data = os.environ.get("ALFWORLD_DATA")
-    if not data and games(root).is_dir():
+    """Returns the folder of the official games: below ALFWORLD_DATA or, if that is not set, where they were before, or
+    in the package's own folder."""
+    data_folder = os.environ.get("ALFWORLD_DATA")
+    if not data_folder and games(root).is_dir():
         return games(root)
-    return (Path(data or "~/.cache/alfworld").expanduser() / "json_2.1.1").resolve()
+    return (Path(data_folder or "~/.cache/alfworld").expanduser() / "json_2.1.1").resolve()
 
 
 @functools.cache
@@ -141,9 +141,9 @@ def _version() -> str:
     return hashlib.sha256((Path(__file__).parent / "tiny.py").read_bytes()).hexdigest()[:8]
 
 
-def _ways(name: str) -> str:
+def _hint(root_name: str) -> str:
     install = "cojax install alfworld"
-    if name == "tiny":
+    if root_name == "tiny":
         return f"Run: {install} --data=tiny"
     return (
         f"Ways forward:\n  {install} --data=tiny   generates games here, without a network\n"

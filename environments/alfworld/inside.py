@@ -15,20 +15,20 @@ from .data import SPLITS, games, read_list
 
 NAME = "alfworld"
 # A world is a process of 150 MB.
-_CONCURRENCY = 16
+_MOST_WORLDS = 16
 # Predicates that a command can change, without those that only say that something was looked at.
-_CHANGING = frozenset(
+_CHANGING_PREDICATES = frozenset(
     (
         "atlocation", "opened", "inreceptacle", "objectatlocation", "holds", "isclean", "ishot", "iscool", "ison",
         "istoggled", "issliced",
     )
 )  # fmt: skip
-_NOTHING = "Nothing happens."
+_NO_EFFECT_REPLY = "Nothing happens."
 # The official limit of commands: max_nb_steps_per_episode in the wheel's base_config.yaml.
 LIMIT = 50
 # Verbs of commands that only show something; a task cannot consist of them.
 UNASKED = frozenset(("look", "examine", "inventory", "help"))
-_TASK = "Your task is to:"
+_TASK_PREFIX = "Your task is to:"
 
 
 class World:
@@ -37,21 +37,21 @@ class World:
     A command without an effect raises ValueError.
     """
 
-    def __init__(self, games: Path, setup: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, setup: Mapping[str, Any]) -> None:
         """Raises ValueError for a setup that names no game of the folder `games`."""
-        name = setup.get("game")
-        file = games / str(name) / "game.tw-pddl"
-        if set(setup) != {"game"} or not isinstance(name, str) or not file.resolve().is_relative_to(games.resolve()):
+        game = setup.get("game")
+        file = root / str(game) / "game.tw-pddl"
+        if set(setup) != {"game"} or not isinstance(game, str) or not file.resolve().is_relative_to(root.resolve()):
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected the folder of a game")
         if not file.is_file():
-            raise ValueError(f"there is no game {name!r:.200} in {games}")
-        infos = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
-        engine = importlib.import_module("textworld.envs").PddlEnv(infos)
-        wrapper = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
-        self._engine = wrapper(engine, shuffle=False)
+            raise ValueError(f"there is no game {game!r:.200} in {root}")
+        requested_infos = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
+        engine = importlib.import_module("textworld.envs").PddlEnv(requested_infos)
+        demangler = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
+        self._engine = demangler(engine, shuffle=False)
         self._engine.load(str(file))
         self._state = self._engine.reset()
-        self._introduction = self._feedback().partition(_TASK)[0].strip()
+        self._introduction = self._feedback().partition(_TASK_PREFIX)[0].strip()
         self._command_count = 0
 
     def _feedback(self) -> str:
@@ -73,8 +73,8 @@ class World:
         command = commands.command_of(name, arguments)
         self._command_count += 1
         self._state, _, _ = self._engine.step(command)
-        if (reply := self._feedback()) == _NOTHING:
-            raise ValueError(_NOTHING)
+        if (reply := self._feedback()) == _NO_EFFECT_REPLY:
+            raise ValueError(_NO_EFFECT_REPLY)
         return reply
 
     def over(self) -> bool:
@@ -83,11 +83,11 @@ class World:
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
-        by_predicate: dict[str, list[str]] = {}
+        facts: dict[str, list[str]] = {}
         for fact in self._state["facts"]:
-            if fact.name in _CHANGING:
-                by_predicate.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
-        return {name: sorted(arguments) for name, arguments in sorted(by_predicate.items())}
+            if fact.name in _CHANGING_PREDICATES:
+                facts.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
+        return {name: sorted(arguments) for name, arguments in sorted(facts.items())}
 
     def commands(self) -> list[str]:
         """The commands that do something now."""
@@ -106,18 +106,18 @@ system_message = functools.partial(commands.system_message, Path(__file__).with_
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. It imports the engine now, so that no child needs to."""
-    for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
-        importlib.import_module(name)
-    folder, entries = games(Path(root)), read_list(Path(root))
-    splits = {split: [_task(entry) for entry in entries if entry["split"] == split] for split in SPLITS}
+    for module_name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
+        importlib.import_module(module_name)
+    games_folder, game_entries = games(Path(root)), read_list(Path(root))
+    splits = {split: [_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
         "open fridge 1",
-        _CONCURRENCY,
+        _MOST_WORLDS,
         {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
         _judge,
-        open=lambda setup: World(folder, setup),
-        setups=[{"game": entry["game"]} for entry in entries if entry["split"] == "train"],
+        open=lambda setup: World(games_folder, setup),
+        setups=[{"game": entry["game"]} for entry in game_entries if entry["split"] == "train"],
         affordances=offers,
         phrase=lambda steps: commands.phrase(steps, UNASKED),
         instructions=system_message(instructions),

@@ -64,40 +64,40 @@ def make(
     from a model's code.
     """
     python = interpreter("appworld", RECIPE)
-    full, public = str(roots.root(data) / "data"), str(roots.public(data) / "data")
-    if os.path.realpath(public).startswith("/tmp/"):
+    full_data, public_data = str(roots.root(data) / "data"), str(roots.public(data) / "data")
+    if os.path.realpath(public_data).startswith("/tmp/"):
         raise InstallError(
-            f"{public} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
+            f"{public_data} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
         )
     # One worker runs code on the `public` data, the other judges its calls on the `full` data.
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        playing = pool.submit(
+        play_future = pool.submit(
             isolate,
             f"{__name__}.inside",
             python=python,
             bounds=bounds,
             runs_policy_code=True,
-            visible=(public,),
+            visible=(public_data,),
             # The code that makes the tiny data reveals the right answers.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
-            data=public,
+            data=public_data,
             # The path as given, and the path behind its links.
-            truth=[full, os.path.realpath(full)],
+            truth=[full_data, os.path.realpath(full_data)],
             seconds=0.75 * deadline,
         )
-        judging = pool.submit(
+        judge_future = pool.submit(
             isolate,
             f"{__name__}.judge",
             python=python,
             bounds=dataclasses.replace(bounds, deadline=_JUDGE_DEADLINE),
-            visible=(full,),
-            data=full,
+            visible=(full_data,),
+            data=full_data,
         )
     try:
         environment = AppWorld(
-            playing.result(),
-            judging.result(),
+            play_future.result(),
+            judge_future.result(),
             data,
             solutions=solutions,
             skills=data == "tiny" if skills is None else skills,
@@ -105,9 +105,9 @@ def make(
         )
         environment.play.tools()
     except EnvironmentFailure:
-        for worker in (playing, judging):
-            if worker.exception() is None:
-                worker.result().close()
+        for future in (play_future, judge_future):
+            if future.exception() is None:
+                future.result().close()
         raise
     return environment
 

@@ -33,10 +33,10 @@ RECIPE = Recipe(
 ROOTS = ("official", "tiny")
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
-_STAMP = "stamp.json"
+_STAMP_FILE = "stamp.json"
 _TRUTH = "ground_truth"
-# Deadlines in seconds: the server's first answer, the whole download, the build.
-_PATIENCE, _DOWNLOAD, _BUILD = 15, 1_800, 600
+# Seconds that the server's first answer, the whole download and the build may take.
+_SERVER_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S, _BUILD_TIMEOUT_S = 15, 1_800, 600
 _PROBE = """
 import requests
 from appworld.download import S3_BASE_URL
@@ -45,108 +45,108 @@ raise SystemExit(0 if answer.ok else f"the server answered {answer.status_code}"
 """
 
 
-def root(name: str) -> Path:
+def root(root_name: str) -> Path:
     """The data root of that name, with ground truth: APPWORLD_ROOT for a process that runs no model code.
 
     Raises InstallError, which says what to do, if the root does not exist or another version made it.
     """
-    folder = _place(name)
-    if not is_current(name):
-        problem = "is stale" if (folder / _STAMP).exists() else "is not there"
-        raise InstallError(f"AppWorld's {name} data {problem} ({folder}). {_ways(name)}")
+    folder = _root_folder(root_name)
+    if not is_current(root_name):
+        problem = "is stale" if (folder / _STAMP_FILE).exists() else "is not there"
+        raise InstallError(f"AppWorld's {root_name} data {problem} ({folder}). {_hint(root_name)}")
     return folder
 
 
-def public(name: str) -> Path:
+def public(root_name: str) -> Path:
     """The root's public twin, for processes that run model code. Raises InstallError as `root` does."""
-    root(name)
-    return _twin(name)
+    root(root_name)
+    return _public_folder(root_name)
 
 
-def tasks(name: str, split: str) -> list[str]:
+def tasks(root_name: str, split: str) -> list[str]:
     """The ids of a split's tasks, in the benchmark's order; the part before `_` is the scenario."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
-    lines = (public(name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
+    lines = (public(root_name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
     return [line.partition(":")[0].strip() for line in lines if line.strip()]
 
 
-def specs(name: str, task: str) -> dict[str, Any]:
+def specs(root_name: str, task_id: str) -> dict[str, Any]:
     """What an agent may know of a task: `instruction`, `supervisor`, `datetime`."""
-    return json.loads((_task(public(name), task) / "specs.json").read_text())
+    return json.loads((_task_folder(public(root_name), task_id) / "specs.json").read_text())
 
 
-def solution(name: str, task: str) -> tuple[str, ...]:
-    """The code blocks of a task's reference solution; none where the benchmark withholds it (its test splits).
+def solution(root_name: str, task_id: str) -> tuple[str, ...]:
+    """The code blocks of a task's reference solution; none if the benchmark withholds it, as in its test splits.
 
-    Only trusted processes may call this, as it reads ground truth.
+    Only trusted processes may call this, because it reads ground truth.
     """
-    truth = _task(root(name), task) / _TRUTH
-    if (truth / "blocks.json").exists():
-        return tuple(json.loads((truth / "blocks.json").read_text()))
-    if (truth / "compiled_solution.py").exists():
-        return ((truth / "compiled_solution.py").read_text() + "\nsolution(apis, requester)\n",)
+    truth_folder = _task_folder(root(root_name), task_id) / _TRUTH
+    if (truth_folder / "blocks.json").exists():
+        return tuple(json.loads((truth_folder / "blocks.json").read_text()))
+    if (truth_folder / "compiled_solution.py").exists():
+        return ((truth_folder / "compiled_solution.py").read_text() + "\nsolution(apis, requester)\n",)
     return ()
 
 
-def provide(name: str, python: str, say: Callable[[str], None]) -> None:
+def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
     """Makes that root and its public twin, or reports that they exist. `python` is the interpreter with the package.
 
     It never overwrites existing data: it checks and uses official data that was copied there by hand. Raises
     InstallError, which says what to do.
     """
-    with lock(_place(name), f"AppWorld's {name} data", say, mode=0o700):
-        _provide(name, python, say)
+    with lock(_root_folder(root_name), f"AppWorld's {root_name} data", say, mode=0o700):
+        _make_root(root_name, python, say)
 
 
-def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
-    folder = _place(name)
-    for leftover in folder.parent.glob(f".{name}-*"):
+def _make_root(root_name: str, python: str, say: Callable[[str], None]) -> None:
+    folder = _root_folder(root_name)
+    for leftover in folder.parent.glob(f".{root_name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    if is_current(name):
-        say(f"appworld: {name} data already in {folder}")
+    if is_current(root_name):
+        say(f"appworld: {root_name} data already in {folder}")
         return
-    workspace = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=f".{root_name}-", dir=folder.parent))
     try:
-        if name == "tiny":
+        if root_name == "tiny":
             say(f"appworld: building tiny data in {folder}")
             builder = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
-            _run(builder, _BUILD, "cannot build the tiny data", workspace / "root")
+            _run(builder, _BUILD_TIMEOUT_S, "cannot build the tiny data", workspace / "root")
         elif (folder / "data").exists():
             say(f"appworld: checking the data found in {folder}")
             (workspace / "root").mkdir(mode=0o700)
         else:
             say(f"appworld: downloading the official data into {folder}")
             _download(python, workspace / "root")
-        data = next(parent / "data" for parent in (workspace / "root", folder) if (parent / "data").exists())
-        if flaw := next(_flaws(data), ""):
-            raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
+        data_folder = next(parent / "data" for parent in (workspace / "root", folder) if (parent / "data").exists())
+        if flaw := next(_flaws(data_folder), ""):
+            raise InstallError(f"AppWorld's {root_name} data is incomplete: {flaw}. {_hint(root_name)}")
         say("appworld: copying what model code may see")
-        shutil.copytree(data, workspace / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
-        _settle(name, workspace)
+        shutil.copytree(data_folder, workspace / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
+        _settle(root_name, workspace)
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
-    say(f"appworld: {name} data ready in {folder}")
+    say(f"appworld: {root_name} data ready in {folder}")
 
 
-def _settle(name: str, making: Path) -> None:
+def _settle(root_name: str, workspace: Path) -> None:
     """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
-    folder = _place(name)
-    by_hand = not (making / "root" / "data").exists()
-    for source, target in ((making / "public", _twin(name)), (making / "root", folder)):
-        if source.name == "public" or not by_hand:
+    folder = _root_folder(root_name)
+    is_by_hand = not (workspace / "root" / "data").exists()
+    for source, target in ((workspace / "public", _public_folder(root_name)), (workspace / "root", folder)):
+        if source.name == "public" or not is_by_hand:
             if target.exists():
-                target.rename(making / f"old-{target.name}")
+                target.rename(workspace / f"old-{target.name}")
             source.chmod(0o700)
             source.rename(target)
         target.chmod(0o700)
-        write_whole(target / _STAMP, json.dumps(_expected_stamp(name)))
+        write_whole(target / _STAMP_FILE, json.dumps(_expected_stamp(root_name)))
 
 
-def _place(name: str) -> Path:
-    if name not in ROOTS:
-        raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
-    folder = cache() / "appworld" / name
+def _root_folder(root_name: str) -> Path:
+    if root_name not in ROOTS:
+        raise InstallError(f"AppWorld's data {root_name!r} not found; available: {', '.join(ROOTS)}")
+    folder = cache() / "appworld" / root_name
     if "memory" in str(folder):
         raise InstallError(
             f"the path {folder} contains 'memory', which AppWorld takes for a database held in memory; "
@@ -155,67 +155,67 @@ def _place(name: str) -> Path:
     return folder
 
 
-def _twin(name: str) -> Path:
-    return _place(name).with_name(f"{name}-public")
+def _public_folder(root_name: str) -> Path:
+    return _root_folder(root_name).with_name(f"{root_name}-public")
 
 
-def _task(folder: Path, task: str) -> Path:
-    if not re.fullmatch(r"[0-9a-zA-Z]+_[0-9]+", task):
-        raise ValueError(f"{task!r} is no task of AppWorld; expected an id like 82e2fac_1")
-    return folder / "data" / "tasks" / task
+def _task_folder(root_folder: Path, task_id: str) -> Path:
+    if not re.fullmatch(r"[0-9a-zA-Z]+_[0-9]+", task_id):
+        raise ValueError(f"{task_id!r} is no task of AppWorld; expected an id like 82e2fac_1")
+    return root_folder / "data" / "tasks" / task_id
 
 
-def _expected_stamp(name: str) -> dict[str, str]:
+def _expected_stamp(root_name: str) -> dict[str, str]:
     """The stamp of a root of this version."""
     stamp = {"package": RECIPE.requirements[0]}
-    if name == "tiny":
+    if root_name == "tiny":
         digest = hashlib.sha256()
-        sources = sorted(Path(__file__).with_name("tiny").iterdir())
-        for source in (path for path in sources if path.suffix in (".py", ".md", ".json")):
-            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        source_files = sorted(Path(__file__).with_name("tiny").iterdir())
+        for source_file in (path for path in source_files if path.suffix in (".py", ".md", ".json")):
+            digest.update(source_file.name.encode() + b"\0" + source_file.read_bytes() + b"\0")
         stamp["builder"] = digest.hexdigest()[:16]
     return stamp
 
 
-def is_current(name: str) -> bool:
+def is_current(root_name: str) -> bool:
     """Whether the root and its twin both exist and this version made them."""
-    for folder in (_place(name), _twin(name)):
+    for folder in (_root_folder(root_name), _public_folder(root_name)):
         try:
-            if json.loads((folder / _STAMP).read_text()) != _expected_stamp(name):
+            if json.loads((folder / _STAMP_FILE).read_text()) != _expected_stamp(root_name):
                 return False
         except (OSError, ValueError):
             return False
     return True
 
 
-def _ways(name: str) -> str:
+def _hint(root_name: str) -> str:
     """Says how a user can get that data."""
-    install = "cojax install appworld"
-    if name == "tiny":
-        return f"Run: {install} --data=tiny"
+    install_command = "cojax install appworld"
+    if root_name == "tiny":
+        return f"Run: {install_command} --data=tiny"
     return (
-        f"Ways forward:\n  {install} --data=tiny   builds a small root here, without a network\n"
-        f"  {install}   downloads the official data, where there is a network, or takes what you put at "
-        f"{_place(name) / 'data'}"
+        f"Ways forward:\n  {install_command} --data=tiny   builds a small root here, without a network\n"
+        f"  {install_command}   downloads the official data, where there is a network, or takes what you put at "
+        f"{_root_folder(root_name) / 'data'}"
     )
 
 
 def _download(python: str, folder: Path) -> None:
-    """Downloads with the package's own code, into a new folder, as that code deletes existing data."""
+    """Downloads with the package's own code, into a new folder, because that code deletes existing data."""
     command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
     try:
-        _run([python, "-c", _PROBE], _PATIENCE, "its server cannot be reached", folder)
-        output = _run(command, _DOWNLOAD, "the download broke off", folder)
+        _run([python, "-c", _PROBE], _SERVER_TIMEOUT_S, "its server cannot be reached", folder)
+        output = _run(command, _DOWNLOAD_TIMEOUT_S, "the download broke off", folder)
         if not (folder / "data").exists():
             raise InstallError(f"the package's download left nothing: {output.strip()[-500:]}")
     except InstallError as error:
-        raise InstallError(f"AppWorld's official data is not available: {error}\n{_ways('official')}") from error
+        raise InstallError(f"AppWorld's official data is not available: {error}\n{_hint('official')}") from error
 
 
-def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> str:
+def _run(command: list[str], timeout_s: float, complaint: str, folder: Path) -> str:
     """Makes `folder`, runs the command in it, and returns its output."""
     folder.mkdir(mode=0o700, exist_ok=True)
-    variables = {
+    run_variables = {
         "APPWORLD_ROOT": str(folder),
         "APPWORLD_CACHE": str(home("appworld") / "package"),
         "PYTHONPATH": str(ROOT),
@@ -223,10 +223,10 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
     }
     try:
         process = subprocess.run(
-            command, capture_output=True, text=True, timeout=deadline, cwd=folder, env={**os.environ, **variables}
+            command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env={**os.environ, **run_variables}
         )
     except subprocess.TimeoutExpired as error:
-        raise InstallError(f"{complaint}: no end within {deadline} seconds") from error
+        raise InstallError(f"{complaint}: no end within {timeout_s} seconds") from error
     except OSError as error:
         raise InstallError(f"{complaint}: {error}") from error
     if process.returncode:
@@ -235,19 +235,19 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
     return process.stdout
 
 
-def _flaws(data: Path) -> Iterator[str]:
+def _flaws(data_folder: Path) -> Iterator[str]:
     """Says what a data folder lacks."""
-    for kind, pattern, count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
-        file_count = len(list((data / kind).glob(pattern)))
-        if file_count < count:
-            yield f"{data / kind} has {file_count} files {pattern}, expected {count}"
+    for subfolder, pattern, least_count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
+        file_count = len(list((data_folder / subfolder).glob(pattern)))
+        if file_count < least_count:
+            yield f"{data_folder / subfolder} has {file_count} files {pattern}, expected {least_count}"
     for split in SPLITS:
-        list_file = data / "datasets" / f"{split}.txt"
+        list_file = data_folder / "datasets" / f"{split}.txt"
         if not list_file.exists():
             yield f"{list_file} is missing"
             continue
         for line in list_file.read_text().split():
-            folder = data / "tasks" / line.partition(":")[0]
+            task_folder = data_folder / "tasks" / line.partition(":")[0]
             for name in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
-                if not (folder / name).exists():
-                    yield f"{folder / name} is missing"
+                if not (task_folder / name).exists():
+                    yield f"{task_folder / name} is missing"

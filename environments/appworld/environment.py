@@ -30,12 +30,12 @@ SPLITS: Mapping[str, str] = {
     "challenge": "test_challenge",
 }
 
-# Calls that the judge replays in one step, within one deadline.
-_AT_ONCE = 100
+# The judge replays this many calls in one step, which has one deadline.
+_BATCH_LENGTH = 100
 # The most reference effects of synthesized tasks that stay in memory.
 _MOST_REFERENCES = 4_096
 
-_OPENING = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
+_PROMPT = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
 MISSING = (
     "There is no code block in your message, so nothing was run. Write one, and in it the next step:\n"
     "```python\n# your code\n```\n"
@@ -43,7 +43,7 @@ MISSING = (
 )
 OVER = "The task was completed; nothing was run."
 
-_BLOCK = re.compile(
+_CODE_BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 # The most characters of code in one block.
@@ -84,25 +84,25 @@ class AppWorld:
         self._guard = threading.Lock()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """The first `count` tasks of a split, fewer where it has fewer; `seed` orders the split `seed` only.
+        """The first `count` tasks of a split, or all if it has fewer; `seed` orders only the split `seed`.
 
         Raises ValueError for an unknown split.
         """
         if split not in SPLITS:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         if split == "seed":
-            scenarios = [Task(NAME, "", {"scenario": name}) for name in roots.tasks(self.data, "train")]
+            scenarios = [Task(NAME, "", {"scenario": task_id}) for task_id in roots.tasks(self.data, "train")]
             random.Random(repr(("places", seed))).shuffle(scenarios)
             return tuple(scenarios[:count])
-        return tuple(self._task(name) for name in roots.tasks(self.data, SPLITS[split])[:count])
+        return tuple(self._task(task_id) for task_id in roots.tasks(self.data, SPLITS[split])[:count])
 
     def start(self, task: Task) -> "AppWorldEpisode":
         return AppWorldEpisode(self, task)
 
-    def _task(self, name: str) -> Task:
-        blocks = roots.solution(self.data, name) if self.solutions else ()
+    def _task(self, task_id: str) -> Task:
+        blocks = roots.solution(self.data, task_id) if self.solutions else ()
         solution = tuple(Action(f"```python\n{block}\n```") for block in blocks)
-        return Task(NAME, roots.specs(self.data, name)["instruction"], {"task": name}, solution)
+        return Task(NAME, roots.specs(self.data, task_id)["instruction"], {"task": task_id}, solution)
 
     def close(self) -> None:
         """Ends every process behind this environment."""
@@ -115,22 +115,22 @@ class AppWorld:
         They stay in memory if each step was ok. Raises EnvironmentFailure if they cannot be determined.
         """
         # The key holds each action's code, as a call before the action's own calls.
-        calls = [call for action in task.solution for call in (Call(action.text), *action.calls)]
-        key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in calls])}"
+        parts_as_calls = [call for action in task.solution for call in (Call(action.text), *action.calls)]
+        cache_key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in parts_as_calls])}"
         with self._guard:
-            guard = self._guards.setdefault(key, threading.Lock())
-        with guard:
-            if key in self._references:
-                return self._references[key]
-            sound = False
+            lock = self._guards.setdefault(cache_key, threading.Lock())
+        with lock:
+            if cache_key in self._references:
+                return self._references[cache_key]
+            is_sound = False
             try:
-                effects, sound = self._effects(task)
+                effects, is_sound = self._effects(task)
             finally:
                 with self._guard:
-                    if sound:
-                        self._references[key] = effects
+                    if is_sound:
+                        self._references[cache_key] = effects
                     else:
-                        self._guards.pop(key, None)
+                        self._guards.pop(cache_key, None)
                     while len(self._references) > _MOST_REFERENCES:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return effects
@@ -139,8 +139,8 @@ class AppWorld:
         """The solution's effects, and whether every step was ok: a step that failed once may succeed next time."""
         with contextlib.closing(AppWorldEpisode(self, task)) as episode:
             episode.reset()
-            steps = [episode.step(action).ok for action in task.solution]
-            return episode.state(), all(steps)
+            successes = [episode.step(action).ok for action in task.solution]
+            return episode.state(), all(successes)
 
 
 class AppWorldEpisode:
@@ -166,8 +166,8 @@ class AppWorldEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         self.playing.reset()
-        specification = roots.specs(self.environment.data, self.world.setup["task"])
-        return (Message("user", opening(self.task.query, specification)),)
+        specs = roots.specs(self.environment.data, self.world.setup["task"])
+        return (Message("user", opening(self.task.query, specs)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """The skills if they are on, else none: the benchmark intends a policy to find APIs through `apis.api_docs`."""
@@ -185,8 +185,8 @@ class AppWorldEpisode:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
         # Raises LimitExceeded for a dishonest reply.
-        output, calls, size = report.read(observation)
-        self.bytes += size
+        output, calls, report_bytes = report.read(observation)
+        self.bytes += report_bytes
         self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
         if not self.over:
             self.calls += calls
@@ -213,22 +213,22 @@ class AppWorldEpisode:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
-        until = counted_seconds() + self.environment.verdict
+        deadline = counted_seconds() + self.environment.verdict
         for _ in range(2):
             self._judge_world()
             try:
-                return self._verdict(reference, until)
+                return self._verdict(reference, deadline)
             except (EpisodeFailure, LimitExceeded):
                 # The judge's process failed. Only a second failure is blamed on the calls.
                 self._forget()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
-    def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
-        judging = self._replay_calls(until)
-        evaluation = judging.evaluate() if reference is None else report.compare(reference, judging.state())
+    def _verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
+        judge = self._replay_calls(deadline)
+        evaluation = judge.evaluate() if reference is None else report.compare(reference, judge.state())
         if self.differing:
-            names = ", ".join(dict.fromkeys(self.differing))
-            checks = (*evaluation.checks, Check(f"answered alike again: {names[:200]}", False))
+            call_names = ", ".join(dict.fromkeys(self.differing))
+            checks = (*evaluation.checks, Check(f"answered alike again: {call_names[:200]}", False))
             return Evaluation(evaluation.reward, checks, evaluation.partial)
         return evaluation
 
@@ -237,20 +237,20 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
 
-    def _replay_calls(self, until: float = math.inf) -> Episode:
+    def _replay_calls(self, deadline: float = math.inf) -> Episode:
         """Replays the calls that were not replayed yet; returns the judge's world.
 
-        Raises LimitExceeded if calls remain when `counted_seconds()` passes `until`.
+        Raises LimitExceeded if calls remain when `counted_seconds()` passes `deadline`.
         """
-        judging = self._judge_world()
+        judge_episode = self._judge_world()
         while self.judged < len(self.calls):
-            if counted_seconds() > until:
+            if counted_seconds() > deadline:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
-            batch = self.calls[self.judged : self.judged + _AT_ONCE]
+            batch = self.calls[self.judged : self.judged + _BATCH_LENGTH]
             self.judged += len(batch)
-            observation = judging.step(Action(calls=tuple(batch)))
+            observation = judge_episode.step(Action(calls=tuple(batch)))
             self.differing += [message.content for message in observation.messages]
-        return judging
+        return judge_episode
 
     def _judge_world(self) -> Episode:
         """The judge's world, opened at first use."""
@@ -271,18 +271,18 @@ class AppWorldEpisode:
 
 
 def opening(query: str, specs: Mapping[str, Any]) -> str:
-    """The message that opens an episode; `place` holds the supervisor and the date and time."""
-    return _OPENING.format(**specs["supervisor"], datetime=specs["datetime"].replace("T", " "), query=query)
+    """Returns the message that opens an episode; `specs` hold the supervisor, and the date and time."""
+    return _PROMPT.format(**specs["supervisor"], datetime=specs["datetime"].replace("T", " "), query=query)
 
 
-def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
+def code_of(action: Action, takes_calls: bool = False) -> tuple[str, str]:
     """(code, "") of the first ```python block outside of thoughts, whether it is closed or not; else ("", the error).
 
-    An action without text stands for its calls' code; see skills.py. With `tools`, so does an action without a block.
+    An action without text stands for its calls' code; see skills.py. With `takes_calls`, one without a block does too.
     """
-    text = action.text[-_SEARCH_LENGTH:].rpartition("</think>")[2].partition("<think>")[0]
-    block = _BLOCK.search(text)
-    if block is None and action.calls and (tools or not action.text):
+    searched_text = action.text[-_SEARCH_LENGTH:].rpartition("</think>")[2].partition("<think>")[0]
+    block = _CODE_BLOCK.search(searched_text)
+    if block is None and action.calls and (takes_calls or not action.text):
         try:
             return skills.code(action.calls), ""
         except ValueError as error:

@@ -25,7 +25,7 @@ CALLS = "calls"
 # The most characters of output that are returned; a note says how many were cut.
 MOST_OUTPUT = 15_000
 # How the package's output begins if code did not run to its end.
-_FAILURES = ("Execution failed", "No code available")
+_FAILURE_PREFIXES = ("Execution failed", "No code available")
 
 
 def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
@@ -62,10 +62,10 @@ def episode(app_world: World, salt: str) -> PlainEpisode:
         nonlocal salt, last_output
         output, calls = app_world.execute(action.text)
         salt, last_output = content_hash([salt, action.text]), output.strip()
-        ok = not output.startswith(_FAILURES)
+        ok = not output.startswith(_FAILURE_PREFIXES)
         excess = len(last_output) - MOST_OUTPUT
-        text = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
-        messages = (Message("user", text), Message(CALLS, json.dumps(calls)))
+        shown = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
+        messages = (Message("user", shown), Message(CALLS, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
     return PlainEpisode(step, affordances=lambda: offers.draw_actions(salt, last_output))
@@ -75,18 +75,18 @@ def episode(app_world: World, salt: str) -> PlainEpisode:
 _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
-def check_sealed(data: str, truth: Sequence[str]) -> None:
+def check_sealed(data_folder: str, truth_folders: Sequence[str]) -> None:
     """Raises PermissionError if this process could read ground truth, or cannot enter the folders that it needs.
 
     It tries to list each folder, as the kernel's rules can forbid what permissions allow.
     """
-    if leaks := [folder for folder in truth if succeeds(functools.partial(os.listdir, folder))]:
+    if leaks := [folder for folder in truth_folders if succeeds(functools.partial(os.listdir, folder))]:
         raise PermissionError(
             f"a model's code could read the ground truth in {leaks[0]}: this system can give a process neither its own "
             "view of the files, nor rules about them (Landlock), nor, under root, its own user. Run as an "
             f"ordinary user and {_ALLOW}"
         )
-    for folder in (data, sys.prefix, sys.base_prefix):
+    for folder in (data_folder, sys.prefix, sys.base_prefix):
         if not succeeds(functools.partial(os.listdir, folder)):
             raise PermissionError(
                 f"a model's code runs as user {os.getuid()} here, who cannot enter {folder}: let others enter every "
@@ -95,12 +95,13 @@ def check_sealed(data: str, truth: Sequence[str]) -> None:
 
 
 # Kinds of values that an action may change; each other kind is looked up only once.
-_CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
-# The most values of a kind that are offered, and the most actions of one skill.
-_VALUES = 6
-_OF_SKILL = 5
+_CHANGING_KINDS = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
+# The most values of a kind that are offered.
+_MOST_VALUES = 6
+# The most actions of one skill that are offered.
+_MOST_SKILL_CALLS = 5
 # The most characters of an output that could be an answer.
-_ANSWER = 100
+_LONGEST_ANSWER = 100
 
 Values = list[tuple[Any, ...]]
 
@@ -114,28 +115,28 @@ class Offers:
         self.tokens: dict[str, str | None] = {}
         self.values_by_kind: dict[str, Values] = {}
 
-    def draw_actions(self, salt: str, last: str) -> tuple[Action, ...]:
-        """Actions of one call each, drawn by `salt`. The last ones complete the task, also with the `last` output."""
+    def draw_actions(self, salt: str, last_output: str) -> tuple[Action, ...]:
+        """Actions of one call each, drawn by `salt`. The last ones complete the task, also with `last_output`."""
         self.rng = random.Random(salt)
-        for kind in _CHANGING:
+        for kind in _CHANGING_KINDS:
             self.values_by_kind.pop(kind, None)
         offers = [call for skill in SKILLS.values() for call in self.calls(skill)]
-        answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
-        return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in answers)))
+        endings = [{}, {"answer": last_output}] if 0 < len(last_output) <= _LONGEST_ANSWER else [{}]
+        return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in endings)))
 
     def calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, with different arguments; none if an argument has no value."""
-        kinds = [_draw(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
-        combinations = list(itertools.islice(itertools.product(*kinds), 200))
+        values_of_slots = [_draw(self.values(kind), _MOST_VALUES, self.rng) for kind in skill.slots]
+        combinations = list(itertools.islice(itertools.product(*values_of_slots), 200))
         return [
-            Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(values), strict=True)))
-            for values in _draw(combinations, _OF_SKILL, self.rng)
+            Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(combination), strict=True)))
+            for combination in _draw(combinations, _MOST_SKILL_CALLS, self.rng)
         ]
 
     def values(self, kind: str) -> Values:
         """The values of the kind, each a tuple of arguments."""
         if kind not in self.values_by_kind:
-            self.values_by_kind[kind] = list(dict.fromkeys(_values(self, kind)))
+            self.values_by_kind[kind] = list(dict.fromkeys(_look_up_values(self, kind)))
         return self.values_by_kind[kind]
 
     def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
@@ -150,48 +151,48 @@ class Offers:
             profile = self.world.look("supervisor", "show_profile") or {}
             accounts = self.world.look("supervisor", "show_account_passwords") or []
             passwords = {account["account_name"]: account["password"] for account in accounts}
-            name = profile.get("phone_number" if app == "phone" else "email")
-            login = self.world.look(app, "login", username=name, password=passwords.get(app, "")) or {}
-            self.tokens[app] = login.get("access_token")
+            user_name = profile.get("phone_number" if app == "phone" else "email")
+            login_reply = self.world.look(app, "login", username=user_name, password=passwords.get(app, "")) or {}
+            self.tokens[app] = login_reply.get("access_token")
         return self.tokens[app]
 
 
-def _list_values(scene: Offers, endpoint: str, columns: Sequence[str]) -> Values:
+def _list_values(offers: Offers, endpoint: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows, from its first page, or from one drawn at random if there are more."""
     app, api = endpoint.split(".")
-    rows = scene.rows(app, api, page_limit=20)
+    rows = offers.rows(app, api, page_limit=20)
     if len(rows) == 20:
         # The world's id is the seed, so that an episode offers the same songs throughout.
-        page = random.Random(f"{scene.world.id} {api}").randrange(3)
-        rows = scene.rows(app, api, page_limit=20, page_index=page) or rows
+        page_index = random.Random(f"{offers.world.id} {api}").randrange(3)
+        rows = offers.rows(app, api, page_limit=20, page_index=page_index) or rows
     return [(" ".join(row[column] for column in columns),) for row in rows]
 
 
-def _todos(scene: Offers) -> Iterable[tuple[Any, ...]]:
-    for project in scene.rows("todoist", "show_projects", page_limit=20)[:4]:
-        token = scene.token("todoist")
-        reply = scene.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
+    for project in offers.rows("todoist", "show_projects", page_limit=20)[:4]:
+        token = offers.token("todoist")
+        reply = offers.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
         for task in (reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
                 yield task["title"], project["name"]
 
 
-def _alarms(scene: Offers) -> Iterable[tuple[Any, ...]]:
-    return [(row["label"], not row["enabled"]) for row in scene.rows("phone", "show_alarms", page_limit=20)]
+def _list_alarms(offers: Offers) -> Iterable[tuple[Any, ...]]:
+    return [(row["label"], not row["enabled"]) for row in offers.rows("phone", "show_alarms", page_limit=20)]
 
 
-_FUNCTIONS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _todos, "alarms": _alarms}
+_LISTERS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _list_todos, "alarms": _list_alarms}
 
 
-def _values(scene: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
-    """The values of the kind, as skills.txt defines it."""
+def _look_up_values(offers: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
+    """Finds the values of the kind, which skills.txt defines."""
     match KINDS[kind].split():
-        case [name] if name in _FUNCTIONS:
-            return _FUNCTIONS[name](scene)
+        case [name] if name in _LISTERS:
+            return _LISTERS[name](offers)
         case [base, "but", omission]:
-            return [value for value in scene.values(base) if value not in scene.values(omission)]
+            return [value for value in offers.values(base) if value not in offers.values(omission)]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
-            return _list_values(scene, endpoint, columns)
+            return _list_values(offers, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
 
 

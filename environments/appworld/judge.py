@@ -41,18 +41,18 @@ def make(data: str) -> Episodes:
     def start(task: Task) -> PlainEpisode:
         world.settle(data)
         if "dataset" in task.setup:
-            return PlainEpisode(lambda action: Observation(), state=lambda: _figures(data, **task.setup))
+            return PlainEpisode(lambda action: Observation(), state=lambda: _evaluate_split(data, **task.setup))
         app_world = World(data, task.setup["task"])
         return PlainEpisode(
             lambda action: replay(app_world, action.calls),
             state=lambda: changes(app_world.stock),
-            evaluate=functools.partial(_verdict, app_world),
+            evaluate=functools.partial(_run_tests, app_world),
         )
 
     return Episodes("appworld", start)
 
 
-def _verdict(app_world: World) -> Evaluation:
+def _run_tests(app_world: World) -> Evaluation:
     """Runs the benchmark's own tests, each of which is a check; the reward is 1.0 if all pass.
 
     The benchmark labels the tests that an episode without any action passes (`no_op_pass`). In the partial reward,
@@ -62,26 +62,26 @@ def _verdict(app_world: World) -> Evaluation:
     from appworld.ground_truth import GroundTruth
 
     app_world.save()
-    tests = GroundTruth.load(task_id=app_world.id).test_data
+    test_data = GroundTruth.load(task_id=app_world.id).test_data
     try:
         tracker = evaluate_task(app_world.id, app_world.stock.experiment_name, save_report=False)
     except Exception as error:
         # The calls can leave a state that a test does not expect.
         return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
-    successes = [test["requirement"] for test in tracker.passes]
-    checks = tuple(Check(test["requirement"], test["requirement"] in successes) for test in tests)
-    guards = [test["label"] == "no_op_pass" for test in tests]
-    results = list(zip(guards, (check.passed for check in checks), strict=True))
-    partial = partial_reward(results.count((False, True)), guards.count(False), results.count((True, False)))
+    passed_requirements = [test["requirement"] for test in tracker.passes]
+    checks = tuple(Check(test["requirement"], test["requirement"] in passed_requirements) for test in test_data)
+    guard_flags = [test["label"] == "no_op_pass" for test in test_data]
+    outcomes = list(zip(guard_flags, (check.passed for check in checks), strict=True))
+    partial = partial_reward(outcomes.count((False, True)), guard_flags.count(False), outcomes.count((True, False)))
     return Evaluation(float(tracker.success), checks, partial)
 
 
-def _figures(data: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
+def _evaluate_split(data_folder: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
     from appworld.evaluator import evaluate_dataset
 
-    for task, calls in made.items():
-        app_world = World(data, task)
-        replay(app_world, [Call(name, arguments) for name, arguments in calls])
+    for task_id, calls in made.items():
+        app_world = World(data_folder, task_id)
+        replay(app_world, [Call(call_name, arguments) for call_name, arguments in calls])
         app_world.save()
         app_world.close()
     return evaluate_dataset(app_world.stock.experiment_name, dataset, save_reports=False)["aggregate"]
@@ -92,7 +92,7 @@ def replay(app_world: World, calls: Sequence[Call]) -> Observation:
 
     It skips a call that no code could have made, and the observation is then not ok.
     """
-    differing, ok = [], True
+    differing_calls, ok = [], True
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
@@ -101,18 +101,18 @@ def replay(app_world: World, calls: Sequence[Call]) -> Observation:
         except (ValueError, TypeError, KeyError):
             is_alike = ok = False
         if not is_alike:
-            differing.append(Message("differing", call.name))
-    return Observation(tuple(differing), ok, app_world.is_complete)
+            differing_calls.append(Message("differing", call.name))
+    return Observation(tuple(differing_calls), ok, app_world.is_complete)
 
 
 _VOLATILE = re.compile(
     r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
 )
-_WHEN = re.compile(r"^(?!scheduled_send).*_at$")
+_TIME_COLUMN = re.compile(r"^(?!scheduled_send).*_at$")
 # The package draws these in place of contents that it does not store.
-_MADE_UP = re.compile(r"binary:\w{10}\.\.\.")
+_MADE_UP_CONTENT = re.compile(r"binary:\w{10}\.\.\.")
 # References between new rows are followed to this depth.
-_DEPTH = 4
+_MOST_DEPTH = 4
 # The answer that `complete_task` stores if it gets none.
 _NO_ANSWER = '"<<NOT_GIVEN>>"'
 
@@ -125,12 +125,12 @@ def changes(stock: Any) -> dict[str, Any]:
     from appworld.collections.models import ModelCollectionPair
 
     stock.models.clear_ids_record_hashes()
-    start = stock.task.model_collection
-    pair = ModelCollectionPair(start.from_db_home_path, start, stock.models.to_db_home_path, stock.models)
+    start_models = stock.task.model_collection
+    pair = ModelCollectionPair(start_models.from_db_home_path, start_models, stock.models.to_db_home_path, stock.models)
     try:
-        tables = {name: pair.changed_records(name) for name in sorted(pair.changed_model_names())}
-        new_rows = {(name, row.id): row for name, (rows, _, _) in tables.items() for row in rows}
-        entries = {name: entry for name, rows in tables.items() if (entry := _table(pair, name, rows, new_rows))}
+        tables = {table: pair.changed_records(table) for table in sorted(pair.changed_model_names())}
+        added = {(table, row.id): row for table, (rows, _, _) in tables.items() for row in rows}
+        entries = {table: entry for table, rows in tables.items() if (entry := _diff(pair, table, rows, added))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
         # Reading the start state pointed every model at it.
@@ -139,51 +139,51 @@ def changes(stock: Any) -> dict[str, Any]:
     return {"tables": entries, "answer": answer, "status": task.status}
 
 
-Added = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
+Rows = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 
 
-def _table(pair: Any, name: str, rows: tuple[list[Any], list[Any], list[Any]], new: Added) -> dict[str, list[Any]]:
+def _diff(pair: Any, table: str, rows: tuple[list[Any], list[Any], list[Any]], added: Rows) -> dict[str, list[Any]]:
     """The rows added, changed (id and new values) and removed (id); a part without rows is left out."""
-    app, _, kind = name.partition(".")
+    app, _, model_name = table.partition(".")
     additions, updates, removals = rows
-    old_rows = {row.id: row for row in pair.start[app][kind].by_ids([row.id for row in updates])}
-    differences = []
+    old_rows = {row.id: row for row in pair.start[app][model_name].by_ids([row.id for row in updates])}
+    changed_rows = []
     for row in updates:
-        old, current = _columns(app, old_rows[row.id], new), _columns(app, row, new)
-        if differing := {column: current[column] for column in current if current[column] != old[column]}:
-            differences.append({"id": row.id, **differing})
+        before, after = _stable_columns(app, old_rows[row.id], added), _stable_columns(app, row, added)
+        if differing := {column: after[column] for column in after if after[column] != before[column]}:
+            changed_rows.append({"id": row.id, **differing})
     entry = {
-        "added": [_columns(app, row, new) for row in additions],
-        "changed": differences,
+        "added": [_stable_columns(app, row, added) for row in additions],
+        "changed": changed_rows,
         "removed": [{"id": row.id} for row in removals],
     }
-    return {part: sorted(records, key=canonical) for part, records in entry.items() if records}
+    return {change_kind: sorted(kind_rows, key=canonical) for change_kind, kind_rows in entry.items() if kind_rows}
 
 
-def _columns(app: str, row: Any, new: Added, depth: int = 0) -> dict[str, Any]:
+def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str, Any]:
     """A row's columns, without those that may differ between equal worlds."""
     from appworld.common.utils import modelize
 
-    mapping = type(row).field_mapping()
+    field_mapping = type(row).field_mapping()
 
-    def reference(stem: str, value: Any) -> Any:
+    def resolve(id_field: str, value: Any) -> Any:
         """The id of an original row, or the content of an added row."""
-        name = mapping.get(f"{stem}_id", mapping.get(f"{stem}_ids", stem))
-        kind = modelize(name.removesuffix("_ids").removesuffix("_id"))
-        if (added_row := new.get((f"{app}.{kind}", value))) is None:
+        model_field = field_mapping.get(f"{id_field}_id", field_mapping.get(f"{id_field}_ids", id_field))
+        model_name = modelize(model_field.removesuffix("_ids").removesuffix("_id"))
+        if (added_row := added.get((f"{app}.{model_name}", value))) is None:
             return value
-        return "new" if depth >= _DEPTH else {"new": _columns(app, added_row, new, depth + 1)}
+        return "new" if depth >= _MOST_DEPTH else {"new": _stable_columns(app, added_row, added, depth + 1)}
 
-    def plain(column: str, value: Any) -> Any:
-        if _WHEN.match(column):
+    def clean(column: str, value: Any) -> Any:
+        if _TIME_COLUMN.match(column):
             return value is not None
-        if isinstance(value, str) and _MADE_UP.fullmatch(value):
+        if isinstance(value, str) and _MADE_UP_CONTENT.fullmatch(value):
             return "binary"
         if isinstance(value, dict):
-            return {name: plain(name, inner) for name, inner in value.items()}
+            return {key: clean(key, nested_value) for key, nested_value in value.items()}
         if column.endswith("_ids") and isinstance(value, list):
-            return [reference(column.removesuffix("_ids"), item) for item in value]
-        return reference(column.removesuffix("_id"), value) if column.endswith("_id") else value
+            return [resolve(column.removesuffix("_ids"), row_id) for row_id in value]
+        return resolve(column.removesuffix("_id"), value) if column.endswith("_id") else value
 
     values = json.loads(json.dumps(row.dict(), default=str))
-    return {column: plain(column, value) for column, value in sorted(values.items()) if not _VOLATILE.match(column)}
+    return {column: clean(column, value) for column, value in sorted(values.items()) if not _VOLATILE.match(column)}

@@ -34,58 +34,58 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
             raise TypeError("an observation needs its text, and true or false for ok and for done")
         if len(report) > MOST_BYTES or sum(map(report.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"a report holds at most {MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
-        records = json.loads(report, parse_constant=str, parse_float=finite)
-        return output, [_call(record) for record in records], len(report)
+        call_records = json.loads(report, parse_constant=str, parse_float=finite)
+        return output, [_read_call(call_record) for call_record in call_records], len(report)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
 
 
-def _call(record: Any) -> Call:
+def _read_call(call_record: Any) -> Call:
     """A call in the judge's form. Raises TypeError or KeyError if the record is no call."""
-    app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
+    app, api, arguments, digest = (call_record[field] for field in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call needs app, api, arguments and digest")
     if not (_NAME.fullmatch(app) and _NAME.fullmatch(api)):
         raise TypeError("a name of an app or API has letters and underscores only, at most 60")
-    if _deep(arguments, _DEPTH):
+    if _is_deep(arguments, _DEPTH):
         raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
     return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
 
 
-def finite(number: str) -> float | str:
-    """The number, or its text if it is infinite: 1e999 reads as infinity, which JSON does not have."""
-    value = float(number)
-    return value if math.isfinite(value) else number
+def finite(number_text: str) -> float | str:
+    """Reads a number; returns its text if it is infinite: 1e999 reads as infinity, which JSON does not have."""
+    number = float(number_text)
+    return number if math.isfinite(number) else number_text
 
 
-def _deep(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deep(item, levels - 1) for item in inner)
+def _is_deep(value: Any, levels: int) -> bool:
+    inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_is_deep(inner_value, levels - 1) for inner_value in inner_values)
 
 
 def compare(reference: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluation:
-    """The checks on an episode's changes, both sides as `judge.changes` gives them; reward 1.0 if all pass, else 0.0.
+    """Checks an episode's changes, both sides in the form of `judge.changes`; reward 1.0 if all checks pass, else 0.0.
 
     There is one check for each part of a table that the solution changes (rows added, changed, removed, as multisets),
     one that nothing else changed, one for the answer, and one that the task was completed. The targets of the partial
     reward are the parts that the solution changes, and the answer if it gives one.
     """
-    goal, actual = _parts(reference), _parts(effects)
-    parts = [Check(f"{table}: {part}", actual.get((table, part)) == rows) for (table, part), rows in goal.items()]
+    goal, actual = _rows_by_part(reference), _rows_by_part(effects)
+    row_checks = [Check(f"{table}: {kind}", actual.get((table, kind)) == rows) for (table, kind), rows in goal.items()]
     extras = actual.keys() - goal.keys()
     answer = Check("answer", answer_text(effects["answer"]) == answer_text(reference["answer"]))
-    completion = effects["status"] is not None and effects["status"] == reference["status"]
-    checks = (*parts, Check("nothing else changed", not extras), answer, Check("completed", completion))
-    answers = reference["answer"] is not None
-    targets = [*parts, answer] if answers else parts
-    harm = len(extras) + (not answers and not answer.passed)
-    partial = partial_reward(sum(check.passed for check in targets), len(targets), harm)
+    is_done = effects["status"] is not None and effects["status"] == reference["status"]
+    checks = (*row_checks, Check("nothing else changed", not extras), answer, Check("completed", is_done))
+    has_answer = reference["answer"] is not None
+    targets = [*row_checks, answer] if has_answer else row_checks
+    harm_count = len(extras) + (not has_answer and not answer.passed)
+    partial = partial_reward(sum(check.passed for check in targets), len(targets), harm_count)
     return Evaluation(float(all(check.passed for check in checks)), checks, partial)
 
 
-def partial_reward(right: int, targets: int, harm: int) -> float:
-    """The partial reward for `right` of `wanted` targets; each of `harm` forbidden changes lowers it."""
-    return right / max(1, targets + harm)
+def partial_reward(right_count: int, target_count: int, harm_count: int) -> float:
+    """Returns the partial reward for `right_count` of `target_count` targets, lowered by each forbidden change."""
+    return right_count / max(1, target_count + harm_count)
 
 
 def answer_text(answer: Any) -> str:
@@ -104,9 +104,9 @@ def answer_text(answer: Any) -> str:
         return text.strip().lower()
 
 
-def _parts(effects: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
+def _rows_by_part(effects: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
     return {
-        (table, part): sorted(map(canonical, rows))
-        for table, parts in effects["tables"].items()
-        for part, rows in parts.items()
+        (table, kind): sorted(map(canonical, rows))
+        for table, rows_by_kind in effects["tables"].items()
+        for kind, rows in rows_by_kind.items()
     }

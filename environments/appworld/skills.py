@@ -25,7 +25,7 @@ class ApiSkill:
     slots: Mapping[str, tuple[str, ...]]
     wording: str
     code: str
-    look: bool = False
+    is_look_up: bool = False
 
     @property
     def app(self) -> str:
@@ -36,27 +36,27 @@ class ApiSkill:
         return tuple(itertools.chain.from_iterable(self.slots.values()))
 
 
-def _read(text: str) -> tuple[str, dict[str, ApiSkill]]:
+def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
     """The code that begins every block, and the skills by name."""
-    pieces: dict[str, str] = {}
+    shared: dict[str, str] = {}
     skills: dict[str, ApiSkill] = {}
-    for heading, lines in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
-        body = re.sub(r"^([A-Z]+)\n", lambda piece: pieces[piece[1]], textwrap.dedent(lines), flags=re.MULTILINE)
+    for heading, body in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
+        code = re.sub(r"^([A-Z]+)\n", lambda match: shared[match[1]], textwrap.dedent(body), flags=re.MULTILINE)
         if heading.isupper():
-            pieces[heading] = body
-        elif skill := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
-            look, name, slot_list, wording = skill.groups()
+            shared[heading] = code
+        elif match := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
+            mark, name, slot_list, wording = match.groups()
             slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
-            skills[name] = ApiSkill(name, slots, wording, body.rstrip("\n"), bool(look))
+            skills[name] = ApiSkill(name, slots, wording, code.rstrip("\n"), bool(mark))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
-    return pieces["PROLOGUE"], skills
+    return shared["PROLOGUE"], skills
 
 
-_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
-_PROLOGUE, SKILLS = _read(_TEXT)
+_TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_PROLOGUE, SKILLS = _read_table(_TABLE)
 # Kind of value → the source of its values.
-KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TEXT, re.MULTILINE))
+KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE, re.MULTILINE))
 
 
 def code(calls: Sequence[Call]) -> str:
@@ -66,8 +66,8 @@ def code(calls: Sequence[Call]) -> str:
         if call.name == ENDING:
             if not call.arguments.keys() <= {"answer"}:
                 raise ValueError(f"{ENDING} takes an answer alone, or nothing")
-            arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
-            blocks.append(f"apis.supervisor.complete_task({arguments})")
+            ending_arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+            blocks.append(f"apis.supervisor.complete_task({ending_arguments})")
             continue
         skill = SKILLS.get(call.name)
         if skill is None:
@@ -75,8 +75,8 @@ def code(calls: Sequence[Call]) -> str:
         values = call.arguments
         if values.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in values.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        body = _fill(skill.code, values)
-        blocks.append(f'access = token("{skill.app}")\n{body}')
+        skill_code = _fill_in(skill.code, values)
+        blocks.append(f'access = token("{skill.app}")\n{skill_code}')
     return "\n".join(blocks)
 
 
@@ -88,19 +88,19 @@ def documentation() -> tuple[Mapping[str, Any], ...]:
 
 def popularity() -> Mapping[str, float]:
     """Skill → its weight for an unguided explorer, by its rank in the table."""
-    return {name: rank**-POPULARITY for rank, name in enumerate((*SKILLS, ENDING), start=1)}
+    return {skill_name: rank**-POPULARITY for rank, skill_name in enumerate((*SKILLS, ENDING), start=1)}
 
 
-def neighbours(name: str) -> tuple[str, ...]:
+def neighbours(skill_name: str) -> tuple[str, ...]:
     """The other skills of the same app. Raises KeyError for an unknown one."""
-    if name == ENDING:
+    if skill_name == ENDING:
         return ()
-    app = SKILLS[name].app
-    return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != name)
+    app = SKILLS[skill_name].app
+    return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != skill_name)
 
 
-def _fill(text: str, arguments: Mapping[str, Any]) -> str:
-    return re.sub(r"{(\w+)}", lambda slot: repr(arguments[slot[1]]), text)
+def _fill_in(code_template: str, arguments: Mapping[str, Any]) -> str:
+    return re.sub(r"{(\w+)}", lambda match: repr(arguments[match[1]]), code_template)
 
 
 def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
@@ -121,33 +121,33 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
     calls = [(call, step.observation) for step in steps for call in step.action.calls]
     if len(calls) < 2 or len(calls) != len(steps) or not all(observation.ok for _, observation in calls):
         return None
-    (*earlier, (last, last_observation)), (ending, _) = calls[:-1], calls[-1]
-    if ending.name != ENDING or any(call.name not in SKILLS for call, _ in calls[:-1]):
+    (*earlier_calls, (last_call, last_observation)), (ending_call, _) = calls[:-1], calls[-1]
+    if ending_call.name != ENDING or any(call.name not in SKILLS for call, _ in calls[:-1]):
         return None
-    if any(SKILLS[call.name].look for call, _ in earlier):
+    if any(SKILLS[call.name].is_look_up for call, _ in earlier_calls):
         return None
-    if ending.arguments != ({"answer": last_observation.text} if SKILLS[last.name].look else {}):
+    if ending_call.arguments != ({"answer": last_observation.text} if SKILLS[last_call.name].is_look_up else {}):
         return None
-    if SKILLS[last.name].look and not (last_observation.text.strip() and "\n" not in last_observation.text):
+    if SKILLS[last_call.name].is_look_up and not (last_observation.text.strip() and "\n" not in last_observation.text):
         return None
-    clauses = [_wording(call) for call, _ in calls[:-1]]
+    clauses = [_word_call(call) for call, _ in calls[:-1]]
     if None in clauses or len(set(clauses)) < len(clauses):
         return None
-    text = _JOINER.join(filter(None, clauses))
-    return f"{text[0].upper()}{text[1:]}."
+    query = _JOINER.join(filter(None, clauses))
+    return f"{query[0].upper()}{query[1:]}."
 
 
-def _wording(call: Call) -> str | None:
+def _word_call(call: Call) -> str | None:
     skill = SKILLS[call.name]
     if call.arguments.keys() != set(skill.parameters):
         return None
-    return _SLOT.sub(lambda slot: _value_text(call.arguments[slot[2]], slot), skill.wording)
+    return _SLOT.sub(lambda match: _word_value(call.arguments[match[2]], match), skill.wording)
 
 
-def _value_text(value: Any, slot: re.Match[str]) -> str:
-    bare, _, yes, no = slot.groups()
-    if yes or no:
-        return str(yes if value else no)
-    if isinstance(value, str) and (bare or not re.search(r"['\\\x00-\x1f]", value)):
-        return value if bare else f"'{value}'"
+def _word_value(value: Any, slot_match: re.Match[str]) -> str:
+    is_bare, _, true_text, false_text = slot_match.groups()
+    if true_text or false_text:
+        return str(true_text if value else false_text)
+    if isinstance(value, str) and (is_bare or not re.search(r"['\\\x00-\x1f]", value)):
+        return value if is_bare else f"'{value}'"
     return json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
 """Opens one AppWorld world in this process and records or replays its API calls. Only this file imports `appworld`.
 
-A process opens only one world and ends with it, as an open world freezes the process's clocks and replaces functions of
-the standard library.
+A process opens only one world and ends with it, because an open world freezes the process's clocks and replaces
+functions of the standard library.
 
 Each call is limited to the documented route of its API in the server, as a user who logged in. The package writes
 arguments into a path unescaped, and signs access tokens with a key that is no secret. So the arguments in a path are
@@ -28,31 +28,32 @@ from urllib.parse import unquote
 
 from cojax.types import content_hash
 
-# The most calls of an episode, and the most bytes of their records. The package allows 1,000 calls in a block of code.
+# The most calls of an episode. The package allows 1,000 calls in a block of code.
 MOST_CALLS = 3_000
+# The most bytes of their records.
 MOST_BYTES = 3 * 2**19
 # Arguments that the requester itself takes; no API has them.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
 # How the package's error begins if a call is refused.
-_REFUSAL = "Response status code is "
+_REFUSAL_PREFIX = "Response status code is "
 
 
-def settle(data: str) -> None:
+def settle(data_folder: str) -> None:
     """Makes a root in /tmp for this process alone, with a link to the data; worlds write their files there.
 
     Call it before `appworld` is imported, and again in every child, which has its own /tmp.
     """
-    root = tempfile.mkdtemp(prefix="world-")
-    os.symlink(data, os.path.join(root, "data"))
-    os.environ["APPWORLD_ROOT"] = root
-    os.environ["APPWORLD_CACHE"] = root
+    own_root = tempfile.mkdtemp(prefix="world-")
+    os.symlink(data_folder, os.path.join(own_root, "data"))
+    os.environ["APPWORLD_ROOT"] = own_root
+    os.environ["APPWORLD_CACHE"] = own_root
     if "appworld" in sys.modules:
         _forget_paths()
 
 
-def warm(data: str) -> None:
+def warm(data_folder: str) -> None:
     """Imports the package and loads what every world needs, in a process whose forks open worlds."""
-    settle(data)
+    settle(data_folder)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
     from appworld.collections.api_docs import ApiDocCollection
@@ -75,18 +76,18 @@ def warm(data: str) -> None:
 class World:
     """The world of one task, and the calls in it."""
 
-    def __init__(self, data: str, task: str, seconds: float = 100.0) -> None:
+    def __init__(self, data_folder: str, task_id: str, seconds: float = 100.0) -> None:
         """Opens the world; `settle` must have been called. One block of code may take `seconds` of processor time.
 
         Raises ValueError for an unknown task.
         """
-        if not task_folder(data, task).is_dir():
-            raise ValueError(f"no task {task!r} in {data}")
+        if not task_folder(data_folder, task_id).is_dir():
+            raise ValueError(f"no task {task_id!r} in {data_folder}")
         from appworld.environment import AppWorld
 
-        self.id = task
+        self.id = task_id
         self.stock = AppWorld(
-            task_id=task, experiment_name="episode", load_ground_truth=False, timeout_seconds=max(1, int(seconds))
+            task_id=task_id, experiment_name="episode", load_ground_truth=False, timeout_seconds=max(1, int(seconds))
         )
         self.access = Access(self.stock.requester.client.app, self.stock.task.allowed_apps)
         self._request = self.stock.requester.request
@@ -100,10 +101,10 @@ class World:
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
         """Runs the code; returns its output or the reason of its failure, and the records of its calls."""
-        records: list[dict[str, Any]] = []
-        self.calls = records
+        call_records: list[dict[str, Any]] = []
+        self.calls = call_records
         try:
-            return self.stock.execute(code), records
+            return self.stock.execute(code), call_records
         finally:
             self.calls = None
 
@@ -113,10 +114,10 @@ class World:
         The worker's deadline ends code that only waits.
         """
 
-        def ring(number: int, frame: Any) -> None:
+        def raise_timeout(signal_number: int, frame: Any) -> None:
             raise TimeoutError(f"Function run_cell execution timed out after {self.stock.timeout_seconds} seconds.")
 
-        signal.signal(signal.SIGPROF, ring)
+        signal.signal(signal.SIGPROF, raise_timeout)
         signal.setitimer(signal.ITIMER_PROF, self.stock.timeout_seconds)
         try:
             return self.stock.shell.run_cell(code)
@@ -167,7 +168,7 @@ class World:
 
     @property
     def is_complete(self) -> bool:
-        # This reads the row, as the package's API cannot show every answer.
+        # This reads the row, because the package's API cannot show every answer.
         from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
 
         return self.stock.models.supervisor.Task.all()[0].status in get_args(TASK_STATUS_LITERAL)
@@ -185,24 +186,24 @@ class World:
         It records every call that reached the route of its API, even one that failed. Raises OverflowError for more
         calls than an episode may make, and RuntimeError for a call after the end of its block.
         """
-        if (records := self.calls) is None:
+        if (call_records := self.calls) is None:
             raise RuntimeError("calls are made while a block of code runs")
         api_arguments = {name: value for name, value in arguments.items() if name not in _RESERVED}
-        record = {"app": _app_name, "api": _api_name, "arguments": _plain(api_arguments), "digest": ""}
-        size = len(json.dumps(record))
-        if self._call_count >= MOST_CALLS or self._record_bytes + size > MOST_BYTES:
+        call_record = {"app": _app_name, "api": _api_name, "arguments": _plain(api_arguments), "digest": ""}
+        record_bytes = len(json.dumps(call_record))
+        if self._call_count >= MOST_CALLS or self._record_bytes + record_bytes > MOST_BYTES:
             raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {MOST_BYTES:,} bytes; not made")
         with self._own_stream(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
-                record["digest"] = content_hash(_plain(reply))
+                call_record["digest"] = content_hash(_plain(reply))
             except Exception as error:
-                record["digest"] = _digest_of(error)
+                call_record["digest"] = _digest_of(error)
                 raise
             finally:
                 if call.reached:
-                    records.append(record)
-                    self._call_count, self._record_bytes = self._call_count + 1, self._record_bytes + size
+                    call_records.append(call_record)
+                    self._call_count, self._record_bytes = self._call_count + 1, self._record_bytes + record_bytes
         return reply
 
     @contextlib.contextmanager
@@ -216,16 +217,16 @@ class World:
             random.setstate(outer_state)
 
 
-def task_folder(data: str, task: str) -> Path:
+def task_folder(data_folder: str, task_id: str) -> Path:
     """The folder of a task. Raises ValueError for an id that could lead to another folder."""
-    if not isinstance(task, str) or not task.replace("_", "").isalnum():
-        raise ValueError(f"{task!r:.100} is no task id")
-    return Path(data) / "tasks" / task
+    if not isinstance(task_id, str) or not task_id.replace("_", "").isalnum():
+        raise ValueError(f"{task_id!r:.100} is no task id")
+    return Path(data_folder) / "tasks" / task_id
 
 
 def _digest_of(error: Exception) -> str:
     """The digest of a refusal; "" if the API gave no reply."""
-    return content_hash(str(error)) if str(error).startswith(_REFUSAL) else ""
+    return content_hash(str(error)) if str(error).startswith(_REFUSAL_PREFIX) else ""
 
 
 def _plain(value: Any) -> Any:
@@ -242,12 +243,12 @@ def _forget_paths() -> None:
 
 
 # Characters that end a segment of a path, end the path, or mark an argument in a documented path.
-_MARKS = frozenset("/\\?#{}")
+_PATH_MARKS = frozenset("/\\?#{}")
 # Unicode categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
 _NO_TEXT = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The most characters of an argument in a path.
-_LONGEST = 1_000
-_SLOT = re.compile(r"{(\w+)}")
+_LONGEST_ARGUMENT = 1_000
+_PATH_SLOT = re.compile(r"{(\w+)}")
 
 
 class Access:
@@ -271,13 +272,13 @@ class Access:
 
     @contextlib.contextmanager
     def open_route(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[SimpleNamespace]:
-        """Opens the route of the API for one call, whose `reached` says afterwards whether it got there.
+        """Opens the route of the API for one call, whose `reached` then says whether it got there.
 
         It opens no route to an unknown API, or if an argument in the path could lead elsewhere.
         """
         path, route = self._routes.get((app, api), ("", None))
         slots = {name: str(value) for name, value in arguments.items() if f"{{{name}}}" in path}
-        if not slots.keys() <= set(_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
+        if not slots.keys() <= set(_PATH_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None
         with self._turn:
             outer_call, self._call = self._call, (call := SimpleNamespace(route=route, slots=slots, reached=False))
@@ -292,7 +293,7 @@ class Access:
         if call is None or route is not call.route:
             return False
         path_arguments = scope["path_params"]
-        if any(path_arguments.get(name) != value for name, value in call.slots.items()):
+        if any(path_arguments.get(slot) != value for slot, value in call.slots.items()):
             return False
         call.reached = True
         return True
@@ -305,15 +306,15 @@ def leads_elsewhere(argument: str) -> bool:
     or a character that is no text. The argument is checked as it is, and after each round of decoding percent forms and
     narrowing wide letters.
     """
-    if len(argument) > _LONGEST:
+    if len(argument) > _LONGEST_ARGUMENT:
         return True
     while True:
-        if not argument.strip(". ") or any(c in _MARKS or unicodedata.category(c) in _NO_TEXT for c in argument):
+        if not argument.strip(". ") or any(c in _PATH_MARKS or unicodedata.category(c) in _NO_TEXT for c in argument):
             return True
-        decoding = unicodedata.normalize("NFKC", unquote(argument))
-        if decoding == argument:
+        decoded = unicodedata.normalize("NFKC", unquote(argument))
+        if decoded == argument:
             return False
-        argument = decoding
+        argument = decoded
 
 
 def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
@@ -322,7 +323,7 @@ def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tu
     from appworld.requester import _get_api_name_to_doc
     from starlette.routing import Mount, Route
 
-    routes = {
+    route_by_path = {
         (method, mount.path + route.path): route
         for mount in server.routes
         if isinstance(mount, Mount)
@@ -332,46 +333,46 @@ def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tu
     }
     routes_by_api = {}
     for app in apps:
-        documents = _get_api_name_to_doc(app, include_private_apis=False)
-        for api in get_name_to_apis(app, ignore_private_apis=True).keys() & documents.keys():
-            path, method = documents[api]["path"], documents[api]["method"].upper()
-            routes_by_api[app, api] = path, routes[method, path]
+        docs = _get_api_name_to_doc(app, include_private_apis=False)
+        for api in get_name_to_apis(app, ignore_private_apis=True).keys() & docs.keys():
+            path, method = docs[api]["path"], docs[api]["method"].upper()
+            routes_by_api[app, api] = path, route_by_path[method, path]
     return routes_by_api
 
 
 # The instance in force in this process.
-_ruling: Access | None = None
+_enforced_access: Access | None = None
 
 
 def _enforce(access: Access) -> None:
     """Makes every route and every access token of this process ask `access` first."""
-    global _ruling
-    _ruling, is_first = access, _ruling is None
+    global _enforced_access
+    _enforced_access, is_first = access, _enforced_access is None
     if not is_first:
         return
     from appworld.apps.api_lib import LogInOutManager
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
-    stock_handle, stock_create = Route.handle, LogInOutManager.create_access_token
-    stock_identify = LogInOutManager.get_user_identifier
+    official_handle, official_create = Route.handle, LogInOutManager.create_access_token
+    official_identify = LogInOutManager.get_user_identifier
 
     async def handle(self: Any, scope: Any, receive: Any, send: Any) -> None:
-        if _ruling is not None and _ruling.admits(self, scope):
-            await stock_handle(self, scope, receive, send)
+        if _enforced_access is not None and _enforced_access.admits(self, scope):
+            await official_handle(self, scope, receive, send)
         else:
-            # The package answers so to an argument that makes an unknown path.
+            # The package gives this answer to an argument that makes an unknown path.
             await PlainTextResponse("Method Not Allowed", status_code=405)(scope, receive, send)
 
     def create_access_token(self: Any, *, data: dict[str, Any], **options: Any) -> str:
-        token = stock_create(self, data=data, **options)
-        if _ruling is not None:
-            _ruling.users.add(data["sub"])
+        token = official_create(self, data=data, **options)
+        if _enforced_access is not None:
+            _enforced_access.users.add(data["sub"])
         return token
 
     def get_user_identifier(self: Any, payload: dict[str, Any]) -> str:
-        identifier = stock_identify(self, payload)
-        if _ruling is None or payload["sub"] not in _ruling.users:
+        identifier = official_identify(self, payload)
+        if _enforced_access is None or payload["sub"] not in _enforced_access.users:
             raise self.not_authenticated_exception
         return identifier
 

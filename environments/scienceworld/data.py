@@ -21,27 +21,27 @@ from .limits import TASKS
 # The first is the default of an installation.
 ROOTS = ("three", "ten")
 # Root → the variations of each official split of a task that are solved.
-_COUNTS = {"three": 3, "ten": 10}
+_SIZES = {"three": 3, "ten": 10}
 # Seconds in which the simulator must solve the variations of one task.
-_PATIENCE = 7_200
-# The files that the solutions depend on.
-_MAKERS = ("engine.py", "limits.py", "solving.py")
+_TIMEOUT_S = 7_200
+# The solutions depend on these files.
+_SOURCE_FILES = ("engine.py", "limits.py", "solving.py")
 
 
-def complete_folder(name: str) -> Path:
+def complete_folder(root_name: str) -> Path:
     """The folder of the thirty tasks. Raises InstallError, which says what to do, if one is missing."""
-    root = folder(name)
-    if missing := [task for task in TASKS if not _file(root, task).exists()]:
+    root = folder(root_name)
+    if missing_tasks := [task for task in TASKS if not _task_file(root, task).exists()]:
         raise InstallError(
-            f"ScienceWorld's solutions of {missing[0]} are not in {root}, or were made by another version; "
-            f"run: cojax install scienceworld --data={name}"
+            f"ScienceWorld's solutions of {missing_tasks[0]} are not in {root}, or were made by another version; "
+            f"run: cojax install scienceworld --data={root_name}"
         )
     return root
 
 
 def load(root: Path) -> list[dict[str, Any]]:
-    """The thirty tasks of a complete folder, as `solving.records` wrote them."""
-    return [json.loads(_file(root, task).read_text()) for task in TASKS]
+    """Reads the thirty tasks of a complete folder, in the form of `solving.records`."""
+    return [json.loads(_task_file(root, task).read_text()) for task in TASKS]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -49,41 +49,41 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
     Raises InstallError, which says what to do.
     """
-    library = jvm()
+    jvm_library = jvm()
     root = folder(name)
 
     def solve(task: str) -> None:
-        arguments = [library, task, str(_COUNTS[name]), str(_file(root, task))]
-        run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _PATIENCE)
+        arguments = [jvm_library, task, str(_SIZES[name]), str(_task_file(root, task))]
+        run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _TIMEOUT_S)
         say(f"scienceworld: {task}")
 
     with lock(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         root.mkdir(exist_ok=True)
-        remaining = [task for task in TASKS if not _file(root, task).exists()]
-        if not remaining:
+        missing = [task for task in TASKS if not _task_file(root, task).exists()]
+        if not missing:
             say(f"scienceworld: solutions already in {root}")
             return
-        say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(remaining)} tasks")
-        for future in [pool.submit(solve, task) for task in remaining]:
+        say(f"scienceworld: the simulator solves {_SIZES[name]} variations of each split of {len(missing)} tasks")
+        for future in [pool.submit(solve, task) for task in missing]:
             future.result()
     say(f"scienceworld: solutions ready in {root}")
 
 
-def folder(name: str) -> Path:
+def folder(root_name: str) -> Path:
     """The folder of the solutions that this version makes."""
     digest = hashlib.sha256()
-    for maker in _MAKERS:
-        digest.update((Path(__file__).parent / maker).read_bytes())
-    return cache() / "scienceworld" / f"{name}-{digest.hexdigest()[:8]}"
+    for file_name in _SOURCE_FILES:
+        digest.update((Path(__file__).parent / file_name).read_bytes())
+    return cache() / "scienceworld" / f"{root_name}-{digest.hexdigest()[:8]}"
 
 
-def _file(root: Path, task: str) -> Path:
+def _task_file(root: Path, task: str) -> Path:
     return root / f"{task}.json"
 
 
 # The command that installs Java.
 JAVA = "apt-get install default-jre-headless"
-_LIBRARY = "lib/server/libjvm.so"
+_JVM_PATH = "lib/server/libjvm.so"
 
 
 def jvm() -> str:
@@ -91,19 +91,19 @@ def jvm() -> str:
     java = shutil.which("java")
     if java is None:
         raise InstallError(f"ScienceWorld runs on Java, and there is no `java` on PATH; on Debian and Ubuntu: {JAVA}")
-    home = Path(java).resolve().parents[1]
+    java_home = Path(java).resolve().parents[1]
     # Java 8 has its runtime in a deeper folder.
-    for library in (home / _LIBRARY, *home.glob("**/server/libjvm.so")):
+    for library in (java_home / _JVM_PATH, *java_home.glob("**/server/libjvm.so")):
         if library.exists():
             return str(library)
     raise InstallError(
-        f"{java} belongs to {home}, which has no {_LIBRARY}; put the bin folder of a whole Java runtime first "
+        f"{java} belongs to {java_home}, which has no {_JVM_PATH}; put the bin folder of a whole Java runtime first "
         f"on PATH, on Debian and Ubuntu by {JAVA}"
     )
 
 
-def files(library: str) -> tuple[str, ...]:
+def files(jvm_library: str) -> tuple[str, ...]:
     """The folders that this JVM reads: its home, and the folders that links in it lead to."""
-    home = next(parent for parent in Path(library).parents if (parent / "bin").is_dir())
-    targets = {str(path.resolve().parent) for path in home.rglob("*") if path.is_symlink()}
-    return (str(home), *sorted(folder for folder in targets if not Path(folder).is_relative_to(home)))
+    java_home = next(parent for parent in Path(jvm_library).parents if (parent / "bin").is_dir())
+    link_targets = {str(path.resolve().parent) for path in java_home.rglob("*") if path.is_symlink()}
+    return (str(java_home), *sorted(folder for folder in link_targets if not Path(folder).is_relative_to(java_home)))

@@ -21,37 +21,37 @@ from .solving import SIMPLIFICATIONS
 
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
-_CONCURRENCY = 16
+_MOST_WORLDS = 16
 # Verbs that a task cannot consist of: they only show something, let time pass, or concern the official task.
 UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
-_GOING = frozenset(("go", "teleport"))
-# Objects whose commands have no effect, or none that a state shows.
+_GOING_VERBS = frozenset(("go", "teleport"))
+# Commands on these objects have no effect, or none that a state shows.
 _FIXED = re.compile(r"\b(door|agent)\b")
-# The simulator asks which of several meanings a command has.
-_AMBIGUOUS = "Ambiguous request"
+# The simulator then asks which of several meanings a command has.
+_AMBIGUOUS_REPLY = "Ambiguous request"
 
 
-def worth_trying(valid: Iterable[str], rooms: Iterable[str]) -> list[str]:
+def worth_trying(valid_commands: Iterable[str], rooms: Iterable[str]) -> list[str]:
     """The valid commands that a task may consist of, without those that have no effect.
 
     `focus` is not among them: it claims that the official task is about an object, and ends the episode if it is not.
     """
-    pattern = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
+    idle = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
     return [
         command
-        for command in valid
-        if verb(command) not in UNASKED and (verb(command) in _GOING or not pattern.search(command))
+        for command in valid_commands
+        if verb(command) not in UNASKED and (verb(command) in _GOING_VERBS or not idle.search(command))
     ]
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps fulfil; None if there is none, or if a command had several meanings."""
-    if any(step.observation.text.startswith(_AMBIGUOUS) for step in steps):
+    if any(step.observation.text.startswith(_AMBIGUOUS_REPLY) for step in steps):
         return None
     return commands.phrase(steps, UNASKED)
 
 
-_UNKNOWN = "No known action matches that input."
+_UNKNOWN_REPLY = "No known action matches that input."
 
 
 class World:
@@ -74,7 +74,7 @@ class World:
         self._command_count += 1
         reply = self.simulator.step(command)
         self._cached_state = None
-        if reply.startswith(_UNKNOWN):
+        if reply.startswith(_UNKNOWN_REPLY):
             raise ValueError(reply)
         return reply
 
@@ -99,46 +99,46 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
 
 
-def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
-    """The environment of the tasks in the folder `place`.
+def make(jvm: str, tasks_folder: str, instructions: str = "full") -> ToolEnvironment:
+    """Makes the environment of the tasks in `tasks_folder`.
 
-    It reads everything from disk now, but starts no JVM, as a process with a JVM cannot fork.
+    It reads everything from disk now, but starts no JVM, because a process with a JVM cannot fork.
     """
-    official = load(Path(place))
-    splits = {split: _tasks(official, split) for split in ("train", "dev", "test")}
+    records = load(Path(tasks_folder))
+    splits = {split: _tasks(records, split) for split in ("train", "dev", "test")}
     return commands.environment(
         NAME,
         "open cupboard",
-        _CONCURRENCY,
+        _MOST_WORLDS,
         {**splits, "eval": splits["test"], "held_out": splits["test"]},
         _judge,
         open=lambda setup: World(jvm, setup),
-        setups=[_setup(record["task"], number) for record in official for number in record["variations"]["train"]],
+        setups=[_setup(record["task"], variation) for record in records for variation in record["variations"]["train"]],
         affordances=offers,
         phrase=phrase,
         instructions=system_message(instructions),
     )
 
 
-def _tasks(official: list[dict[str, Any]], split: str) -> list[Task]:
+def _tasks(records: list[dict[str, Any]], split: str) -> list[Task]:
     """The solved tasks of a split: the first variation of each task, then the second, and so on."""
-    by_name = [[_task(record["task"], entry) for entry in record["solved"][split]] for record in official]
-    return [task for layer in itertools.zip_longest(*by_name) for task in layer if task is not None]
+    task_lists = [[_task(record["task"], solution) for solution in record["solved"][split]] for record in records]
+    return [task for layer in itertools.zip_longest(*task_lists) for task in layer if task is not None]
 
 
-def _task(name: str, entry: Mapping[str, Any]) -> Task:
-    solution = tuple(Action(calls=(commands.call(command),)) for command in entry["solution"])
-    return Task(NAME, entry["description"], _setup(name, entry["variation"]), solution)
+def _task(task_name: str, record: Mapping[str, Any]) -> Task:
+    solution = tuple(Action(calls=(commands.call(command),)) for command in record["solution"])
+    return Task(NAME, record["description"], _setup(task_name, record["variation"]), solution)
 
 
-def _setup(name: str, variation: int) -> dict[str, Any]:
-    return {"task": name, "variation": variation, "simplifications": SIMPLIFICATIONS}
+def _setup(task_name: str, variation: int) -> dict[str, Any]:
+    return {"task": task_name, "variation": variation, "simplifications": SIMPLIFICATIONS}
 
 
 def _judge(world: World) -> Evaluation:
     """The official verdict: full reward for the full score; the score is the partial reward."""
     score = world.simulator.score
-    checks = tuple(Check(name, success) for name, success in goals(world.simulator.progress))
+    checks = tuple(Check(goal, is_reached) for goal, is_reached in goals(world.simulator.progress))
     return Evaluation(float(score == FULL_SCORE), checks, max(0, score) / FULL_SCORE)
 
 
@@ -147,33 +147,33 @@ _AGENT, _INVENTORY = "agent", "inventory"
 _PLANT, _POT, _WATER = "plant matter", "flower pot", "water"
 
 
-def state_of(universe: Mapping[str, Any], score: int) -> dict[str, Any]:
+def state_of(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
     """The agent's room, its inventory, and the objects of each room, from the official object tree.
 
     An object's name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected count.
     Temperatures and ages do not: they change with every move, whatever the agent does.
     """
-    names = dict(_names(universe))
+    by_id = dict(_names_by_id(object_tree))
     rooms: dict[str, list[Any]] = {}
     room_name, inventory = "", list[Any]()
-    for room in _inside(universe):
-        for entity in _inside(room):
+    for room in _contents(object_tree):
+        for entity in _contents(room):
             if entity["name"] == _AGENT:
                 room_name = room["name"]
-                bags = [bag for bag in _inside(entity) if bag["name"] == _INVENTORY]
-                inventory = [_object(item, names) for bag in bags for item in _inside(bag)]
-        rooms[room["name"]] = _sort(_object(entity, names) for entity in _inside(room) if entity["name"] != _AGENT)
+                holders = [holder for holder in _contents(entity) if holder["name"] == _INVENTORY]
+                inventory = [_describe(item, by_id) for holder in holders for item in _contents(holder)]
+        rooms[room["name"]] = _sort(_describe(entity, by_id) for entity in _contents(room) if entity["name"] != _AGENT)
     return {"place": room_name, "inventory": _sort(inventory), "rooms": rooms, "score": score}
 
 
 def goals(progress: str) -> list[tuple[str, bool]]:
     """(goal, whether it is reached) for each goal that the task sets in a fixed order, from the simulator's report."""
-    sequence = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
-    rows = [line.split("\t") for line in sequence.splitlines() if line.count("\t") >= 3]
-    return [(row[3].strip(), row[1].strip() == "true") for row in rows]
+    goal_lines = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
+    table = [line.split("\t") for line in goal_lines.splitlines() if line.count("\t") >= 3]
+    return [(cells[3].strip(), cells[1].strip() == "true") for cells in table]
 
 
-def _object(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any] | None:
+def _describe(item: Mapping[str, Any], by_id: Mapping[str, str]) -> dict[str, Any] | None:
     """One object and its contents; None for a terminal without connections, which every object has."""
     material = item["propMaterial"]
     if item["propLife"] and material and material["substanceName"] == _PLANT:
@@ -181,17 +181,17 @@ def _object(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
     summary: dict[str, Any] = {"object": item["name"]}
     if material:
         summary["is"] = " ".join((material["stateOfMatter"], material["color"], material["substanceName"]))
-    if qualities := list(_qualities(item, names)):
+    if qualities := list(_qualities(item, by_id)):
         summary["also"] = qualities
-    pot = _POT in item["name"]
-    holds = _sort(_object(inner, names) for inner in _inside(item) if not (pot and inner["name"] == _WATER))
-    if holds:
-        summary["holds"] = holds
-    terminal = item["name"] in ("anode", "cathode") or item["name"].startswith("terminal ")
-    return None if terminal and summary == {"object": item["name"]} else summary
+    is_pot = _POT in item["name"]
+    contents = _sort(_describe(inner, by_id) for inner in _contents(item) if not (is_pot and inner["name"] == _WATER))
+    if contents:
+        summary["holds"] = contents
+    is_terminal = item["name"] in ("anode", "cathode") or item["name"].startswith("terminal ")
+    return None if is_terminal and summary == {"object": item["name"]} else summary
 
 
-def _qualities(item: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+def _qualities(item: Mapping[str, Any], by_id: Mapping[str, str]) -> Iterator[str]:
     material, container, device = item["propMaterial"] or {}, item["propContainer"] or {}, item["propDevice"] or {}
     if container.get("isClosable"):
         yield "open" if container["isOpen"] else "closed"
@@ -205,21 +205,21 @@ def _qualities(item: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[st
         yield "burning"
     if material.get("hasCombusted"):
         yield "burnt"
-    for other in (item["propElectricalConnection"] or {}).get("connectedTo", ()):
-        yield f"connected to {names.get(other, other)}"
+    for other_id in (item["propElectricalConnection"] or {}).get("connectedTo", ()):
+        yield f"connected to {by_id.get(other_id, other_id)}"
 
 
-def _names(item: Mapping[str, Any], holder: str = "") -> Iterator[tuple[str, str]]:
+def _names_by_id(item: Mapping[str, Any], holder_name: str = "") -> Iterator[tuple[str, str]]:
     """(id, name preceded by its holder's name) of all objects."""
-    for inner in _inside(item):
-        yield inner["uuid"], f"{holder} {inner['name']}".strip()
-        yield from _names(inner, inner["name"])
+    for content in _contents(item):
+        yield content["uuid"], f"{holder_name} {content['name']}".strip()
+        yield from _names_by_id(content, content["name"])
 
 
-def _inside(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [inner for inner in item["contents"].values() if not inner["isDeleted"]]
+def _contents(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [content for content in item["contents"].values() if not content["isDeleted"]]
 
 
-def _sort(objects: Any) -> list[Any]:
+def _sort(summaries: Any) -> list[Any]:
     """The objects in a canonical order: the simulator's differs from run to run."""
-    return sorted((entity for entity in objects if entity), key=lambda entity: json.dumps(entity, sort_keys=True))
+    return sorted((entry for entry in summaries if entry), key=lambda entry: json.dumps(entry, sort_keys=True))

@@ -53,9 +53,9 @@ def test_tool_calls_in_a_text_are_no_code_unless_tools_are_on():
     text = '<tool_call>\n{"name": "spotify.like_song", "arguments": {"title": "a"}}\n</tool_call>'
     action = Action(text, (Call("spotify.like_song", {"title": "a"}),))
     assert prompt.code_of(action)[1] == prompt.MISSING
-    assert "apis.spotify.like_song" in prompt.code_of(action, tools=True)[0]
+    assert "apis.spotify.like_song" in prompt.code_of(action, takes_calls=True)[0]
     both = Action(f"{text}\n```python\nprint(1)\n```", action.calls)
-    assert prompt.code_of(both, tools=True) == ("print(1)\n", "")
+    assert prompt.code_of(both, takes_calls=True) == ("print(1)\n", "")
 
 
 def test_floods_are_read_quickly_and_refused():

@@ -31,7 +31,7 @@ def test_every_skill_is_code_about_its_own_api_and_words_with_all_its_arguments(
         *called,
         *(ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
     }
-    answer = {"answer": "7"} if SKILLS[name].look else {}
+    answer = {"answer": "7"} if SKILLS[name].is_look_up else {}
     words = skills.phrase(done(call, Call(ENDING, answer), printed="7"))
     assert words is not None
     for parameter, value in call.arguments.items():
@@ -39,7 +39,7 @@ def test_every_skill_is_code_about_its_own_api_and_words_with_all_its_arguments(
 
 
 def test_different_deeds_are_worded_differently():
-    calls = [sample(name, mark) for name, mark in itertools.product(SKILLS, "ab") if not SKILLS[name].look]
+    calls = [sample(name, mark) for name, mark in itertools.product(SKILLS, "ab") if not SKILLS[name].is_look_up]
     calls += [Call("phone.update_alarm", {"label": "label a", "enabled": False})]
     words = {skills.phrase(done(call, Call(ENDING))) for call in calls}
     assert len(words) == len({str((call.name, call.arguments)) for call in calls})
