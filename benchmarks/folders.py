@@ -104,7 +104,7 @@ def temporary_folder(needed: int, setting: str = "--gigabytes") -> Iterator[Path
 def write_random(folder: Path, config: ModelConfig) -> None:
     """Writes a model folder of random numbers, one tensor in memory at a time."""
     code = dtype_code(config.param_dtype)
-    outlines = {n: (code, row.hf_shape(config)) for row in parameters(config) for _, n in row.pieces(config)}
+    outlines = {n: (code, row.hf_shape(config)) for row in parameters(config) for _, n in row.hf_names(config)}
     draw = np.random.default_rng(0)
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:

@@ -103,7 +103,7 @@ def _names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Hugging Face name, GGUF name and shape of every array."""
     gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for row in parameters(config):
-        for _, name in row.pieces(config):
+        for _, name in row.hf_names(config):
             gguf_name = gguf_names.get_name(name, try_suffixes=(".weight",))
             assert gguf_name is not None, name
             yield name, gguf_name, row.hf_shape(config)

@@ -90,19 +90,19 @@ def turn_level(
     ok_flags = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
     all_flags = np.concatenate(ok_flags)
     credit = coefficient * _normalise(all_flags, epsilon) if all_flags.size >= 2 else np.zeros_like(all_flags)
-    ends = np.cumsum([len(turns) for turns in ok_flags])[:-1]
-    return [value + turns for value, turns in zip(outcome, np.split(credit, ends), strict=True)]
+    boundaries = np.cumsum([len(flags) for flags in ok_flags])[:-1]
+    return [value + credits for value, credits in zip(outcome, np.split(credit, boundaries), strict=True)]
 
 
-def token_advantages(values: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
+def token_advantages(entries: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Spreads an advantage's entries over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
 
     One number for a trajectory or a turn holds for all of its tokens, including the prompt. With one number for each
     action token the prompt has 0. Raises ValueError for another number of entries, and for one that is not finite.
     """
-    if len(values) != len(trajectories):
-        raise ValueError(f"the advantage returned {len(values)} entries for {len(trajectories)} trajectories")
-    return [_trajectory_advantages(value, trajectory) for value, trajectory in zip(values, trajectories, strict=True)]
+    if len(entries) != len(trajectories):
+        raise ValueError(f"the advantage returned {len(entries)} entries for {len(trajectories)} trajectories")
+    return [_trajectory_advantages(entry, trajectory) for entry, trajectory in zip(entries, trajectories, strict=True)]
 
 
 def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +111,7 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
     where = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{where} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
-    credit, mask = [np.zeros(0)], [np.zeros(0, bool)]
+    credit, masks = [np.zeros(0)], [np.zeros(0, bool)]
     for entry, turn in zip(entries, turns, strict=True):
         prompt, action = len(turn.prompt_tokens), len(turn.action_tokens)
         numbers, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
@@ -121,11 +121,11 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
             )
         prompt_number, prompt_mask = (numbers, entry_mask) if _is_scalar(entry) else (0.0, False)
         credit += [np.full(prompt, prompt_number, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
-        mask += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
-    values, keep = np.concatenate(credit), np.concatenate(mask)
-    if not np.isfinite(values[keep]).all():
-        raise ValueError(f"{where} is not finite: {values[keep]}; mask the entries to leave out with numpy.ma")
-    return np.where(keep, values, 0.0), keep
+        masks += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
+    values, is_learned = np.concatenate(credit), np.concatenate(masks)
+    if not np.isfinite(values[is_learned]).all():
+        raise ValueError(f"{where} is not finite: {values[is_learned]}; mask the entries to leave out with numpy.ma")
+    return np.where(is_learned, values, 0.0), is_learned
 
 
 def _is_scalar(value: Any) -> bool:

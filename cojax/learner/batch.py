@@ -60,11 +60,11 @@ class TrainBatch:
     routes: Any = None
 
 
-_INTEGERS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
+_INT_COLUMNS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
              "group_sizes")  # fmt: skip
-IDS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
+ID_COLUMNS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
 DTYPES = {
-    field.name: np.dtype(np.int32 if field.name in _INTEGERS else np.float32)
+    field.name: np.dtype(np.int32 if field.name in _INT_COLUMNS else np.float32)
     for field in dataclasses.fields(TrainBatch)
     if field.name != "routes"
 }
@@ -126,12 +126,12 @@ class RowShape:
         """The number of rows, rounded up to whole micro-batches."""
         return -(-rows // self.micro) * self.micro
 
-    def rows_for(self, units: int, size: int) -> int:
+    def rows_for(self, unit_count: int, unit_size: int) -> int:
         """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences each.
 
         Each unit must fit into one micro-batch.
         """
-        return -(-units // max(1, self.micro // size)) * self.micro
+        return -(-unit_count // max(1, self.micro // unit_size)) * self.micro
 
 
 def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]:
@@ -210,20 +210,20 @@ def pack(
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
     an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
-    usable = _usable(groups)
-    credits = [_token_credits(group.valid, advantage) for group in usable]
+    usable = _comparable_groups(groups)
+    credits = [_learned_credits(group.valid, advantage) for group in usable]
     lengths = [np.array([int(mask.sum()) for _, mask in group], np.int64) for group in credits]
     weights = check_weights(weighting(lengths), lengths)
-    tasks = {id: number for number, id in enumerate(dict.fromkeys(group.task.id for group in usable))}
+    task_numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(group.task.id for group in usable))}
     segments: list[Segment] = []
-    for number, group in enumerate(usable):
-        if skip_flat and not any(credit[mask].any() for credit, mask in credits[number]):
+    for group_id, group in enumerate(usable):
+        if skip_flat and not any(credit[mask].any() for credit, mask in credits[group_id]):
             continue
-        for trajectory, (credit, mask), weight in zip(group.valid, credits[number], weights[number], strict=True):
+        for trajectory, (credit, mask), weight in zip(group.valid, credits[group_id], weights[group_id], strict=True):
             if mask.any():
-                ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
-                segment = segment_of(trajectory, mask, weight, credit, len(segments), shape.routes, **ids)
-                segments.append(dataclasses.replace(segment, unit=number) if together else segment)
+                columns = {"tasks": task_numbers[group.task.id], "groups": group_id, "group_sizes": len(group.valid)}
+                segment = segment_of(trajectory, mask, weight, credit, len(segments), shape.routes, **columns)
+                segments.append(dataclasses.replace(segment, unit=group_id) if together else segment)
     if rows is None:
         rows = sum(len(group.trajectories) for group in groups)
     batch = pack_segments(segments, shape, rows)
@@ -232,20 +232,20 @@ def pack(
 
 def count_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Counts groups with two valid trajectories, the live ones among them (rewards differ), and what was dropped."""
-    usable = _usable(groups)
-    facts = {
+    usable = _comparable_groups(groups)
+    counts = {
         "groups": len(usable),
         "groups_live": sum(group.live for group in usable),
         "groups_dropped": len(groups) - len(usable),
         "trajectories_invalid": sum(len(group.trajectories) - len(group.valid) for group in groups),
     }
-    return {name: float(count) for name, count in facts.items()}
+    return {name: float(count) for name, count in counts.items()}
 
 
 def skipped_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The metrics of a step that learns nothing from its groups."""
-    names = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
-    return {**count_groups(groups), **dict.fromkeys(names, 0.0), "skipped": 1.0}
+    metric_names = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
+    return {**count_groups(groups), **dict.fromkeys(metric_names, 0.0), "skipped": 1.0}
 
 
 def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], shape: RowShape) -> TrainBatch:
@@ -253,19 +253,19 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], sh
 
     B is the number of sequences, in whole micro-batches. Raises ValueError for a sequence longer than a row.
     """
-    total = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
-    if not total:
+    loss_count = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
+    if not loss_count:
         raise ValueError(
             f"none of {len(sequences)} sequences has a token to learn; give at least one mask with a true entry"
         )
     segments = []
     for index, (tokens, mask) in enumerate(sequences):
-        loss_mask = _predictable(np.asarray(mask, bool))
+        loss_mask = _drop_first(np.asarray(mask, bool))
         fields = {
             "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(loss_mask.sum()),
             "group_sizes": 1,
         }  # fmt: skip
-        segments.append(Segment(f"sequence {index}", tokens, np.multiply(loss_mask, 1.0 / total), fields, index))
+        segments.append(Segment(f"sequence {index}", tokens, np.multiply(loss_mask, 1.0 / loss_count), fields, index))
     return pack_segments(segments, shape, len(segments))
 
 
@@ -276,26 +276,26 @@ def live_rows(batch: TrainBatch) -> int:
 
 def describe(batch: TrainBatch) -> dict[str, float]:
     """Counts trained tokens, processed tokens and live rows, and the share of these rows that tokens fill."""
-    token_count, space = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
+    token_count, capacity = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
     return {
         "tokens_trained": float((batch.weights > 0).sum()),
         "tokens_processed": float(token_count),
         "rows": float(live_rows(batch)),
-        "fill": token_count / space if space else 0.0,
+        "fill": token_count / capacity if capacity else 0.0,
     }
 
 
 def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
     """How many versions the sampling weights are behind `version`: mean and maximum over the learned tokens of a batch
     of `pack`; empty if the batch has none."""
-    behind = (version - batch.versions)[batch.weights > 0]
-    return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
+    delays = (version - batch.versions)[batch.weights > 0]
+    return {"staleness": float(delays.mean()), "staleness_max": float(delays.max())} if delays.size else {}
 
 
 def sampled_mask(trajectory: Trajectory) -> np.ndarray:
     """bool[n]: true for tokens that the policy sampled, except the sequence's first, which nothing predicts."""
-    sides = [side for turn in trajectory.turns for side in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
-    return _predictable(np.array([is_action for tokens, is_action in sides for _ in tokens], bool))
+    token_runs = [run for turn in trajectory.turns for run in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
+    return _drop_first(np.array([is_action for tokens, is_action in token_runs for _ in tokens], bool))
 
 
 def segment_of(
@@ -305,7 +305,7 @@ def segment_of(
     credit: np.ndarray,
     unit: int,
     routes: RouteShape | None,
-    **ids: float,
+    **further_columns: float,
 ) -> Segment:
     """The trajectory's tokens as one segment, in order, exactly as the policy saw and sampled them.
 
@@ -316,17 +316,17 @@ def segment_of(
     logprobs: list[float] = []
     versions: list[int] = []
     turns: list[int] = []
-    for number, turn in enumerate(trajectory.turns):
+    for turn_number, turn in enumerate(trajectory.turns):
         if len(turn.action_tokens) != len(turn.action_logprobs):
             raise ValueError(
-                f"episode {trajectory.episode!r}, turn {number}: {len(turn.action_tokens)} action tokens but "
+                f"episode {trajectory.episode!r}, turn {turn_number}: {len(turn.action_tokens)} action tokens but "
                 f"{len(turn.action_logprobs)} log-probs; the engine must return one for each sampled token"
             )
         tokens += [*turn.prompt_tokens, *turn.action_tokens]
         logprobs += [*[0.0] * len(turn.prompt_tokens), *turn.action_logprobs]
         spans = turn.spans or ((turn.weights_version, len(turn.action_tokens)),)
         versions += [*[-1] * len(turn.prompt_tokens), *(version for version, count in spans for _ in range(count))]
-        turns += [number] * (len(turn.prompt_tokens) + len(turn.action_tokens))
+        turns += [turn_number] * (len(turn.prompt_tokens) + len(turn.action_tokens))
     if len(versions) != len(tokens):
         raise ValueError(
             f"episode {trajectory.episode!r}: its turns' spans cover {len(versions)} of {len(tokens)} tokens; "
@@ -336,7 +336,7 @@ def segment_of(
     weights[mask] = weight
     fields = {
         "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit,
-        "lengths": int(mask.sum()), "rewards": trajectory.reward, **ids,
+        "lengths": int(mask.sum()), "rewards": trajectory.reward, **further_columns,
     }  # fmt: skip
     if routes is not None:
         fields["routes"] = decode_routes(trajectory, routes)
@@ -345,27 +345,27 @@ def segment_of(
 
 def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> TrainBatch:
     """Packs the segments into `rows` rows, in whole micro-batches. Raises what `assign_rows` raises."""
-    size = shape.round_up(rows), shape.length
-    columns = {name: np.full(size, -1 if name in IDS else 0, dtype) for name, dtype in DTYPES.items()}
+    batch_shape = shape.round_up(rows), shape.length
+    columns = {name: np.full(batch_shape, -1 if name in ID_COLUMNS else 0, dtype) for name, dtype in DTYPES.items()}
     if shape.routes is not None:
-        columns["routes"] = shape.routes.unknown(*size)
+        columns["routes"] = shape.routes.unknown(*batch_shape)
     for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
-        for number, segment in enumerate((segments[index] for index in indices), 1):
+        for segment_id, segment in enumerate((segments[index] for index in indices), 1):
             count = len(segment.tokens)
-            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(count)}
+            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": segment_id, "positions": np.arange(count)}
             for name, value in {**base, "weights": segment.weights, **segment.fields}.items():
                 columns[name][row, start : start + count] = value
             start += count
     return TrainBatch(**columns)
 
 
-def _usable(groups: Sequence[Group]) -> list[Group]:
+def _comparable_groups(groups: Sequence[Group]) -> list[Group]:
     """The groups with at least two valid trajectories: an advantage compares them."""
     return [group for group in groups if len(group.valid) >= 2]
 
 
-def _token_credits(
+def _learned_credits(
     trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each trajectory its tokens' advantages, float64[n], and which tokens are learned from, bool[n]."""
@@ -373,23 +373,23 @@ def _token_credits(
     return [(credit, mask & sampled_mask(t)) for (credit, mask), t in zip(credits, trajectories, strict=True)]
 
 
-def _predictable(mask: np.ndarray) -> np.ndarray:
+def _drop_first(mask: np.ndarray) -> np.ndarray:
     """The mask without the sequence's first token, which nothing predicts."""
     return mask & (np.arange(len(mask)) > 0)
 
 
-def draw_pairs(group: Group, seed: tuple[int, int], least: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
+def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
     """Pairs each failure of at least `least` partial reward with a success of its group, if the group has one.
 
     Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
     which success is drawn. Invalid trajectories and those without a sampled token are in no pair.
     """
-    usable = [(number, t) for number, t in enumerate(group.trajectories) if t.valid and sampled_mask(t).any()]
-    successes = [trajectory for _, trajectory in usable if trajectory.reward >= 1.0]
+    candidates = [(position, t) for position, t in enumerate(group.trajectories) if t.valid and sampled_mask(t).any()]
+    successes = [trajectory for _, trajectory in candidates if trajectory.reward >= 1.0]
     return [
-        (random.Random(repr((*seed, group.task.id, number))).choice(successes), trajectory)
-        for number, trajectory in usable
-        if trajectory.reward < 1.0 and trajectory.partial >= least and successes
+        (random.Random(repr((*seed, group.task.id, position))).choice(successes), trajectory)
+        for position, trajectory in candidates
+        if trajectory.reward < 1.0 and trajectory.partial >= least_partial and successes
     ]
 
 
@@ -400,8 +400,8 @@ def pack_pairs(
     group_pairs = [draw_pairs(group, seed) for group in groups]
     pairs = [Pair(better, worse) for sampled_pairs in group_pairs for better, worse in sampled_pairs]
     batch = pack_examples(pairs, shape, rows)
-    facts = {**count_groups(groups), "groups_live": float(sum(map(bool, group_pairs))), "pairs": float(len(pairs))}
-    return batch, {**facts, **describe(batch)}
+    counts = {**count_groups(groups), "groups_live": float(sum(map(bool, group_pairs))), "pairs": float(len(pairs))}
+    return batch, {**counts, **describe(batch)}
 
 
 def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> TrainBatch:
@@ -413,18 +413,18 @@ def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> Tr
     what `assign_rows` raises.
     """
     units = [(example.better, example.worse) if isinstance(example, Pair) else (example,) for example in examples]
-    tasks = {id: number for number, id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
+    task_numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
     lengths = [np.array([int(sampled_mask(t).sum()) for t in unit], np.int64) for unit in units]
     weights = (group_token_mean if any(len(unit) == 2 for unit in units) else batch_token_mean)(lengths)
     segments: list[Segment] = []
-    for number, (example, unit) in enumerate(zip(examples, units, strict=True)):
+    for unit_number, (example, unit) in enumerate(zip(examples, units, strict=True)):
         for side, trajectory in enumerate(unit):
             mask = sampled_mask(trajectory)
             credit = np.full(len(mask), (1.0, -1.0)[side])
-            ids = {"sequences": len(segments), "tasks": tasks[trajectory.task.id], "groups": number}
-            ids["group_sizes"] = len(unit)
-            weight = weights[number][side] * (example.weight if isinstance(example, Pair) else 1.0)
-            segments.append(segment_of(trajectory, mask, weight, credit, number, shape.routes, **ids))
+            columns = {"sequences": len(segments), "tasks": task_numbers[trajectory.task.id], "groups": unit_number}
+            columns["group_sizes"] = len(unit)
+            weight = weights[unit_number][side] * (example.weight if isinstance(example, Pair) else 1.0)
+            segments.append(segment_of(trajectory, mask, weight, credit, unit_number, shape.routes, **columns))
     return pack_segments(segments, shape, rows)
 
 
@@ -435,14 +435,14 @@ def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
     token again, the earlier routes stay, because the tokens that followed were sampled under them. Raises ValueError
     for routes of another shape, and for routes of more tokens than were fed to the model.
     """
-    ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
-    all_routes = shape.unknown(int(ends[-1]))
-    for number in reversed(range(len(ends))):
+    turn_ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
+    all_routes = shape.unknown(int(turn_ends[-1]))
+    for i in reversed(range(len(turn_ends))):
         try:
-            routes = shape.decode(trajectory.turns[number].routes)
-            if len(routes) >= max(1, ends[number]):
-                raise ValueError(f"routes of {len(routes)} tokens, but only {ends[number] - 1} were fed to the model")
+            routes = shape.decode(trajectory.turns[i].routes)
+            if len(routes) >= max(1, turn_ends[i]):
+                raise ValueError(f"routes of {len(routes)} tokens, but only {turn_ends[i] - 1} were fed to the model")
         except ValueError as error:
-            raise ValueError(f"episode {trajectory.episode!r}, turn {number}: {error}") from error
-        all_routes[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
+            raise ValueError(f"episode {trajectory.episode!r}, turn {i}: {error}") from error
+        all_routes[turn_ends[i] - 1 - len(routes) : turn_ends[i] - 1] = routes
     return all_routes

@@ -23,7 +23,7 @@ from cojax.learner.objective import ADVANTAGE, WEIGHTING, HardNegatives, Objecti
 from cojax.learner.optimizer import compensate_rounding
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance, fetch, weights_of
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
-from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
+from cojax.policy.adapters import Lora, adapted_parameters, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.moe import RouteShape
@@ -37,7 +37,7 @@ from cojax.types import Group, Trajectory
 ROUTES = ("own", "compared", "replayed")
 # Setting → its possible values. With each_update="whole" each update of a step learns from all of the step's groups,
 # with "part" from a part of its own.
-_ALLOWED: Mapping[str, Collection[str]] = {
+_CHOICES: Mapping[str, Collection[str]] = {
     "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ class StepBatches:
     batches: Sequence[TrainBatch]
     order: Sequence[int] = (0,)
     pairs: TrainBatch | None = None
-    facts: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,12 +140,12 @@ class Learner:
         """
         with self.hosts.operation("init", params, seed) as finish:
             if self.lora is None:
-                params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
+                params, table = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
             else:
                 lora = self.lora
                 params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
-                rows = tuple(factor for row in adapted_rows(self.config, lora) for factor in factors(row))
-            return finish(self.placement.state(params, rows, self.compensated_optimizer))
+                table = tuple(factor for matrix in adapted_parameters(self.config, lora) for factor in factors(matrix))
+            return finish(self.placement.state(params, table, self.compensated_optimizer))
 
     def update(
         self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
@@ -159,8 +159,8 @@ class Learner:
         step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
         pairs = None
         if step_batches.pairs is not None:
-            live = self.live(step_batches.pairs)
-            pairs = self.prepare(state, step_batches.pairs, live, hard=True), live
+            live_count = self.live(step_batches.pairs)
+            pairs = self.prepare(state, step_batches.pairs, live_count, hard=True), live_count
         counts = [self.live(batch) for batch in step_batches.batches]
         # Prepare all batches before the first update: their old log-probs are those of the policy before it.
         device_batches = [
@@ -168,34 +168,34 @@ class Learner:
             for batch, count in zip(step_batches.batches, counts, strict=True)
         ]
         updates: list[Metrics] = []
-        for index in step_batches.order:
-            batch, count = device_batches[index], counts[index]
+        for batch_number in step_batches.order:
+            batch, count = device_batches[batch_number], counts[batch_number]
             if batch is None:
                 continue
             with self.hosts.operation("update", state, batch, count, pairs) as finish:
                 shardings = self.placement.shardings(state)
                 state, sums = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
-            updates.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[index]))
+            updates.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
-                flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
-                raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
+                host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
+                raise NonFiniteUpdate(state, host_batch, updates[-1], len(updates) - 1)
         with self.hosts.operation("advance", state) as finish:
             state = finish(advance(state))
-        return state, {**step_batches.facts, **arithmetic.combine_updates(updates)}
+        return state, {**step_batches.counts, **arithmetic.combine_updates(updates)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
         """Packs the batches of the step after `step`, for `update`. Raises what `batch.pack` raises."""
         if step + 1 in self.skip_steps:  # pack no batch: packing may be the step that fails
-            return StepBatches((), (), facts=skipped_metrics(groups))
+            return StepBatches((), (), counts=skipped_metrics(groups))
         seed = self.seed, step
-        batches, facts = self.objective.batches(groups, seed, self.shape, sizes)
-        pairs, counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
-        order = [number % len(batches) for number in range(self.updates_per_batch)]
-        return StepBatches(batches, order, pairs, {**facts, **counts})
+        batches, counts = self.objective.batches(groups, seed, self.shape, sizes)
+        pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
+        order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
+        return StepBatches(batches, order, pairs, {**counts, **pair_counts})
 
-    def pack_examples(self, examples: Sequence[Example], most: int) -> TrainBatch:
+    def pack_examples(self, examples: Sequence[Example], most_examples: int) -> TrainBatch:
         """Packs pairs or trajectories into a batch with rows for `most` of them."""
-        rows = self.shape.rows_for(most, 2 if self.objective.loss.pairs else 1)
+        rows = self.shape.rows_for(most_examples, 2 if self.objective.loss.pairs else 1)
         return pack_examples(examples, self.shape, rows)
 
     def live(self, batch: TrainBatch) -> np.int32:
@@ -256,8 +256,8 @@ class Learner:
 
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which donates `state`."""
-        policy, name = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
-        return weights_of(self.config, policy, self.hosts, version, name)
+        make_policy, make_digest = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
+        return weights_of(self.config, make_policy, self.hosts, version, make_digest)
 
     def fingerprint(self, state: TrainState) -> str:
         """A string that is equal for equal policies."""
@@ -308,9 +308,9 @@ class Learner:
 
 def _check_settings(learner: Learner) -> None:
     """Raises ValueError that says what to set instead."""
-    for kind, choices in _ALLOWED.items():
-        if (name := vars(learner)[kind]) not in choices:
-            raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(choices))}")
+    for setting, choices in _CHOICES.items():
+        if (choice := vars(learner)[setting]) not in choices:
+            raise ValueError(f"{setting} {choice!r} not found; available: {', '.join(sorted(choices))}")
     if learner.config.dtype == "float16":
         raise ValueError(
             "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
@@ -330,14 +330,14 @@ def _check_settings(learner: Learner) -> None:
         )
 
 
-def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
+def required_route_shape(routes: str, config: ModelConfig, loss: str, loss_reads_routes: bool) -> RouteShape | None:
     """The shape of the routes that batches hold; None if they hold none. `reads`: whether the loss reads routes.
 
     Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
     """
     if routes != "own":
         return RouteShape.of(config)
-    if reads:
+    if loss_reads_routes:
         raise ValueError(
             f"loss {loss!r} reads routes_differing, but the sampler is not asked for its routes; set "
             "--config.learner.routes=compared or replayed"
@@ -368,12 +368,12 @@ def learn_round(
         for start in range(0, len(permutation), batch_size)
     ]
     order = [
-        index
+        batch_number
         for epoch in range(epochs)
-        for index in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
+        for batch_number in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
     ]
     state, metrics = learner.update(state, StepBatches(batches, order))
-    counts = [describe(batches[index]) for index in order]
+    counts = [describe(batches[batch_number]) for batch_number in order]
     sums = {name: sum(count[name] for count in counts) for name in ("tokens_trained", "tokens_processed")}
     return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
 
@@ -383,12 +383,12 @@ def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[T
 
     It estimates KL(π_sampler ‖ π) per token. The learner must learn in rounds.
     """
-    total, tokens = 0.0, 0
+    log_ratio_sum, token_count = 0.0, 0
     for start in range(0, len(trajectories), batch_size):
         batch = learner.pack_examples(trajectories[start : start + batch_size], batch_size)
         device_batch = fetch(learner.hosts, learner.prepare(state, batch, learner.live(batch)))
         logprobs = device_batch.old_logprobs.reshape(batch.tokens.shape)
         mask = batch.weights > 0
-        total += float((batch.sampler_logprobs - logprobs)[mask].sum(dtype=np.float64))
-        tokens += int(mask.sum())
-    return total / tokens if tokens else 0.0
+        log_ratio_sum += float((batch.sampler_logprobs - logprobs)[mask].sum(dtype=np.float64))
+        token_count += int(mask.sum())
+    return log_ratio_sum / token_count if token_count else 0.0

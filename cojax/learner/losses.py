@@ -29,10 +29,10 @@ def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] 
     be declared for a loss that uses no advantages, nor for one that uses reference log-probs or the entropy: terms of
     these do not depend on advantages.
     """
-    by_settings = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
+    learns_from_flat = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
 
     def declare(loss: Loss) -> Loss:
-        vars(loss)["learns_from"] = pairs, by_settings
+        vars(loss)["learns_from"] = pairs, learns_from_flat
         return loss
 
     return declare
@@ -51,8 +51,8 @@ def bounded_exp(log_ratio: jax.Array) -> jax.Array:
     """
     bound = LARGEST_LOG_RATIO
     # Not by a minimum: where its arguments are equal, it halves the slope.
-    within = jnp.exp(jnp.where(log_ratio > bound, bound, log_ratio))
-    return jnp.where(log_ratio > bound, math.exp(bound) * (1.0 + log_ratio - bound), within)
+    bounded = jnp.exp(jnp.where(log_ratio > bound, bound, log_ratio))
+    return jnp.where(log_ratio > bound, math.exp(bound) * (1.0 + log_ratio - bound), bounded)
 
 
 def where_learned(learned: jax.Array, x: jax.Array) -> jax.Array:
@@ -65,10 +65,10 @@ def summed_by(ids: jax.Array, x: jax.Array) -> jax.Array:
 
     ids: int32[b, T], such as `sequences` or `groups` of the batch; tokens with one id must share a micro-batch.
     """
-    flat = jnp.where(ids < 0, -1, ids).reshape(-1)
-    _, numbers = jnp.unique(flat, size=flat.size, fill_value=-1, return_inverse=True)
-    sums = jax.ops.segment_sum(jnp.where(flat < 0, 0.0, x.reshape(-1)), numbers, num_segments=flat.size)
-    return jnp.where(ids < 0, 0.0, sums[numbers].reshape(ids.shape))
+    flat_ids = jnp.where(ids < 0, -1, ids).reshape(-1)
+    _, id_numbers = jnp.unique(flat_ids, size=flat_ids.size, fill_value=-1, return_inverse=True)
+    sums = jax.ops.segment_sum(jnp.where(flat_ids < 0, 0.0, x.reshape(-1)), id_numbers, num_segments=flat_ids.size)
+    return jnp.where(ids < 0, 0.0, sums[id_numbers].reshape(ids.shape))
 
 
 def sequence_mean(sequences: jax.Array, learned: jax.Array, x: jax.Array) -> jax.Array:
@@ -93,7 +93,7 @@ def two_sided_mask(log_ratio: jax.Array, low: float | None, high: float | None) 
     return jax.lax.stop_gradient(mask.astype(jnp.float32))
 
 
-def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
+def kl_estimate(estimator: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
     """KL(π_θ ‖ π) from a token drawn from π_θ, x = log π − log π_θ (Schulman 2020, "Approximating KL divergence"):
 
     k1 = −x: unbiased, but the mean of its gradient is 0, so that it has no effect as a loss;
@@ -101,9 +101,9 @@ def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array
     k3 = e^x − x − 1 ≥ 0: unbiased, with little variance; the exponential is `bounded_exp`.
     """
     x = towards - logprobs
-    if kind == "k1":
+    if estimator == "k1":
         return -x
-    return 0.5 * x * x if kind == "k2" else bounded_exp(x) - x - 1.0
+    return 0.5 * x * x if estimator == "k2" else bounded_exp(x) - x - 1.0
 
 
 _Clip = Annotated[float, Range(0.0)]
@@ -174,7 +174,7 @@ def policy_gradient(term: Term) -> Loss:
     return learns_from(flat_groups=_has_regulariser)(_with_settings_of(loss, term))
 
 
-def _has_regulariser(kl_coefficient: float = 0.0, entropy_coefficient: float = 0.0, **others: Any) -> bool:
+def _has_regulariser(kl_coefficient: float = 0.0, entropy_coefficient: float = 0.0, **other_settings: Any) -> bool:
     return kl_coefficient > 0 or entropy_coefficient > 0
 
 
@@ -183,11 +183,11 @@ def _with_settings_of(loss: Loss, term: Term) -> Loss:
 
     They replace **term_settings.
     """
-    parameters = [arg for arg in _parameters(loss) if arg.kind != arg.VAR_KEYWORD]
-    settings = [arg for arg in _parameters(term) if arg.kind == arg.KEYWORD_ONLY]
-    inputs = [arg for arg in parameters if arg.kind != arg.KEYWORD_ONLY]
+    loss_parameters = [parameter for parameter in _parameters(loss) if parameter.kind != parameter.VAR_KEYWORD]
+    term_settings = [parameter for parameter in _parameters(term) if parameter.kind == parameter.KEYWORD_ONLY]
+    inputs = [parameter for parameter in loss_parameters if parameter.kind != parameter.KEYWORD_ONLY]
     functools.update_wrapper(loss, term)
-    vars(loss)["__signature__"] = inspect.Signature([*inputs, *settings, *parameters[len(inputs) :]])
+    vars(loss)["__signature__"] = inspect.Signature([*inputs, *term_settings, *loss_parameters[len(inputs) :]])
     return loss
 
 
@@ -232,11 +232,11 @@ def gspo(
     With `form="token"` s_t = sg[s] · π_θ/sg[π_θ], of the same value, whose gradient at a token carries that token's
     advantage alone (Eq. 14 there). The paper's mean is the weighting `sequence_mean`.
     """
-    mean = sequence_mean(sequences, learned, log_ratio)
+    mean_log_ratio = sequence_mean(sequences, learned, log_ratio)
     if form == "token":
         token_logprobs = where_learned(learned, logprobs)
-        mean = jax.lax.stop_gradient(mean - token_logprobs) + token_logprobs
-    ratio = bounded_exp(mean)
+        mean_log_ratio = jax.lax.stop_gradient(mean_log_ratio - token_logprobs) + token_logprobs
+    ratio = bounded_exp(mean_log_ratio)
     clipped_s = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
     gain = jnp.minimum(ratio * advantages, clipped_s * advantages)
     return -gain, {"ratio": ratio, "clip_fraction": (clipped_s * advantages < ratio * advantages).astype(jnp.float32)}

@@ -26,8 +26,8 @@ from cojax.registry import settings as settings_of
 from cojax.types import Group
 
 # Inputs that are the policy's scores of each token; every other input is a column of the batch.
-_SCORES = ("logprobs", "entropy", "routes_differing")
-_SHAPE = (2, 8)  # [b, T] of the trace
+_SCORE_INPUTS = ("logprobs", "entropy", "routes_differing")
+_TRACE_SHAPE = (2, 8)  # [b, T] of the trace
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,14 +78,14 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
     reads, loss = _inputs(name, function), functools.partial(function, **settings)
-    inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
+    inputs = [jax.ShapeDtypeStruct(_TRACE_SHAPE, DTYPES.get(input_name, jnp.float32)) for input_name in reads]
 
     faults: list[str] = []
 
     def call(*arrays: jax.Array) -> Any:
-        result = loss(*arrays)
-        faults[:] = _faults(name, result)
-        return () if faults else result
+        output = loss(*arrays)
+        faults[:] = _faults(name, output)
+        return () if faults else output
 
     try:
         program = jax.make_jaxpr(call)(*inputs)
@@ -98,9 +98,9 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     if not learns & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, flat_groups = _read_declaration(function)
-    flat = not pairs and ("advantages" not in learns or bool(learns & {"reference_logprobs", "entropy"}))
-    flat = flat or flat_groups(**_settings_for(flat_groups, function, settings))
-    return BoundLoss(name, function, settings, reads, uses, learns, pairs, flat)
+    uses_flat_groups = not pairs and ("advantages" not in learns or bool(learns & {"reference_logprobs", "entropy"}))
+    uses_flat_groups = uses_flat_groups or flat_groups(**_settings_for(flat_groups, function, settings))
+    return BoundLoss(name, function, settings, reads, uses, learns, pairs, uses_flat_groups)
 
 
 def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
@@ -114,56 +114,56 @@ def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapp
     """The settings of a loss, including defaults, that are parameters of `condition`."""
     values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
     parameters = inspect.signature(condition).parameters
-    takes_all = any(arg.kind == arg.VAR_KEYWORD for arg in parameters.values())
+    takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in values.items() if takes_all or name in parameters}
 
 
 def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     """Names of the positional parameters. Raises ValueError for one that is not an input."""
-    names = (*_SCORES, *DTYPES)
-    arguments = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
-    for arg in arguments:
-        if arg.name not in names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
+    input_names = (*_SCORE_INPUTS, *DTYPES)
+    positional = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
+    for arg in positional:
+        if arg.name not in input_names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
             raise ValueError(
-                f"loss {name!r} reads {arg.name!r}, which is not an input; inputs are {', '.join(names)}. "
+                f"loss {name!r} reads {arg.name!r}, which is not an input; inputs are {', '.join(input_names)}. "
                 "Settings are keyword-only: write them after a *"
             )
-    return tuple(arg.name for arg in arguments)
+    return tuple(arg.name for arg in positional)
 
 
-def _faults(name: str, result: Any) -> list[str]:
+def _faults(name: str, output: Any) -> list[str]:
     """Says why this is not a pair of loss and facts with one float for each token in every array; [] if it is."""
-    pair = isinstance(result, (tuple, list)) and len(result) == 2
-    if not pair or not isinstance(result[1], dict) or not all(isinstance(fact, str) for fact in result[1]):
+    is_pair = isinstance(output, (tuple, list)) and len(output) == 2
+    if not is_pair or not isinstance(output[1], dict) or not all(isinstance(fact, str) for fact in output[1]):
         return [
-            f"loss {name!r} returns {_outline(result)[:100]}; expected a pair, the loss of each token and a dict of "
+            f"loss {name!r} returns {_outline(output)[:100]}; expected a pair, the loss of each token and a dict of "
             "facts: return per_token, {}"
         ]
-    per_token, facts = result
+    per_token, facts = output
     arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
     return [
-        f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each token"
+        f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
         for what, array in arrays.items()
-        if getattr(array, "shape", None) != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
+        if getattr(array, "shape", None) != _TRACE_SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
     ]
 
 
-def _outline(result: Any) -> str:
+def _outline(output: Any) -> str:
     """Describes a loss's result in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
-    if isinstance(result, jax.Array):
-        return f"{result.dtype}{list(result.shape)}"
-    if isinstance(result, (tuple, list)):
-        return f"({', '.join(map(_outline, result[:4]))}{', …' if len(result) > 4 else ''})"
-    return type(result).__name__
+    if isinstance(output, jax.Array):
+        return f"{output.dtype}{list(output.shape)}"
+    if isinstance(output, (tuple, list)):
+        return f"({', '.join(map(_outline, output[:4]))}{', …' if len(output) > 4 else ''})"
+    return type(output).__name__
 
 
-def _inputs_of(jaxpr: Jaxpr, reads: Sequence[str], results: int | None) -> frozenset[str]:
+def _inputs_of(jaxpr: Jaxpr, input_names: Sequence[str], output_count: int | None) -> frozenset[str]:
     """The inputs on which the first `results` outputs of a traced loss depend; None means the loss and all facts."""
-    variables = {out for out in jaxpr.outvars[:results] if not isinstance(out, Literal)}
+    variables = {output for output in jaxpr.outvars[:output_count] if not isinstance(output, Literal)}
     for equation in reversed(jaxpr.eqns):
         if variables & set(equation.outvars):
             variables |= {operand for operand in equation.invars if not isinstance(operand, Literal)}
-    return frozenset(read for variable, read in zip(jaxpr.invars, reads, strict=True) if variable in variables)
+    return frozenset(name for variable, name in zip(jaxpr.invars, input_names, strict=True) if variable in variables)
 
 
 ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
@@ -186,26 +186,26 @@ class Objective:
         `sizes` are the sizes of all groups that a step may have; () takes those of `groups`. They fix the number of
         rows. Raises what `pack` raises.
         """
-        results = []
+        packed = []
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
-        for part in self._deal(groups, seed):
+        for split_groups in self._deal(groups, seed):
             if self.loss.pairs:
-                batch, facts = packing.pack_pairs(part, seed, shape, rows)
+                batch, counts = packing.pack_pairs(split_groups, seed, shape, rows)
             else:
-                batch, facts = packing.pack(
-                    part, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
+                batch, counts = packing.pack(
+                    split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
                     together=self.loss.together, rows=rows,
                 )  # fmt: skip
-            results.append((batch, facts | packing.staleness(batch, version=seed[1])))
-        return [batch for batch, _ in results], _sum_facts([facts for _, facts in results], shape.length)
+            packed.append((batch, counts | packing.staleness(batch, version=seed[1])))
+        return [batch for batch, _ in packed], _sum_counts([counts for _, counts in packed], shape.length)
 
     def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
         """The number of rows of each batch of a step whose groups have `sizes` trajectories."""
-        each = -(-len(sizes) // self.splits)
+        groups_per_batch = -(-len(sizes) // self.splits)
         if self.loss.together:
-            return shape.rows_for(each, max(sizes, default=1))
-        most = sum(sorted(sizes, reverse=True)[:each])
-        return shape.rows_for(most, 2) if self.loss.pairs else shape.round_up(most)
+            return shape.rows_for(groups_per_batch, max(sizes, default=1))
+        most_trajectories = sum(sorted(sizes, reverse=True)[:groups_per_batch])
+        return shape.rows_for(most_trajectories, 2) if self.loss.pairs else shape.round_up(most_trajectories)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
@@ -213,7 +213,7 @@ class Objective:
             return [list(groups)]
         order = list(range(len(groups)))
         random.Random(repr((*seed, "parts"))).shuffle(order)
-        return [[groups[index] for index in sorted(order[part :: self.splits])] for part in range(self.splits)]
+        return [[groups[index] for index in sorted(order[split :: self.splits])] for split in range(self.splits)]
 
 
 def objective(
@@ -251,18 +251,18 @@ def _bind_settings(kind: str, name: str, table: Mapping[str, Any], settings: Map
     return functools.partial(function, **check_settings(kind, name, function, settings))
 
 
-def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
+def _sum_counts(parts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
     """Adds up counts over the parts of a step; `staleness` is the mean over tokens, `fill` the mean over live rows."""
-    if len(facts) == 1:
-        return dict(facts[0])
-    names = dict.fromkeys(name for part in facts for name in part if name not in ("fill", "staleness", "staleness_max"))
-    total = {name: sum(part[name] for part in facts) for name in names}
+    if len(parts) == 1:
+        return dict(parts[0])
+    names = dict.fromkeys(name for part in parts for name in part if name not in ("fill", "staleness", "staleness_max"))
+    total = {name: sum(part[name] for part in parts) for name in names}
     total["fill"] = total["tokens_processed"] / (total["rows"] * row_length) if total["rows"] else 0.0
-    behind = [part for part in facts if "staleness" in part]
-    if behind:
-        tokens = sum(part["tokens_trained"] for part in behind)
-        total["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in behind) / tokens
-        total["staleness_max"] = max(part["staleness_max"] for part in behind)
+    stale_parts = [part for part in parts if "staleness" in part]
+    if stale_parts:
+        token_count = sum(part["tokens_trained"] for part in stale_parts)
+        total["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in stale_parts) / token_count
+        total["staleness_max"] = max(part["staleness_max"] for part in stale_parts)
     return total
 
 
@@ -296,10 +296,10 @@ class HardNegatives:
         trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
         failures = [t for group in groups for t in group.valid if t.reward < 1.0]
-        facts = {
+        counts = {
             "failures": float(len(failures)),
             "hard_negatives": float(sum(trajectory.partial >= self.least for trajectory in failures)),
             "hard_pairs": float(len(pairs)),
         }
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
-        return packing.pack_examples(pairs, shape, rows), facts
+        return packing.pack_examples(pairs, shape, rows), counts

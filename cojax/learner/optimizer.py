@@ -100,7 +100,7 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
         # Round to the nearest bfloat16: add half of its last bit, then keep the upper 16 bits.
         upper = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)
         low = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), target_bits, upper)
-        changes = jax.tree.map(lambda high, param: _value(high) - param.astype(jnp.float32), upper, params)
+        changes = jax.tree.map(lambda high, param: _from_bits(high) - param.astype(jnp.float32), upper, params)
         return changes, CompensatedState(inner_state, low)
 
     return optax.GradientTransformation(init, update)
@@ -108,12 +108,12 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
 
 def exact_values(params: Params, low: Params) -> Params:
     """The float32 values whose upper bits are the bfloat16 parameters and whose lower bits are `low`."""
-    return jax.tree.map(lambda param, rest: _value(_bits(param.astype(jnp.float32)) + rest), params, low)
+    return jax.tree.map(lambda param, low_bits: _from_bits(_bits(param.astype(jnp.float32)) + low_bits), params, low)
 
 
 def _bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.int32)
 
 
-def _value(bits: jax.Array) -> jax.Array:
+def _from_bits(bits: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

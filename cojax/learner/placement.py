@@ -189,7 +189,7 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
         return
     for number, row in enumerate(parameters(config)):
         layers = range(config.num_hidden_layers) if "layers" in row.lead_axes else (None,)
-        pieces = row.pieces(config)
+        pieces = row.hf_names(config)
         for layer in layers:
             with hosts.operation("piece", params, number, layer) as finish:
                 array = on_host(finish(piece(config, params, number, layer)))

@@ -34,9 +34,9 @@ class TrainState:
     opt_state: Any
 
 
-def join_states(target: TrainState, second: TrainState | None) -> Any:
+def join_states(state: TrainState, second_state: TrainState | None) -> Any:
     """The content of a checkpoint: the state, and a second agent's state under its own name."""
-    return target if second is None else {**vars(target), "second": second}
+    return state if second_state is None else {**vars(state), "second": second_state}
 
 
 def split_states(arrays: Any) -> tuple[TrainState, TrainState | None]:
@@ -106,41 +106,41 @@ def update(
     if pairs is not None and pair_loss is not None:
         terms.append((*pairs, pair_loss, True))
     sums: list[Sums] = []
-    for rows, live, term, current in terms:
-        assert_columns(rows, axes=3)
+    for batches, live_count, term, current in terms:
+        assert_columns(batches, axes=3)
         term_loss = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
         gradient = jax.value_and_grad(term_loss, has_aux=True)
-        shapes = jax.eval_shape(gradient, state.params, micro_batch(rows, 0))
+        shapes = jax.eval_shape(gradient, state.params, micro_batch(batches, 0))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        sums.append(jax.lax.fori_loop(0, live, functools.partial(_add, gradient, state.params, rows), zeros))
-    (total, facts), gradients = sums[0]
-    for (value, _), gradient_sum in sums[1:]:
-        total, facts = total + value, {**facts, "hard_loss": value}
+        sums.append(jax.lax.fori_loop(0, live_count, functools.partial(_add, gradient, state.params, batches), zeros))
+    (loss_sum, fact_sums), gradients = sums[0]
+    for (pair_sum, _), gradient_sum in sums[1:]:
+        loss_sum, fact_sums = loss_sum + pair_sum, {**fact_sums, "hard_loss": pair_sum}
         gradients = jax.tree.map(jnp.add, gradients, gradient_sum)
 
-    norm = optax.tree.norm(gradients)
+    gradient_norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-    new = dataclasses.replace(state, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
-    finite = jnp.isfinite(total) & jnp.isfinite(norm)
-    new = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, state)
+    new_state = dataclasses.replace(state, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    is_finite = jnp.isfinite(loss_sum) & jnp.isfinite(gradient_norm)
+    new_state = jax.tree.map(lambda after, before: jnp.where(is_finite, after, before), new_state, state)
     if shardings is not None:
-        leaves, structure = jax.tree.flatten(new)
-        leaves = [jax.lax.with_sharding_constraint(leaf, s) for leaf, s in zip(leaves, shardings, strict=True)]
-        new = jax.tree.unflatten(structure, leaves)
-    return new, {"loss": total, "grad_norm": norm, **facts}
+        leaves, structure = jax.tree.flatten(new_state)
+        leaves = [jax.lax.with_sharding_constraint(leaf, spec) for leaf, spec in zip(leaves, shardings, strict=True)]
+        new_state = jax.tree.unflatten(structure, leaves)
+    return new_state, {"loss": loss_sum, "grad_norm": gradient_norm, **fact_sums}
 
 
 def _add(
-    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, index: jax.Array, sums: Sums
+    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, number: jax.Array, sums: Sums
 ) -> Sums:
     """Adds micro-batch `index` to the sums of loss, facts and gradient."""
-    (total, before), gradients = sums
-    (value, facts), increment = gradient(params, micro_batch(batch, index))
+    (loss_sum, fact_sums), gradients = sums
+    (micro_loss_value, facts), micro_gradient = gradient(params, micro_batch(batch, number))
     facts = {
-        name: jnp.maximum(before[name], fact) if name.endswith("_max") else before[name] + fact
+        name: jnp.maximum(fact_sums[name], fact) if name.endswith("_max") else fact_sums[name] + fact
         for name, fact in facts.items()
     }
-    return (total + value, facts), jax.tree.map(jnp.add, gradients, increment)
+    return (loss_sum + micro_loss_value, facts), jax.tree.map(jnp.add, gradients, micro_gradient)
 
 
 def micro_loss(
@@ -157,16 +157,16 @@ def micro_loss(
     sampler acted and 0 elsewhere; and, if the batch holds routes, `routes_differing` and `routes_known` of
     `TokenScores`. Only the loss has a gradient.
     """
-    current = score(params, micro)
+    scores = score(params, micro)
     if on_policy:
-        micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(current.logprobs))
-    per_token, facts = loss.function(*loss.inputs(current, micro), **loss.settings)
+        micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(scores.logprobs))
+    per_token, facts = loss.function(*loss.inputs(scores, micro), **loss.settings)
     mask = micro.weights > 0
     mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
-    facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}
-    chex.assert_shape([per_token, current.logprobs, *facts.values()], micro.tokens.shape)
-    if current.routes_differing is not None and current.routes_known is not None:
-        facts |= {"routes_differing": current.routes_differing, "routes_known": current.routes_known}
+    facts = {"entropy": scores.entropy, "logprob_mismatch": mismatch, **facts}
+    chex.assert_shape([per_token, scores.logprobs, *facts.values()], micro.tokens.shape)
+    if scores.routes_differing is not None and scores.routes_known is not None:
+        facts |= {"routes_differing": scores.routes_differing, "routes_known": scores.routes_known}
     sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
     peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAKS if name in facts}
     return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
@@ -176,8 +176,8 @@ def batch_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch
     """float32[M, b, T]: log-probs of the first `count` of M micro-batches, 0 beyond."""
     assert_columns(batch, axes=3)
 
-    def fill(index: jax.Array, out: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(out, score(micro_batch(batch, index)).logprobs, index, 0)
+    def fill(index: jax.Array, filled: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(filled, score(micro_batch(batch, index)).logprobs, index, 0)
 
     return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
 
@@ -193,24 +193,24 @@ def combine_updates(updates: Sequence[Metrics]) -> Metrics:
     Each is over the updates that have it.
     """
     metrics: Metrics = {"updates": float(len(updates))}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    for metric_name in dict.fromkeys(metric_name for update in updates for metric_name in update):
+        values = [update[metric_name] for update in updates if metric_name in update]
+        metrics[metric_name] = max(values) if metric_name.endswith("_max") else sum(values) / len(values)
     return metrics
 
 
-def mean_metrics(raw: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
+def mean_metrics(sums: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
     """Turns the sums in the metrics of `update` into means over the learned tokens of this batch on the host.
 
     Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known, that
     of `logprob_mismatch` over the tokens that a sampler drew; without such tokens, it and its maximum are left out.
     """
     mask = np.asarray(batch.weights) > 0
-    tokens, sampled_tokens = float(mask.sum()), float((mask & (np.asarray(batch.versions) >= 0)).sum())
-    not_averaged = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
-    counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0))), "logprob_mismatch": sampled_tokens}
+    token_count, sampled_count = float(mask.sum()), float((mask & (np.asarray(batch.versions) >= 0)).sum())
+    unaveraged = {name for name in sums if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
+    divisors = {"routes_differing": max(1.0, float(sums.get("routes_known", 0.0))), "logprob_mismatch": sampled_count}
     return {
-        name: float(value) if name in not_averaged else float(value) / counts.get(name, tokens)
-        for name, value in raw.items()
-        if sampled_tokens or not name.startswith("logprob_mismatch")
+        name: float(value) if name in unaveraged else float(value) / divisors.get(name, token_count)
+        for name, value in sums.items()
+        if sampled_count or not name.startswith("logprob_mismatch")
     }

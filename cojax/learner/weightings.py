@@ -60,11 +60,11 @@ def check_weights(weights: Any, lengths: Sequence[np.ndarray]) -> list[list[np.n
             f"the weighting returned weights for groups of {[len(group) for group in arrays]} trajectories; "
             f"expected {[len(group) for group in lengths]}"
         )
-    for group, counts in zip(arrays, lengths, strict=True):
-        for weight, count in zip(group, counts, strict=True):
-            if weight.shape not in ((), (int(count),)) or not (np.isfinite(weight) & (weight >= 0)).all():
+    for group, group_lengths in zip(arrays, lengths, strict=True):
+        for weight, length in zip(group, group_lengths, strict=True):
+            if weight.shape not in ((), (int(length),)) or not (np.isfinite(weight) & (weight >= 0)).all():
                 raise ValueError(
-                    f"the weighting returned {weight} for the {count} learned tokens of a trajectory; expected a "
+                    f"the weighting returned {weight} for the {length} learned tokens of a trajectory; expected a "
                     "number of 0 or more, or one for each"
                 )
     return arrays

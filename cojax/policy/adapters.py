@@ -56,29 +56,31 @@ class LowRank:
         if not has_experts:
             a, b = a[None], b[None]
         dimensions = (((a.ndim - 1,), (1,)), ((0,), (0,)))
-        product = jax.lax.dot_general(a, b, dimensions, precision=jax.lax.Precision.HIGHEST)
-        return (self.base.astype(jnp.float32) + self.scale * product.reshape(self.base.shape)).astype(dtype)
+        low_rank_product = jax.lax.dot_general(a, b, dimensions, precision=jax.lax.Precision.HIGHEST)
+        return (self.base.astype(jnp.float32) + self.scale * low_rank_product.reshape(self.base.shape)).astype(dtype)
 
 
 def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
     """Sums every LowRank among one layer's arrays into its matrix; other leaves stay as they are."""
-    return jax.tree.map(lambda x: x.merge(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
+    return jax.tree.map(lambda leaf: leaf.merge(dtype) if _is_low_rank(leaf) else leaf, arrays, is_leaf=_is_low_rank)
 
 
-def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
+def adapted_parameters(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
     """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
-    rows = {row.path[2]: row for row in parameters(config) if row.lead_axes and row.inputs and "router" not in row.axes}
-    if unknown := [name for name in lora.targets if name not in rows]:
-        raise ValueError(f"lora.targets has {unknown[0]!r}; the model's matrices are {', '.join(rows)}")
-    return tuple(row for name, row in rows.items() if name in (lora.targets or rows))
+    rows = {
+        row.path[2]: row for row in parameters(config) if row.lead_axes and row.input_axes and "router" not in row.axes
+    }
+    if unknown_targets := [target for target in lora.targets if target not in rows]:
+        raise ValueError(f"lora.targets has {unknown_targets[0]!r}; the model's matrices are {', '.join(rows)}")
+    return tuple(row for target, row in rows.items() if target in (lora.targets or rows))
 
 
-def factors(row: Parameter) -> tuple[Parameter, Parameter]:
+def factors(matrix: Parameter) -> tuple[Parameter, Parameter]:
     """The table rows of a matrix's A and B: they have its axes and the axis `rank`, which no sharding rule splits."""
-    assert row.inputs
-    leading, end = row.lead_axes, len(row.lead_axes) + row.inputs
-    a = Parameter((*row.path, "a"), (*row.axes[:end], "rank"), "")
-    return a, Parameter((*row.path, "b"), (*leading, "rank", *row.axes[end:]), "")
+    assert matrix.input_axes
+    lead_axes, inputs_end = matrix.lead_axes, len(matrix.lead_axes) + matrix.input_axes
+    a = Parameter((*matrix.path, "a"), (*matrix.axes[:inputs_end], "rank"), "")
+    return a, Parameter((*matrix.path, "b"), (*lead_axes, "rank", *matrix.axes[inputs_end:]), "")
 
 
 def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
@@ -87,25 +89,25 @@ def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _initialize(config: ModelConfig, lora: Lora, key: jax.Array) -> Params:
+def _initialize(config: ModelConfig, lora: Lora, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     adapters: Params = {}
-    for number, row in enumerate(adapted_rows(config, lora)):
-        a_row, b_row = factors(row)
-        shape, depth = row.shape(config), len(row.lead_axes)
-        end = depth + (row.inputs or 0)
-        row_key = jax.random.fold_in(key, number)
-        a = jax.random.normal(row_key, (*shape[:end], lora.rank)) * math.prod(shape[depth:end]) ** -0.5
-        adapters = with_leaf(with_leaf(adapters, a_row, a), b_row, jnp.zeros((*shape[:depth], lora.rank, *shape[end:])))
+    for index, matrix in enumerate(adapted_parameters(config, lora)):
+        a_row, b_row = factors(matrix)
+        shape, lead = matrix.shape(config), len(matrix.lead_axes)
+        end = lead + (matrix.input_axes or 0)
+        matrix_key = jax.random.fold_in(random_key, index)
+        a = jax.random.normal(matrix_key, (*shape[:end], lora.rank)) * math.prod(shape[lead:end]) ** -0.5
+        adapters = with_leaf(with_leaf(adapters, a_row, a), b_row, jnp.zeros((*shape[:lead], lora.rank, *shape[end:])))
     return adapters
 
 
 def add_adapters(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
     """The parameters of the policy: `base` with a LowRank for every matrix that has adapters."""
     params = base
-    for row in adapted_rows(config, lora):
-        a, b = (leaf_of(adapters, factor) for factor in factors(row))
-        params = with_leaf(params, row, LowRank(leaf_of(base, row), a, b, lora.scale))  # type: ignore[arg-type]
+    for matrix in adapted_parameters(config, lora):
+        a, b = (leaf_of(adapters, factor) for factor in factors(matrix))
+        params = with_leaf(params, matrix, LowRank(leaf_of(base, matrix), a, b, lora.scale))  # type: ignore[arg-type]
     return params
 
 
@@ -115,8 +117,8 @@ def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Pa
     Layers are summed one after another, as in the forward pass.
     """
     params = add_adapters(config, lora, base, adapters)
-    for row in adapted_rows(config, lora):
-        params = with_leaf(params, row, _merge_stack(leaf_of(params, row)))  # type: ignore[arg-type]
+    for matrix in adapted_parameters(config, lora):
+        params = with_leaf(params, matrix, _merge_stack(leaf_of(params, matrix)))  # type: ignore[arg-type]
     return params
 
 
@@ -125,5 +127,5 @@ def _merge_stack(stack: LowRank) -> jax.Array:
     return jax.lax.map(lambda layer: layer.merge(stack.base.dtype), stack)
 
 
-def _low_rank(x: object) -> bool:
+def _is_low_rank(x: object) -> bool:
     return isinstance(x, LowRank)

@@ -15,10 +15,10 @@ from jax.sharding import Mesh, PartitionSpec
 from cojax.policy.sharding import ROWS, RULES, platform_of
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
-_BLOCKS = 8
-_SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
+_BLOCK_COUNT = 8
+_SMALLEST_BLOCK = 32  # tokens a block, below which matrix products are too small to be fast
 Visibility = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
-_HIDDEN = -1e30  # a score whose softmax weight is exactly 0
+_HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
 BLOCK = 128
 
 
@@ -29,10 +29,10 @@ def gpu_kernel(
     # Imported here: the package cannot be used on another platform.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
-    heads, size = query.shape[2:]
+    heads, head_size = query.shape[2:]
     key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-    blocks = BlockSizes(BLOCK, BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
-    return mha(query, key, value, segment_ids, size**-0.5, True, block_sizes=blocks, interpret=interpret)
+    block_sizes = BlockSizes(BLOCK, BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
+    return mha(query, key, value, segment_ids, head_size**-0.5, True, block_sizes=block_sizes, interpret=interpret)
 
 
 def tpu_kernel(
@@ -41,24 +41,24 @@ def tpu_kernel(
     """Splash attention, row by row."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, heads, size = query.shape[1:]
+    length, heads, head_size = query.shape[1:]
     block = next(block for block in (512, 256, BLOCK) if length % block == 0)
-    sizes = splash.BlockSizes(
+    block_sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
     )
     kernel: Any = splash.make_splash_mha(
         mask=splash.MultiHeadMask([splash.CausalMask((length, length))] * heads),
-        block_sizes=sizes,
+        block_sizes=block_sizes,
         head_shards=1,
         q_seq_shards=1,
         interpret=interpret,
     )
 
-    def row(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        query, key, value = (x.swapaxes(0, 1) for x in (query * size**-0.5, key, value))
+    def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        query, key, value = (x.swapaxes(0, 1) for x in (query * head_size**-0.5, key, value))
         return kernel(query, key, value, splash.SegmentIds(segment_ids, segment_ids)).swapaxes(0, 1)
 
-    return jax.vmap(row)(query, key, value, segment_ids)
+    return jax.vmap(attend_row)(query, key, value, segment_ids)
 
 
 KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": gpu_kernel, "tpu": tpu_kernel}
@@ -86,32 +86,32 @@ def packed_attention(
     length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
     padding = -length % BLOCK
-    arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
+    padded = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
         # The partitioner cannot see into a kernel, so each device gets its own rows and heads.
-        heads, rows = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
+        by_head, by_row = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
         kernel = jax.shard_map(
-            kernel, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+            kernel, mesh=mesh, in_specs=(by_head, by_head, by_head, by_row), out_specs=by_head, check_vma=False
         )
-    return kernel(*arrays)[:, :length]
+    return kernel(*padded)[:, :length]
 
 
 def blockwise(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
 ) -> jax.Array:
     """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once."""
-    rows, length, heads, size = query.shape
-    groups = key.shape[2]
-    group_size = heads // groups
+    row_count, length, heads, head_size = query.shape
+    kv_heads = key.shape[2]
+    group_size = heads // kv_heads
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
-    query = query.reshape(rows, length, groups, group_size, size).transpose(0, 2, 3, 1, 4)
-    query = query.reshape(rows * groups, group_size, length, size)
-    key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
+    query = query.reshape(row_count, length, kv_heads, group_size, head_size).transpose(0, 2, 3, 1, 4)
+    query = query.reshape(row_count * kv_heads, group_size, length, head_size)
+    key, value = (x.transpose(0, 2, 1, 3).reshape(row_count * kv_heads, length, head_size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    visibility = jnp.repeat(segment_ids, groups, axis=0), window
+    visibility = jnp.repeat(segment_ids, kv_heads, axis=0), window
     output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
-    output = output.reshape(rows, groups, group_size, length, size).transpose(0, 3, 1, 2, 4)
-    return output.reshape(rows, length, heads, size)
+    output = output.reshape(row_count, kv_heads, group_size, length, head_size).transpose(0, 3, 1, 2, 4)
+    return output.reshape(row_count, length, heads, head_size)
 
 
 @jax.custom_vjp
@@ -122,16 +122,16 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 
 def _forward(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
     """The result, and the arrays that the backward pass reads; that pass recomputes the weights by blocks."""
-    outputs, sums = [], []
-    for start, end in _blocks(query.shape[2]):
-        scores = _scores(query, key, visibility, start, end)
-        top = jnp.max(scores, axis=-1, keepdims=True)
-        weights = jnp.exp(scores - top)
-        total = jnp.sum(weights, axis=-1, keepdims=True)
+    block_outputs, block_log_sums = [], []
+    for start, end in _query_blocks(query.shape[2]):
+        scores = _block_scores(query, key, visibility, start, end)
+        largest = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - largest)
+        weight_sum = jnp.sum(weights, axis=-1, keepdims=True)
         product = _multiply(weights.astype(value.dtype), value[:, :end], 1)
-        outputs.append(_heads(product / total.astype(jnp.float32), query).astype(query.dtype))
-        sums.append(_heads(top + jnp.log(total), query))
-    output, log_sums = jnp.concatenate(outputs, axis=2), jnp.concatenate(sums, axis=2)
+        block_outputs.append(_split_heads(product / weight_sum.astype(jnp.float32), query).astype(query.dtype))
+        block_log_sums.append(_split_heads(largest + jnp.log(weight_sum), query))
+    output, log_sums = jnp.concatenate(block_outputs, axis=2), jnp.concatenate(block_log_sums, axis=2)
     return output, (query, key, value, visibility, output, log_sums)
 
 
@@ -141,14 +141,14 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
     cotangent = jax.lax.optimization_barrier(cotangent)
     projection = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
-    for start, end in _blocks(query.shape[2]):
+    for start, end in _query_blocks(query.shape[2]):
         queries, output_slopes, shift, log_sum = (
-            _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
+            _merge_heads(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
-        weights = jnp.exp(_scores(query, key, visibility, start, end) - log_sum)
+        weights = jnp.exp(_block_scores(query, key, visibility, start, end) - log_sum)
         slopes = weights * (_multiply(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
-        query_slopes.append(_heads(_multiply(slopes, key[:, :end], 1), query))
+        query_slopes.append(_split_heads(_multiply(slopes, key[:, :end], 1), query))
         key_slopes = key_slopes.at[:, :end].add(_multiply_transposed(slopes, queries))
         value_slopes = value_slopes.at[:, :end].add(_multiply_transposed(weights, output_slopes))
     query_gradient = jnp.concatenate(query_slopes, axis=2)
@@ -158,36 +158,36 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
 _attend.defvjp(_forward, _backward)
 
 
-def _blocks(length: int) -> Iterator[tuple[int, int]]:
+def _query_blocks(length: int) -> Iterator[tuple[int, int]]:
     """Start and end of each block of queries; a block's keys are those before its end."""
-    block = max(_SMALLEST, math.ceil(length / _BLOCKS))
+    block = max(_SMALLEST_BLOCK, math.ceil(length / _BLOCK_COUNT))
     return ((start, min(start + block, length)) for start in range(0, length, block))
 
 
 def block_scores_bytes(length: int) -> int:
     """Bytes of one head's scores, in float32, of the block of queries that has the most."""
-    return 4 * max(((end - start) * end for start, end in _blocks(length)), default=0)
+    return 4 * max(((end - start) * end for start, end in _query_blocks(length)), default=0)
 
 
-def _scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
-    """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
-    scores = _multiply(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
+def _block_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
+    """float32[N, R · (end − start), end] of queries start … end, _HIDDEN_SCORE where a query does not see a key."""
+    scores = _multiply(_merge_heads(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
     segment_ids, window = visibility
-    visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-    visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    is_visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+    is_visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
     if window is not None:
-        visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
-    count, group_size = query.shape[:2]
-    scores = scores.reshape(count, group_size, end - start, end)
-    return jnp.where(visible[:, None], scores, _HIDDEN).reshape(count, -1, end)
+        is_visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
+    pair_count, group_size = query.shape[:2]
+    scores = scores.reshape(pair_count, group_size, end - start, end)
+    return jnp.where(is_visible[:, None], scores, _HIDDEN_SCORE).reshape(pair_count, -1, end)
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def _merge_heads(x: jax.Array) -> jax.Array:
     """[N, R, t, c] → [N, R · t, c]."""
     return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
-def _heads(x: jax.Array, query: jax.Array) -> jax.Array:
+def _split_heads(x: jax.Array, query: jax.Array) -> jax.Array:
     """[N, R · t, c] → [N, R, t, c]."""
     return x.reshape(x.shape[0], query.shape[1], -1, x.shape[-1])
 

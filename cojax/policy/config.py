@@ -29,7 +29,7 @@ _ROPE_FIELDS: Mapping[str, frozenset[str]] = {
     ),
     "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }  # fmt: skip
-_ROPE_NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_COMMON_ROPE_FIELDS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,41 +70,41 @@ class RopeScaling:
             )
 
 
-def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
-    """The angle per position of each pair, float32[size / 2], and the factor on cos and sin.
+def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
+    """The angle per position of each pair, float32[head_dim / 2], and the factor on cos and sin.
 
     It rounds to float32 where Hugging Face does: at position 30,000 one bit of difference is an angle of 0.002.
     """
-    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     periods = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
-    plain = np.float32(1) / periods
+    rates = np.float32(1) / periods
     if scaling is None:
-        return plain, 1.0
+        return rates, 1.0
     if scaling.kind == "linear":
-        return plain / np.float32(scaling.factor), 1.0
+        return rates / np.float32(scaling.factor), 1.0
     if scaling.kind == "llama3":
-        turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / plain)
-        low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
-        share = np.clip((turns - low) / (high - low), 0, 1)
-        return (np.float32(1) - share) * plain / np.float32(scaling.factor) + share * plain, 1.0
+        turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / rates)
+        low_turns, high_turns = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+        unscaled_share = np.clip((turns - low_turns) / (high_turns - low_turns), 0, 1)
+        return (np.float32(1) - unscaled_share) * rates / np.float32(scaling.factor) + unscaled_share * rates, 1.0
     interpolation = np.float32(1) / (np.float32(scaling.factor) * periods)
-    plain_share = np.float32(1) - _ramp(theta, size, scaling)
-    return interpolation * (np.float32(1) - plain_share) + plain * plain_share, scaling.attention_factor
+    plain_share = np.float32(1) - _stretched_share(theta, head_dim, scaling)
+    return interpolation * (np.float32(1) - plain_share) + rates * plain_share, scaling.attention_factor
 
 
-def _ramp(theta: float, size: int, scaling: RopeScaling) -> np.ndarray:
-    """float32[size / 2]: 0 where a pair turns often enough to stay as it is, 1 where it is stretched."""
+def _stretched_share(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
+    """float32[head_dim / 2]: 0 where a pair turns often enough to stay as it is, 1 where it is stretched."""
 
-    def pair(turns: float) -> float:
-        """The index of the pair that makes `turns` turns within the original positions."""
-        return size * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_turning(n: float) -> float:
+        """The index of the pair that makes `n` turns within the original positions."""
+        return head_dim * math.log(scaling.original_max_position_embeddings / (n * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    first_pair, last_pair = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    width = high - low or 0.001
-    return np.clip((np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
+        first_pair, last_pair = math.floor(first_pair), math.ceil(last_pair)
+    first_pair, last_pair = max(first_pair, 0), min(last_pair, head_dim - 1)
+    ramp_width = last_pair - first_pair or 0.001
+    return np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(first_pair)) / np.float32(ramp_width), 0, 1)
 
 
 def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -113,58 +113,58 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     Newer files hold both in `rope_parameters`, older ones `rope_theta` at the top and the rest in `rope_scaling`.
     Raises ValueError, naming field and value, for a scaling that `frequencies` does not compute.
     """
-    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    entry = hf.get(name) or {}
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"config.json has {name}={entry!r:.80}; expected an object")
+    field = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    rope = hf.get(field) or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config.json has {field}={rope!r:.80}; expected an object")
     # Files written while the format was changing have both; the entry's theta wins.
-    theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
-    kind = entry.get("rope_type") or entry.get("type") or "default"
+    theta = rope.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
+    kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in _ROPE_FIELDS:
-        raise ValueError(f"config.json has {name} of type {kind!r:.80}; available: {', '.join(_ROPE_FIELDS)}")
-    if unknown := sorted(set(entry) - _ROPE_FIELDS[kind] - _ROPE_NAMES):
+        raise ValueError(f"config.json has {field} of type {kind!r:.80}; available: {', '.join(_ROPE_FIELDS)}")
+    if unknown_names := sorted(set(rope) - _ROPE_FIELDS[kind] - _COMMON_ROPE_FIELDS):
         raise ValueError(
-            f"config.json has {name}.{unknown[0]:.80}={entry[unknown[0]]!r:.80}, unknown for type {kind!r}"
+            f"config.json has {field}.{unknown_names[0]:.80}={rope[unknown_names[0]]!r:.80}, unknown for type {kind!r}"
         )
-    partial = entry.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
-    if partial != 1:
-        raise ValueError(f"config.json has partial_rotary_factor={partial!r:.80}; only 1 is supported")
-    return float(theta or 10_000.0), None if kind == "default" else _scaling(kind, entry, name, hf)
+    partial_factor = rope.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+    if partial_factor != 1:
+        raise ValueError(f"config.json has partial_rotary_factor={partial_factor!r:.80}; only 1 is supported")
+    return float(theta or 10_000.0), None if kind == "default" else _read_scaling(kind, rope, field, hf)
 
 
-def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, Any]) -> RopeScaling:
-    reach = hf.get("max_position_embeddings") or 0
-    original = hf.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings") or reach
-    if kind == "yarn" and original and entry.get("factor") is None:
-        entry = {**entry, "factor": reach / original}
+def _read_scaling(kind: str, rope: Mapping[str, Any], field: str, hf: Mapping[str, Any]) -> RopeScaling:
+    longest = hf.get("max_position_embeddings") or 0
+    positions = hf.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or longest
+    if kind == "yarn" and positions and rope.get("factor") is None:
+        rope = {**rope, "factor": longest / positions}
     # transformers has no defaults for these.
-    for field in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
-        if not isinstance(entry.get(field), (int, float)):
-            raise ValueError(f"config.json has {name}.{field}={entry.get(field)!r:.80}; expected a number")
-    factor = float(entry["factor"])
+    for number in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
+        if not isinstance(rope.get(number), (int, float)):
+            raise ValueError(f"config.json has {field}.{number}={rope.get(number)!r:.80}; expected a number")
+    factor = float(rope["factor"])
     if kind == "linear":
         return RopeScaling(kind, factor)
     if kind == "llama3":
-        low, high = float(entry["low_freq_factor"]), float(entry["high_freq_factor"])
-        return RopeScaling(kind, factor, int(original), low_freq_factor=low, high_freq_factor=high)
-    attention_factor = _attention_factor(factor, entry)
-    if not 0 < attention_factor < math.inf:
-        raise ValueError(f"config.json has {name} with attention factor {attention_factor}; expected a positive number")
-    fast, slow = float(entry.get("beta_fast") or 32), float(entry.get("beta_slow") or 1)
-    return RopeScaling(kind, factor, int(original), attention_factor, fast, slow, bool(entry.get("truncate", True)))
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return RopeScaling(kind, factor, int(positions), low_freq_factor=low, high_freq_factor=high)
+    attention = _attention_factor(factor, rope)
+    if not 0 < attention < math.inf:
+        raise ValueError(f"config.json has {field} with attention factor {attention}; expected a positive number")
+    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    return RopeScaling(kind, factor, int(positions), attention, fast, slow, bool(rope.get("truncate", True)))
 
 
-def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:
+def _attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
     """`attention_factor` if the entry has one; else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or the ratio of two such
     values if the entry has both `mscale`."""
-    if entry.get("attention_factor") is not None:
-        return float(entry["attention_factor"])
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
 
     def scale_factor(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
-    if entry.get("mscale") and entry.get("mscale_all_dim"):
-        return scale_factor(entry["mscale"]) / scale_factor(entry["mscale_all_dim"])
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return scale_factor(rope["mscale"]) / scale_factor(rope["mscale_all_dim"])
     return scale_factor(1.0)
 
 
@@ -172,18 +172,18 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The fields that `read_rope` reads, both as `rope_parameters` and as `rope_theta` with `rope_scaling`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    names = _ROPE_FIELDS[scaling.kind]
-    values = {field: value for field, value in dataclasses.asdict(scaling).items() if field in names}
-    entry = {"rope_type": scaling.kind, **values}
-    return {"rope_theta": theta, "rope_scaling": entry, "rope_parameters": {**entry, "rope_theta": theta}}
+    field_names = _ROPE_FIELDS[scaling.kind]
+    scaling_fields = {field: value for field, value in dataclasses.asdict(scaling).items() if field in field_names}
+    rope = {"rope_type": scaling.kind, **scaling_fields}
+    return {"rope_theta": theta, "rope_scaling": rope, "rope_parameters": {**rope, "rope_theta": theta}}
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-_LARGEST = 2**31 - 1  # the largest size
+_LARGEST_SIZE = 2**31 - 1  # the largest size
 LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Limits for what is created one by one.
-_LIMITS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
+_LARGEST_COUNTS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
 
 class DamagedFile(ValueError):
@@ -193,16 +193,16 @@ class DamagedFile(ValueError):
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder. Raises DamagedFile for any other content, OSError without a file."""
     with open(path, "rb", opener=regular_file) as file:
-        text = file.read(LARGEST_HEADER + 1)
+        content = file.read(LARGEST_HEADER + 1)
     try:
-        if len(text) > LARGEST_HEADER:
+        if len(content) > LARGEST_HEADER:
             raise ValueError(f"it has more than {LARGEST_HEADER} bytes")
-        value = json.loads(text)
+        json_value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}; expected a JSON object") from error
-    if not isinstance(value, dict):
-        raise DamagedFile(f"{path} holds {type(value).__name__}, expected an object")
-    return value
+    if not isinstance(json_value, dict):
+        raise DamagedFile(f"{path} holds {type(json_value).__name__}, expected an object")
+    return json_value
 
 
 FAMILIES: Mapping[str, Family] = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE}
@@ -253,13 +253,13 @@ class ModelConfig:
     @property
     def layer_types(self) -> tuple[str, ...]:
         """The kind of every layer; all of them are FULL without a window."""
-        kinds = self.family.layers if self.sliding_window else (FULL,)
-        return tuple(itertools.islice(itertools.cycle(kinds), self.num_hidden_layers))
+        layer_kinds = self.family.layers if self.sliding_window else (FULL,)
+        return tuple(itertools.islice(itertools.cycle(layer_kinds), self.num_hidden_layers))
 
     @property
     def layer_windows(self) -> tuple[int, ...] | None:
         """The window of every layer, the largest number where it has none; None where no layer has one."""
-        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST for kind in self.layer_types)
+        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST_SIZE for kind in self.layer_types)
         return windows if self.sliding_window else None
 
     def __post_init__(self) -> None:
@@ -300,9 +300,9 @@ class ModelConfig:
             )
         if self.rope_scaling is not None and self.rope_theta <= 1:
             raise ValueError(f"rope_theta is {self.rope_theta}; expected more than 1 with rope scaling")
-        for name in (self.dtype, self.param_dtype):
-            if name not in _DTYPES:
-                raise ValueError(f"dtype {name!r:.80} is not supported; available: {', '.join(_DTYPES)}")
+        for dtype_name in (self.dtype, self.param_dtype):
+            if dtype_name not in _DTYPES:
+                raise ValueError(f"dtype {dtype_name!r:.80} is not supported; available: {', '.join(_DTYPES)}")
 
     @classmethod
     def from_hf(cls, source: Mapping[str, Any] | str | Path, **overrides: Any) -> "ModelConfig":
@@ -313,7 +313,7 @@ class ModelConfig:
         """
         hf = source if isinstance(source, Mapping) else read_object(Path(source) / "config.json")
         try:
-            return cls(**{**_fields(hf), **overrides})
+            return cls(**{**_read_fields(hf), **overrides})
         # A field is missing or of another kind, a number overflows, or a value is too deep to print.
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"config.json is damaged or incomplete: {error}") from error
@@ -321,32 +321,32 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers reads as the class of the family."""
         family = self.family
-        left_out = {"param_dtype", "rope_theta", "rope_scaling", "sliding_window"}
-        left_out |= set() if self.sparse else set(_SPARSE_FIELDS)
-        sliding = {"sliding_window": self.sliding_window, "layer_types": list(self.layer_types)}
+        omitted_names = {"param_dtype", "rope_theta", "rope_scaling", "sliding_window"}
+        omitted_names |= set() if self.sparse else set(_SPARSE_FIELDS)
+        window_fields = {"sliding_window": self.sliding_window, "layer_types": list(self.layer_types)}
         return {
             "architectures": [family.architecture],
-            **{name: value for name, value in dataclasses.asdict(self).items() if name not in left_out},
+            **{name: value for name, value in dataclasses.asdict(self).items() if name not in omitted_names},
             "attention_bias": family.attention_bias,
             "dtype": self.param_dtype,
             "torch_dtype": self.param_dtype,
             **write_rope(self.rope_theta, self.rope_scaling),
             "hidden_act": family.hidden_act,
             "use_sliding_window": self.sliding_window > 0,
-            **(sliding if self.sliding_window else {}),
+            **(window_fields if self.sliding_window else {}),
             **family.extras,
         }
 
 
-def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
+def _read_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the fields of a `ModelConfig` from a config.json. Raises ValueError for a value that is not supported."""
     family = FAMILIES.get(hf.get("model_type"))  # type: ignore[arg-type]
     if family is None:
         raise ValueError(f"model_type {hf.get('model_type')!r:.80} is not supported; available: {', '.join(FAMILIES)}")
-    names = {field.name for field in dataclasses.fields(ModelConfig)}
+    field_names = {field.name for field in dataclasses.fields(ModelConfig)}
     # Some families' files name a window although no layer has one.
-    names -= set() if SLIDING in family.layers else {"sliding_window"}
-    values = family.defaults(hf) | {name: hf[name] for name in names if hf.get(name) is not None}
+    field_names -= set() if SLIDING in family.layers else {"sliding_window"}
+    values = family.defaults(hf) | {name: hf[name] for name in field_names if hf.get(name) is not None}
     _refuse_unsupported(hf, family, family.layers if values.get("sliding_window") else (FULL,))
     values["rope_theta"], values["rope_scaling"] = read_rope(
         {**hf, "rope_theta": hf.get("rope_theta") or family.rope_theta}
@@ -354,7 +354,7 @@ def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     values["tie_word_embeddings"] = bool(values.get("tie_word_embeddings"))
     values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if family.sparse:
-        return values | _sparse_fields(hf)
+        return values | _read_sparse_fields(hf)
     return {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
 
 
@@ -362,38 +362,38 @@ def _check_numbers(config: ModelConfig) -> None:
     """Raises ValueError for a size that is not a whole number, and for a number that no model can have."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
-        most = _LIMITS.get(field.name, _LARGEST)
-        if field.type is int and not (whole and value <= most):
-            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
-        if field.type is float and not (real and math.isfinite(value)):
+        is_whole, is_real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
+        largest = _LARGEST_COUNTS.get(field.name, _LARGEST_SIZE)
+        if field.type is int and not (is_whole and value <= largest):
+            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {largest:,}")
+        if field.type is float and not (is_real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
         may_be_0 = field.name in ("head_dim", "sliding_window") or (field.name in _SPARSE_FIELDS and not config.sparse)
-        if (whole or real) and value <= 0 and not (value == 0 and may_be_0):
+        if (is_whole or is_real) and value <= 0 and not (value == 0 and may_be_0):
             raise ValueError(f"{field.name} is {value}; expected a positive number")
 
 
-def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layers: tuple[str, ...]) -> None:
+def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layer_kinds: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
-    requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layers, "mlp_bias": False}
+    requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layer_kinds, "mlp_bias": False}
     requirements["attention_bias"] = family.attention_bias
     for name, requirement in {**requirements, **family.requirements}.items():
         value = hf.get(name)
         if value is not None and value != requirement:
             scope = f"for {family.model_type} only" if name == "attention_bias" else "only"
             raise ValueError(f"config.json has {name}={value!r:.80}; {scope} {requirement!r} is supported")
-    for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layers), strict=False):
+    for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layer_kinds), strict=False):
         if value != requirement:
             raise ValueError(f"config.json has layer_types with {value!r:.80}; only {requirement!r} is supported there")
     if hf.get("quantization_config"):
         raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 
 
-def _sparse_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sparse_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """The experts' fields. Raises ValueError for one that is missing."""
     # transformers 5 writes the number of experts under another name.
     values = {**hf, "num_experts": hf.get("num_experts") or hf.get("num_local_experts")}
     values["norm_topk_prob"] = bool(hf.get("norm_topk_prob"))
-    if missing := [name for name in _SPARSE_FIELDS if values.get(name) is None]:
-        raise ValueError(f"config.json is incomplete: {missing[0]} is missing; qwen3_moe needs it")
+    if missing_names := [name for name in _SPARSE_FIELDS if values.get(name) is None]:
+        raise ValueError(f"config.json is incomplete: {missing_names[0]} is missing; qwen3_moe needs it")
     return {name: values[name] for name in _SPARSE_FIELDS}

@@ -16,9 +16,9 @@ Row = tuple[str, str, str, int | None]  # the fields of a `Parameter`, path and 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as in layer_types of a config.json
 
 
-def row(path: str, axes: str, name: str, inputs: int | None = None) -> Row:
+def row(path: str, axes: str, hf_name: str, inputs: int | None = None) -> Row:
     """A row of a table; inside a layer, the Hugging Face name begins with the layer's."""
-    return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + name, inputs
+    return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + hf_name, inputs
 
 
 TABLES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -57,9 +57,9 @@ class Family:
         if self.sparse and self.activation is not jax.nn.silu:
             raise ValueError(f"{self.model_type} has experts with {self.hidden_act}; they compute with silu alone")
 
-    def has(self, path: str) -> bool:
+    def has(self, parameter_path: str) -> bool:
         """Whether models of the family have the parameter at this path."""
-        return any(path == row_path for row_path, *_ in self.rows)
+        return any(parameter_path == row_path for row_path, *_ in self.rows)
 
     @property
     def sparse(self) -> bool:

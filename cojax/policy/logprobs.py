@@ -77,7 +77,7 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    hidden, mismatch = routed_hidden_states(
+    hidden, differing = routed_hidden_states(
         config, params, tokens, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh
     )
     if tokens.shape[1] < 2:
@@ -91,14 +91,14 @@ def token_scores(
     chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
-    fits = logits_bytes <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
-    setup = _Settings(config, temperature, chunk, entropy, mesh, fits)
+    keep_logits = logits_bytes <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
+    setup = _Settings(config, temperature, chunk, entropy, mesh, keep_logits)
     # Cast before the gather, so that devices send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
     scores: tuple[jax.Array, ...] = _scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
-    if routes is not None and mismatch is not None:
+    if routes is not None and differing is not None:
         has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
-        scores = *scores, jnp.where(has_routes, mismatch[:, :-1], 0.0), has_routes.astype(jnp.float32)
+        scores = *scores, jnp.where(has_routes, differing[:, :-1], 0.0), has_routes.astype(jnp.float32)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
@@ -130,32 +130,32 @@ def _forward(
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """The scores, and what `_backward` reads; with `keep` this includes the scaled logits."""
 
-    def loop(
-        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, rounds: jax.Array
+    def score_chunks(
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array
     ) -> tuple[jax.Array, ...]:
         order = order_by_mask(mask, setup.chunk)
         states, goals = gather(hidden, order), gather(targets, order)
 
-        def fill(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            logits = _make_logits(setup, matrix, piece(states, index, setup.chunk))
+        def score_chunk(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            logits = _make_logits(setup, matrix, take_chunk(states, index, setup.chunk))
             log_sum = _log_sum(setup, logits)
-            goal = _is_target(setup, piece(goals, index, setup.chunk), logits)
-            values = [_sum_vocabulary(setup, jnp.sum(jnp.where(goal, logits, 0.0), axis=-1)) - log_sum, log_sum]
+            is_target = _is_target(setup, take_chunk(goals, index, setup.chunk), logits)
+            scores = [_sum_vocabulary(setup, jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)) - log_sum, log_sum]
             if setup.entropy != "none":
-                mean = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
-                values.append(log_sum - mean)
-            values += [logits] if keep else []
-            return tuple(with_piece(x, value, index, setup.chunk) for x, value in zip(buffers, values, strict=True))
+                mean_logit = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
+                scores.append(log_sum - mean_logit)
+            scores += [logits] if keep else []
+            return tuple(put_chunk(x, value, index, setup.chunk) for x, value in zip(buffers, scores, strict=True))
 
         vocabulary = matrix.shape[_matrix_axes(setup).index("vocabulary")]
-        shapes = [order.shape] * columns + [(*order.shape, vocabulary)] * keep
-        return jax.lax.fori_loop(0, rounds, fill, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        shapes = [order.shape] * score_count + [(*order.shape, vocabulary)] * keep
+        return jax.lax.fori_loop(0, chunks, score_chunk, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
-    columns = 2 if setup.entropy == "none" else 3
-    run = _per_device(setup, loop, "mrrr.", "r" * columns + "l" * keep)
-    outputs = run(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk))
+    score_count = 2 if setup.entropy == "none" else 3
+    compute = _per_device(setup, score_chunks, "mrrr.", "r" * score_count + "l" * keep)
+    outputs = compute(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk))
     logprobs = jnp.where(mask, ungather(outputs[0], mask), 0.0)
-    residuals = matrix, hidden, targets, mask, outputs[1:columns], outputs[columns:]
+    residuals = matrix, hidden, targets, mask, outputs[1:score_count], outputs[score_count:]
     if setup.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), residuals
     return (logprobs, jnp.where(mask, ungather(outputs[2], mask), 0.0)), residuals
@@ -166,8 +166,8 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
     matrix, hidden, targets, mask, columns, kept_logits = residuals
     with_entropy = setup.entropy == "gradient"
 
-    def loop(
-        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, rounds: jax.Array, *arrays: jax.Array
+    def add_all(
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array, *arrays: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         order = order_by_mask(mask, setup.chunk)
         is_real = jnp.arange(order.shape[1]) < jnp.sum(mask, axis=1, keepdims=True)
@@ -177,27 +177,27 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
         if with_entropy:
             entropies, entropy_slopes = token_columns[1], jnp.where(is_real, gather(token_columns[2], order), 0.0)
 
-        def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, goal, log_sum, weight = (piece(x, index, setup.chunk) for x in (states, goals, log_sums, weights))
-            logits = piece(chunk_logits[0], index, setup.chunk) if chunk_logits else _make_logits(setup, matrix, state)
-            logs = logits - log_sum[..., None]
-            slopes = (_is_target(setup, goal, logits).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
+        def add_chunk(i: jax.Array, gradients: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            state, target, log_sum, weight = (take_chunk(x, i, setup.chunk) for x in (states, goals, log_sums, weights))
+            logits = take_chunk(chunk_logits[0], i, setup.chunk) if chunk_logits else _make_logits(setup, matrix, state)
+            log_probs = logits - log_sum[..., None]
+            slopes = (_is_target(setup, target, logits).astype(jnp.float32) - jnp.exp(log_probs)) * weight[..., None]
             if with_entropy:
-                entropy, entropy_weight = (piece(x, index, setup.chunk)[..., None] for x in (entropies, entropy_slopes))
-                slopes -= jnp.exp(logs) * (logs + entropy) * entropy_weight
+                entropy, slope = (take_chunk(x, i, setup.chunk)[..., None] for x in (entropies, entropy_slopes))
+                slopes -= jnp.exp(log_probs) * (log_probs + entropy) * slope
             # In the dtype of the forward products: float32 products are many times slower on an accelerator.
             slopes = (slopes / setup.temperature).astype(state.dtype)
             tied = setup.config.tie_word_embeddings
             d_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
             d_state = _sum_vocabulary(setup, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
-            return total[0] + d_matrix, with_piece(total[1], d_state, index, setup.chunk)
+            return gradients[0] + d_matrix, put_chunk(gradients[1], d_state, i, setup.chunk)
 
         zeros = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
-        d_matrix, d_states = jax.lax.fori_loop(0, rounds, add, zeros)
+        d_matrix, d_states = jax.lax.fori_loop(0, chunks, add_chunk, zeros)
         return _reduce_gradient(setup, d_matrix), d_states
 
     arrays = [*kept_logits, columns[0], cotangents[0], *((columns[1], cotangents[1]) if with_entropy else ())]
-    run = _per_device(setup, loop, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
+    run = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
     d_matrix, d_states = run(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk), *arrays)
     d_hidden = jnp.where(mask[..., None], ungather(d_states, mask), 0)
     return d_matrix.astype(matrix.dtype), d_hidden, None, None
@@ -206,21 +206,21 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
 _scores.defvjp(lambda setup, *arrays: _forward(setup, *arrays, keep=setup.keep), _backward)
 
 
-def _per_device(setup: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
+def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
     """Runs the loop on each device, on its own rows and its part of the vocabulary; without a mesh, the loop as it is.
 
     One letter for each argument and result gives its layout: r by rows, m the matrix with its whole width on each
     device, s the matrix laid out like the parameters, l logits by rows and vocabulary, . replicated.
     """
     if setup.mesh is None:
-        return loop
+        return compute
     axes = _matrix_axes(setup)
-    vocabulary = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
-    matrix = PartitionSpec(*(RULES[axis] for axis in axes))
-    logits = PartitionSpec(ROWS, None, "tensor")
-    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": matrix, "l": logits, ".": PartitionSpec()}
-    in_specs, out_specs = (tuple(specs[letter] for letter in letters) for letters in (arguments, results))
-    return jax.shard_map(loop, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    gathered = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
+    sharded = PartitionSpec(*(RULES[axis] for axis in axes))
+    logits_spec = PartitionSpec(ROWS, None, "tensor")
+    specs = {"r": PartitionSpec(ROWS), "m": gathered, "s": sharded, "l": logits_spec, ".": PartitionSpec()}
+    in_specs, out_specs = (tuple(specs[letter] for letter in layouts) for layouts in (arguments, results))
+    return jax.shard_map(compute, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
 def _matrix_axes(setup: _Settings) -> tuple[str, str]:
@@ -231,8 +231,8 @@ def _matrix_axes(setup: _Settings) -> tuple[str, str]:
 def _reduce_gradient(setup: _Settings, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
     if devices_along(setup.mesh, "fsdp") > 1:
-        embed = _matrix_axes(setup).index("embed")
-        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
+        embed_axis = _matrix_axes(setup).index("embed")
+        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed_axis, tiled=True)
     gradient = jax.lax.psum(gradient, "data") if devices_along(setup.mesh, "data") > 1 else gradient
     # The barrier keeps the reduction inside the micro-batch loop: libtpu 0.0.42 fails when it tries to move it out.
     return gradient if setup.mesh is None else jax.lax.optimization_barrier(gradient)
@@ -265,8 +265,8 @@ def _outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 def _is_target(setup: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
-    first = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(setup.mesh, "tensor") > 1 else 0
-    return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    first_token = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(setup.mesh, "tensor") > 1 else 0
+    return targets[..., None] == first_token + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 
 def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
@@ -276,8 +276,8 @@ def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
     and writes the whole float32 gradient of the matrix, which takes longer than the products of a smaller chunk. It is
     never more than the length − 1 tokens of a row that are scored.
     """
-    few, many = 128, 1024
-    size = few if platform_of(mesh) != "gpu" else max(few, many * devices_along(mesh, *ROWS) // rows)
+    least, gpu_tokens = 128, 1024
+    size = least if platform_of(mesh) != "gpu" else max(least, gpu_tokens * devices_along(mesh, *ROWS) // rows)
     return min(size, length - 1)
 
 
@@ -301,9 +301,9 @@ def ungather(x: jax.Array, mask: jax.Array) -> jax.Array:
     return gather(x, jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0))
 
 
-def piece(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+def take_chunk(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
 
 
-def with_piece(x: jax.Array, new: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, new, index * chunk, axis=1)
+def put_chunk(x: jax.Array, values: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+    return jax.lax.dynamic_update_slice_in_dim(x, values, index * chunk, axis=1)

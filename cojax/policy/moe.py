@@ -20,7 +20,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import ROWS, RULES
 
 # The most experts whose numbers, and -1, fit into one byte.
-_BYTE = 128
+_MOST_INT8_EXPERTS = 128
 # The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D].
 Kernels = tuple[jax.Array, jax.Array, jax.Array]
 _EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
@@ -38,16 +38,16 @@ class SparseFeedForward(nnx.Module):
     """Σ_e w_e · down_e(silu(gate_e(x)) · up_e(x)) over the chosen experts e; router and weights are in float32."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        width, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
+        width, inner_width, expert_count = config.hidden_size, config.moe_intermediate_size, config.num_experts
 
         def draw(shape: tuple[int, ...], fan_in: int) -> nnx.Param:
             init = nnx.initializers.normal(fan_in**-0.5)
             return nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
 
-        self.router = draw((width, experts), width)
-        self.gate = draw((experts, width, inner), width)
-        self.up = draw((experts, width, inner), width)
-        self.down = draw((experts, inner, width), inner * 2 * config.num_hidden_layers)
+        self.router = draw((width, expert_count), width)
+        self.gate = draw((expert_count, width, inner_width), width)
+        self.up = draw((expert_count, width, inner_width), width)
+        self.down = draw((expert_count, inner_width, width), inner_width * 2 * config.num_hidden_layers)
         self.top_k, self.normalise = config.num_experts_per_tok, config.norm_topk_prob
         self.dtype = jnp.dtype(config.dtype)
 
@@ -59,14 +59,14 @@ class SparseFeedForward(nnx.Module):
         weights, experts = jax.lax.top_k(probabilities, self.top_k)
         return Routing(experts, self._shares(weights), probabilities)
 
-    def replay(self, choice: Routing, routes: jax.Array) -> Routing:
+    def replay(self, routing: Routing, routes: jax.Array) -> Routing:
         """Routes to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
 
         A token whose routes are -1 keeps its own. Weights have a gradient; the choice of experts has none.
         """
-        experts = jnp.where(routes < 0, choice.experts, routes)
-        weights = jnp.take_along_axis(choice.probabilities, experts, axis=-1)
-        return Routing(experts, self._shares(weights), choice.probabilities)
+        experts = jnp.where(routes < 0, routing.experts, routes)
+        weights = jnp.take_along_axis(routing.probabilities, experts, axis=-1)
+        return Routing(experts, self._shares(weights), routing.probabilities)
 
     def _shares(self, weights: jax.Array) -> jax.Array:
         return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalise else weights
@@ -97,31 +97,31 @@ def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int
 def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
     """Computes `mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
     gate, up, down = kernels
-    count, (tokens, top_k) = gate.shape[0], experts.shape
-    local = experts.reshape(-1) - first
-    local = jnp.where((local >= 0) & (local < count), local, count)
-    order = jnp.argsort(local, stable=True)
-    sizes = jnp.bincount(local, length=count).astype(jnp.int32)
+    local_count, (token_count, top_k) = gate.shape[0], experts.shape
+    local_experts = experts.reshape(-1) - first
+    local_experts = jnp.where((local_experts >= 0) & (local_experts < local_count), local_experts, local_count)
+    order = jnp.argsort(local_experts, stable=True)
+    group_sizes = jnp.bincount(local_experts, length=local_count).astype(jnp.int32)
     # Rows after the last group belong to other devices; a grouped product leaves them undefined.
-    is_local = (jnp.arange(tokens * top_k) < jnp.sum(sizes))[:, None]
+    is_local = (jnp.arange(token_count * top_k) < jnp.sum(group_sizes))[:, None]
     visits = jnp.where(is_local, _permute(jnp.repeat(x, top_k, axis=0), order), 0)
-    inner = jax.nn.silu(jax.lax.ragged_dot(visits, gate, sizes))
-    inner = jnp.where(is_local, inner * jax.lax.ragged_dot(visits, up, sizes), 0)
-    outputs = jnp.where(is_local, jax.lax.ragged_dot(inner, down, sizes), 0)
-    outputs = _permute(outputs, jnp.argsort(order)).reshape(tokens, top_k, -1)
+    inner_states = jax.nn.silu(jax.lax.ragged_dot(visits, gate, group_sizes))
+    inner_states = jnp.where(is_local, inner_states * jax.lax.ragged_dot(visits, up, group_sizes), 0)
+    outputs = jnp.where(is_local, jax.lax.ragged_dot(inner_states, down, group_sizes), 0)
+    outputs = _permute(outputs, jnp.argsort(order)).reshape(token_count, top_k, -1)
     return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
 
 def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
     """Computes `mix` by products over all experts, with weight 0 for the others: no row depends on another."""
     gate, up, down = kernels
-    count, width = gate.shape[0], x.shape[1]
-    slots = first + jnp.arange(count)
-    share = jnp.sum(jnp.where(experts[:, :, None] == slots, weights[:, :, None], 0.0), axis=1)
-    product = functools.partial(jnp.einsum, "nd,edf->nef", x)
-    inner = jax.nn.silu(product(gate)) * product(up)
+    local_count, width = gate.shape[0], x.shape[1]
+    local_experts = first + jnp.arange(local_count)
+    shares = jnp.sum(jnp.where(experts[:, :, None] == local_experts, weights[:, :, None], 0.0), axis=1)
+    multiply = functools.partial(jnp.einsum, "nd,edf->nef", x)
+    inner = jax.nn.silu(multiply(gate)) * multiply(up)
     # A select and not only a product: the output of an expert that was not chosen need not be finite.
-    inner = jnp.where(share[..., None] > 0, inner * share[..., None].astype(inner.dtype), 0)
+    inner = jnp.where(shares[..., None] > 0, inner * shares[..., None].astype(inner.dtype), 0)
     return inner.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
@@ -129,9 +129,9 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
     """Computes `mix` with experts split over the expert axis and their inner width over the tensor axis."""
 
     def mix_shard(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
-        first = jax.lax.axis_index(_EXPERT) * gate.shape[0]
+        first_expert = jax.lax.axis_index(_EXPERT) * gate.shape[0]
         # Partial sums are added in float32, as they are within one device.
-        output = mix(x, routing, (gate, up, down), first).astype(jnp.float32)
+        output = mix(x, routing, (gate, up, down), first_expert).astype(jnp.float32)
         return jax.lax.psum(output, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
@@ -140,9 +140,9 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
     return run(x, routing, *kernels)
 
 
-def _permute(rows: jax.Array, order: jax.Array) -> jax.Array:
-    """rows[order] for a permutation; the gradient then writes each row once."""
-    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+def _permute(visits: jax.Array, order: jax.Array) -> jax.Array:
+    """visits[order] for a permutation; the gradient then writes each visit once."""
+    return visits.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
 def differing_share(experts: jax.Array, routes: jax.Array) -> jax.Array:
@@ -176,30 +176,30 @@ class RouteShape:
     @property
     def dtype(self) -> np.dtype:
         """int8, or int16 where there are more than 128 experts; little-endian."""
-        return np.dtype("<i1" if self.experts <= _BYTE else "<i2")
+        return np.dtype("<i1" if self.experts <= _MOST_INT8_EXPERTS else "<i2")
 
-    def unknown(self, *leading: int) -> np.ndarray:
+    def unknown(self, *lead_shape: int) -> np.ndarray:
         """Unknown routes: -1 throughout, [*leading, L, k]."""
-        return np.full((*leading, self.layers, self.top_k), -1, self.dtype)
+        return np.full((*lead_shape, self.layers, self.top_k), -1, self.dtype)
 
     def encode(self, routes: np.ndarray) -> str:
         """Base64 of [N, L, k] in `dtype`: L · k bytes a token, or twice as many."""
         return base64.b64encode(np.ascontiguousarray(routes, self.dtype).tobytes()).decode("ascii")
 
-    def decode(self, text: str, dtype: np.dtype | None = None) -> np.ndarray:
+    def decode(self, encoded_routes: str, dtype: np.dtype | None = None) -> np.ndarray:
         """[N, L, k] in the shape's `dtype`, from numbers written in that dtype or another.
 
         Raises ValueError for text that `encode` cannot have written for this shape.
         """
         dtype = dtype or self.dtype
         try:
-            content = base64.b64decode(text, validate=True)
+            content = base64.b64decode(encoded_routes, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ValueError(f"routes are not base64: {error}") from error
-        token = self.layers * self.top_k * dtype.itemsize
-        if len(content) % token:
+        stride = self.layers * self.top_k * dtype.itemsize
+        if len(content) % stride:
             raise ValueError(
-                f"routes have {len(content)} bytes; expected a multiple of {token}, which are {self.layers} layers × "
+                f"routes have {len(content)} bytes; expected a multiple of {stride}, which are {self.layers} layers × "
                 f"{self.top_k} experts of {dtype.itemsize} bytes"
             )
         routes = np.frombuffer(content, dtype).reshape(-1, self.layers, self.top_k)

@@ -26,15 +26,15 @@ Params = dict[str, Any]  # a nested dict of arrays, layer leaves stacked [L, ...
 class Parameter:
     """One leaf. `axes` are logical; leading "layers" and "experts" are stacked: Hugging Face has one array for each.
 
-    `hf` then holds a {layer} and an {expert}. `inputs` counts the axes, after the stacked ones, that a matrix product
-    sums over: Hugging Face stores (out, in) matrices, so those axes are flattened and moved last. None means stored
-    unchanged, 0 a flattened vector.
+    `hf_name` then holds a {layer} and an {expert}. `input_axes` counts the axes, after the stacked ones, that a matrix
+    product sums over: Hugging Face stores (out, in) matrices, so those axes are flattened and moved last. None means
+    stored unchanged, 0 a flattened vector.
     """
 
     path: tuple[str, ...]
     axes: tuple[str, ...]
-    hf: str
-    inputs: int | None = None
+    hf_name: str
+    input_axes: int | None = None
 
     @property
     def lead_axes(self) -> tuple[str, ...]:
@@ -49,38 +49,38 @@ class Parameter:
         sizes = axis_sizes(config)
         return tuple(sizes[axis] for axis in self.axes)
 
-    def pieces(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
+    def hf_names(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
         """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
-        leading = self.lead_axes
-        for index in np.ndindex(*self.shape(config)[: len(leading)]):
-            numbers = dict(zip(leading, index, strict=True))
-            yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
+        lead_axes = self.lead_axes
+        for stack_index in np.ndindex(*self.shape(config)[: len(lead_axes)]):
+            numbers = dict(zip(lead_axes, stack_index, strict=True))
+            yield stack_index, self.hf_name.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in a Hugging Face file."""
         shape = self.shape(config)[len(self.lead_axes) :]
-        if self.inputs is None:
+        if self.input_axes is None:
             return shape
-        fan_in, fan_out = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
-        return (fan_out, fan_in) if self.inputs else (fan_out,)
+        fan_in, fan_out = math.prod(shape[: self.input_axes]), math.prod(shape[self.input_axes :])
+        return (fan_out, fan_in) if self.input_axes else (fan_out,)
 
     def to_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
         """One array in Hugging Face layout: a C-contiguous copy, since a view might alias a donated buffer."""
         shape = self.hf_shape(config)
-        return np.array(array.reshape(shape[::-1]).T if self.inputs else array.reshape(shape), order="C")
+        return np.array(array.reshape(shape[::-1]).T if self.input_axes else array.reshape(shape), order="C")
 
     def from_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
         """Inverse of `to_hf`, a view; raises ValueError for another shape."""
         if array.shape != self.hf_shape(config):
             raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
-        return (array.T if self.inputs else array).reshape(self.shape(config)[len(self.lead_axes) :])
+        return (array.T if self.input_axes else array).reshape(self.shape(config)[len(self.lead_axes) :])
 
 
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """The rows of its family that a model of this config has."""
     return tuple(
-        Parameter(tuple(path.split("/")), tuple(axes.split()), name, inputs)
-        for path, axes, name, inputs in config.family.rows
+        Parameter(tuple(path.split("/")), tuple(axes.split()), hf_name, input_axes)
+        for path, axes, hf_name, input_axes in config.family.rows
         if not (path == "head/kernel" and config.tie_word_embeddings)
     )
 
@@ -105,50 +105,50 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
 
     Arrays on an accelerator or a mesh are fetched to the host one at a time; bfloat16 stays bfloat16 (ml_dtypes).
     """
-    for row in parameters(config):
-        leaf = leaf_of(params, row)
+    for parameter in parameters(config):
+        leaf = leaf_of(params, parameter)
         # On one CPU device this is a view, which is much cheaper to index than a JAX array.
-        near = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
-        source = np.asarray(leaf) if near or not row.lead_axes else leaf
-        for index, name in row.pieces(config):
-            yield name, row.to_hf(np.asarray(source[index]), config)
+        is_on_cpu = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+        stack = np.asarray(leaf) if is_on_cpu or not parameter.lead_axes else leaf
+        for index, hf_name in parameter.hf_names(config):
+            yield hf_name, parameter.to_hf(np.asarray(stack[index]), config)
 
 
 def from_hf(
     config: ModelConfig,
     arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
-    dtype_of: Callable[[ModelConfig, Parameter], str] = lambda config, row: config.param_dtype,
-    place: Callable[[Parameter, np.ndarray], Any] = lambda row, leaf: jnp.asarray(leaf),
+    dtype_of: Callable[[ModelConfig, Parameter], str] = lambda config, parameter: config.param_dtype,
+    make_leaf: Callable[[Parameter, np.ndarray], Any] = lambda parameter, leaf: jnp.asarray(leaf),
 ) -> Params:
-    """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
+    """Parameters from Hugging Face arrays, each cast to the dtype that `dtype_of` gives.
 
-    `place` makes the leaf of a row from its array on the host, which it may keep. Apart from finished leaves, memory
-    holds only those still being filled. A tied `lm_head.weight` is ignored. Raises ValueError that names every missing,
-    unexpected and misshapen array.
+    `make_leaf` makes a parameter's leaf from its array on the host, which it may keep. Apart from finished leaves,
+    memory holds only those still being filled. A tied `lm_head.weight` is ignored. Raises ValueError that names every
+    missing, unexpected and misshapen array.
     """
-    pieces = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
-    remaining = Counter(row.path for row, _ in pieces.values())
-    leaves: dict[tuple[str, ...], np.ndarray] = {}
+    destinations = {name: (row, index) for row in parameters(config) for index, name in row.hf_names(config)}
+    remaining_counts = Counter(parameter.path for parameter, _ in destinations.values())
+    unfinished: dict[tuple[str, ...], np.ndarray] = {}
     faults: list[str] = []
     params: Params = {}
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
         if name == TIED_HEAD and config.tie_word_embeddings:
             continue
-        if name not in pieces:
+        if name not in destinations:
             faults.append(f"{name} is not part of this model")
             continue
-        row, index = pieces.pop(name)
+        parameter, index = destinations.pop(name)
         # A leaf of its own: on CPU jnp.asarray may alias the given array, which its owner is free to change.
-        if row.path not in leaves:
-            leaves[row.path] = np.empty(row.shape(config), jnp.dtype(dtype_of(config, row)))
+        if parameter.path not in unfinished:
+            unfinished[parameter.path] = np.empty(parameter.shape(config), jnp.dtype(dtype_of(config, parameter)))
         try:
-            leaves[row.path][index] = row.from_hf(np.asarray(array), config)
-        except ValueError as fault:
-            faults.append(f"{name} {fault}")
-        remaining[row.path] -= 1
-        if not remaining[row.path] and not faults:
-            params = with_leaf(params, row, place(row, leaves.pop(row.path)))
-    raise_faults([f"{name} is missing" for name in pieces] + faults)
+            unfinished[parameter.path][index] = parameter.from_hf(np.asarray(array), config)
+        except ValueError as error:
+            faults.append(f"{name} {error}")
+        remaining_counts[parameter.path] -= 1
+        if not remaining_counts[parameter.path] and not faults:
+            params = with_leaf(params, parameter, make_leaf(parameter, unfinished.pop(parameter.path)))
+    raise_faults([f"{name} is missing" for name in destinations] + faults)
     return params
 
 
@@ -162,22 +162,22 @@ def raise_faults(faults: list[str]) -> None:
         raise ValueError(f"weights do not fit the model's config: {listing}")
 
 
-def leaf_of(params: Params, row: Parameter) -> jax.Array:
-    """The leaf at the row's path."""
-    return functools.reduce(operator.getitem, row.path, params)  # type: ignore[arg-type, return-value]
+def leaf_of(params: Params, parameter: Parameter) -> jax.Array:
+    """The leaf at the parameter's path."""
+    return functools.reduce(operator.getitem, parameter.path, params)  # type: ignore[arg-type, return-value]
 
 
-def with_leaf(params: Params, row: Parameter, leaf: jax.Array) -> Params:
-    """The same tree with the leaf at the row's path."""
-    return _with(params, row.path, leaf)
+def with_leaf(params: Params, parameter: Parameter, leaf: jax.Array) -> Params:
+    """The same tree with the leaf at the parameter's path."""
+    return _put_leaf(params, parameter.path, leaf)
 
 
-def _with(node: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
-    key, *rest = path
-    return {**node, key: _with(node.get(key, {}), tuple(rest), leaf) if rest else leaf}
+def _put_leaf(tree: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
+    key, *inner_keys = path
+    return {**tree, key: _put_leaf(tree.get(key, {}), tuple(inner_keys), leaf) if inner_keys else leaf}
 
 
-_BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+_UINT_BY_SIZE = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def fingerprint(tree: Any) -> str:
@@ -188,26 +188,26 @@ def fingerprint(tree: Any) -> str:
     """
     leaves = jax.tree.leaves(tree)
     digest = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
-    digest.update(np.asarray(_sums(leaves)).tobytes())
+    digest.update(np.asarray(_hash_sums(leaves)).tobytes())
     return digest.hexdigest()[:32]
 
 
 @jax.jit
-def _sums(leaves: list[jax.Array]) -> jax.Array:
+def _hash_sums(leaves: list[jax.Array]) -> jax.Array:
     """uint32[leaves, 2]: two different sums over the numbers of a leaf, each number mixed with its index."""
-    rows = []
+    leaf_sums = []
     for leaf in leaves:
-        bits = jax.lax.bitcast_convert_type(leaf, _BITS[leaf.dtype.itemsize]).astype(jnp.uint32)
+        bits = jax.lax.bitcast_convert_type(leaf, _UINT_BY_SIZE[leaf.dtype.itemsize]).astype(jnp.uint32)
         # The index is computed axis by axis: flattening an array that is spread over devices would gather it.
-        index = jnp.zeros(leaf.shape, jnp.uint32)
+        position = jnp.zeros(leaf.shape, jnp.uint32)
         for axis, size in enumerate(leaf.shape):
-            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-        hashes = _mix(bits + _mix(index))
-        rows.append(jnp.stack([hashes.sum(dtype=jnp.uint32), _mix(hashes ^ index).sum(dtype=jnp.uint32)]))
-    return jnp.stack(rows)
+            position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        hashes = _mix_bits(bits + _mix_bits(position))
+        leaf_sums.append(jnp.stack([hashes.sum(dtype=jnp.uint32), _mix_bits(hashes ^ position).sum(dtype=jnp.uint32)]))
+    return jnp.stack(leaf_sums)
 
 
-def _mix(bits: jax.Array) -> jax.Array:
+def _mix_bits(bits: jax.Array) -> jax.Array:
     """A bijection of 32 bits after which each bit depends on all (the constants are lowbias32's)."""
     bits = (bits ^ (bits >> 16)) * jnp.uint32(0x7FEB352D)
     bits = (bits ^ (bits >> 15)) * jnp.uint32(0x846CA68B)
@@ -220,9 +220,9 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.eval_shape(function, tree) if is_outline else function(tree)
 
 
-def compute_dtype(config: ModelConfig, row: Parameter) -> str:
+def compute_dtype(config: ModelConfig, parameter: Parameter) -> str:
     """The dtype in which a parameter takes part in products; a router's product is float32."""
-    is_matrix = row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
+    is_matrix = parameter.path[0] == "embed" or (bool(parameter.input_axes) and "router" not in parameter.axes)
     return config.dtype if is_matrix else config.param_dtype
 
 
@@ -234,8 +234,8 @@ def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     """
 
     def cast(params: Params) -> Params:
-        for row in parameters(config):
-            params = with_leaf(params, row, leaf_of(params, row).astype(compute_dtype(config, row)))
+        for parameter in parameters(config):
+            params = with_leaf(params, parameter, leaf_of(params, parameter).astype(compute_dtype(config, parameter)))
         return params
 
     return evaluate(cast, params)

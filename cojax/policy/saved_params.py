@@ -28,8 +28,8 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
     """
     # Parameters hardly compress, and servers wait for them.
     writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-    cast = jax.tree.map(lambda leaf: ocp.SaveArgs(dtype=np.dtype(dtype)), params)
-    writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
+    save_args = jax.tree.map(lambda leaf: ocp.SaveArgs(dtype=np.dtype(dtype)), params)
+    writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=save_args))
 
 
 def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
@@ -37,19 +37,19 @@ def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     with explain_damage(folder):
         tree = reader.metadata(folder).item_metadata.tree
         for leaf in jax.tree.leaves(tree):
-            chunk = leaf.storage.chunk_shape if leaf.storage else None
+            chunk_shape = leaf.storage.chunk_shape if leaf.storage else None
             # A forged chunk shape alone would make the reader allocate memory.
-            if any(side > max(1, axis) for side, axis in zip(chunk or (), leaf.shape, strict=True)):
-                raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk}")
+            if any(side > max(1, axis) for side, axis in zip(chunk_shape or (), leaf.shape, strict=True)):
+                raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk_shape}")
     return tree
 
 
 def read_arrays(reader: ocp.Checkpointer, folder: Path, outline: Any) -> Any:
     """Reads as NumPy arrays those arrays of a folder whose outlines are in `outline`."""
-    plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), outline)
+    restore_args = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), outline)
     with explain_damage(folder):
         return reader.restore(
-            folder, args=ocp.args.PyTreeRestore(item=outline, restore_args=plain, partial_restore=True)
+            folder, args=ocp.args.PyTreeRestore(item=outline, restore_args=restore_args, partial_restore=True)
         )
 
 

@@ -12,7 +12,7 @@ from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, para
 
 AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
-SAMPLING = ("tensor", "expert")  # the mesh axes over which a policy that only samples is split
+SAMPLING_AXES = ("tensor", "expert")  # the mesh axes over which a policy that only samples is split
 
 # Logical axis → mesh axis. Axes that are not listed are replicated.
 RULES: Mapping[str, str] = {
@@ -35,13 +35,13 @@ def make_mesh(
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor, expert]
     layout = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
-    if wrong := [size for size in sizes if size < 1 and size != -1]:
-        raise ValueError(f"a mesh of {layout}: {wrong[0]} is not a size; give positive sizes, or -1 for the rest")
+    if wrong_sizes := [size for size in sizes if size < 1 and size != -1]:
+        raise ValueError(f"a mesh of {layout}: {wrong_sizes[0]} is not a size; give positive sizes, or -1 for the rest")
     if sizes.count(-1) > 1:
         raise ValueError(f"a mesh of {layout}: only one size can be -1; give the others")
     if -1 in sizes:
-        product = -int(np.prod(sizes))
-        sizes[sizes.index(-1)] = max(1, len(devices) // product)
+        known_product = -int(np.prod(sizes))
+        sizes[sizes.index(-1)] = max(1, len(devices) // known_product)
     if int(np.prod(sizes)) != len(devices):
         raise ValueError(f"{layout} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
@@ -57,20 +57,20 @@ def devices_along(mesh: Mesh | None, *axes: str) -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in axes)
 
 
-def partition(row: Parameter) -> PartitionSpec:
+def partition(parameter: Parameter) -> PartitionSpec:
     """The mesh axis of each of a parameter's axes."""
-    return PartitionSpec(*(RULES.get(axis) for axis in row.axes))
+    return PartitionSpec(*(RULES.get(axis) for axis in parameter.axes))
 
 
 def check_divides(config: ModelConfig, mesh: Mesh) -> None:
     """Raises ValueError for a parameter axis that its mesh axis does not divide."""
     sizes = axis_sizes(config)
-    for row in parameters(config):
-        for axis in row.axes:
-            parts = mesh.shape.get(RULES.get(axis, ""), 1)
-            if sizes[axis] % parts:
+    for parameter in parameters(config):
+        for axis in parameter.axes:
+            shard_count = mesh.shape.get(RULES.get(axis, ""), 1)
+            if sizes[axis] % shard_count:
                 raise ValueError(
-                    f"{row.name} has {axis}={sizes[axis]}, which {RULES[axis]}={parts} does not divide; "
+                    f"{parameter.name} has {axis}={sizes[axis]}, which {RULES[axis]}={shard_count} does not divide; "
                     "choose a mesh size that does"
                 )
 
@@ -82,23 +82,23 @@ def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[return-value]
-    local = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-    if local and not sharding.is_fully_addressable:
-        host = np.asarray(leaf)
-        return jax.make_array_from_process_local_data(sharding, host, host.shape)
+    is_local = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    if is_local and not sharding.is_fully_addressable:
+        host_array = np.asarray(leaf)
+        return jax.make_array_from_process_local_data(sharding, host_array, host_array.shape)
     return jax.device_put(leaf, sharding)
 
 
-def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parameter] = ()) -> Params:
+def shard(config: ModelConfig, params: Params, mesh: Mesh, table: Sequence[Parameter] = ()) -> Params:
     """Spreads the parameters over the mesh; `rows` describe the leaves, () means the model's own rows.
 
     Outlines give outlines, as in `place`. Raises ValueError for an axis that its mesh axis does not divide.
     """
     check_divides(config, mesh)
-    shards: Params = {}
-    for row in rows or parameters(config):
-        shards = with_leaf(shards, row, place(leaf_of(params, row), NamedSharding(mesh, partition(row))))
-    return shards
+    tree: Params = {}
+    for parameter in table or parameters(config):
+        tree = with_leaf(tree, parameter, place(leaf_of(params, parameter), NamedSharding(mesh, partition(parameter))))
+    return tree
 
 
 def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
@@ -106,15 +106,15 @@ def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
 
     There is one for each coordinate of data and fsdp, in order, over its tensor × expert devices.
     """
-    parts = mesh.devices.reshape(-1, 1, 1, *mesh.devices.shape[len(ROWS) :])
-    return tuple(Mesh(part, AXES) for part in parts)
+    device_groups = mesh.devices.reshape(-1, 1, 1, *mesh.devices.shape[len(ROWS) :])
+    return tuple(Mesh(device_group, AXES) for device_group in device_groups)
 
 
-def copies(row: Parameter, mesh: Mesh | None, axes: Sequence[str] = AXES) -> int:
+def copies(parameter: Parameter, mesh: Mesh | None, axes: Sequence[str] = AXES) -> int:
     """The number of copies of a parameter on all devices of the mesh together, if only `axes` of the mesh split it."""
     if mesh is None:
         return 1
-    return mesh.size // math.prod(mesh.shape[axis] for axis in partition(row) if axis in axes)
+    return mesh.size // math.prod(mesh.shape[axis] for axis in partition(parameter) if axis in axes)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -33,14 +33,14 @@ def rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
     The angles are θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]. With
     rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
-    rates, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
-    angles = positions[..., None, None].astype(jnp.float32) * rates
+    frequency, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    angles = positions[..., None, None].astype(jnp.float32) * frequency
     angles = jnp.concatenate([angles, angles], axis=-1)
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
     def rotate(x: jax.Array) -> jax.Array:
-        first, second = jnp.split(x, 2, axis=-1)
-        quarter_turn = jnp.concatenate([-second, first], axis=-1)
+        first_half, second_half = jnp.split(x, 2, axis=-1)
+        quarter_turn = jnp.concatenate([-second_half, first_half], axis=-1)
         return (x * cos + quarter_turn * sin).astype(x.dtype)
 
     return rotate
@@ -50,21 +50,21 @@ class Attention(nnx.Module):
     """Grouped-query attention; query head h reads key head h // (heads / key heads)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        width, size = config.hidden_size, config.head_dim
+        width, head_dim = config.hidden_size, config.head_dim
 
         def project(heads: int) -> nnx.LinearGeneral:
             bias = config.family.attention_bias
-            return _linear(config, width, (heads, size), width, rngs, use_bias=bias)
+            return _linear(config, width, (heads, head_dim), width, rngs, use_bias=bias)
 
         self.query = project(config.num_attention_heads)
         self.key = project(config.num_key_value_heads)
         self.value = project(config.num_key_value_heads)
-        heads, product = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
-        fan = heads * size * 2 * config.num_hidden_layers
-        self.output = _linear(config, (heads, size), width, fan, rngs, axis=(-2, -1), dot_general=product)
+        heads, dot_general = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
+        fan_in = heads * head_dim * 2 * config.num_hidden_layers
+        self.output = _linear(config, (heads, head_dim), width, fan_in, rngs, axis=(-2, -1), dot_general=dot_general)
         self.normed = config.family.has("layers/attention/query_norm/scale")
         if self.normed:
-            self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
+            self.query_norm, self.key_norm = _norm(config, head_dim, rngs), _norm(config, head_dim, rngs)
 
     def __call__(self, x: jax.Array, rotate: Rotate, attend: Attend) -> jax.Array:
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -77,14 +77,14 @@ class FeedForward(nnx.Module):
     """down(activation(gate(x)) · up(x)): SwiGLU, where the family's activation is silu."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate, self.up = (_linear(config, width, inner, width, rngs) for _ in range(2))
-        self.down = _linear(config, inner, width, inner * 2 * config.num_hidden_layers, rngs)
+        width, inner_width = config.hidden_size, config.intermediate_size
+        self.gate, self.up = (_linear(config, width, inner_width, width, rngs) for _ in range(2))
+        self.down = _linear(config, inner_width, width, inner_width * 2 * config.num_hidden_layers, rngs)
         self.activation = config.family.activation
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-        inner = self.activation(self.gate(x)) * self.up(x)
-        return self.down(constrain(inner, mesh, *[None] * (inner.ndim - 2), "mlp"))
+        inner_states = self.activation(self.gate(x)) * self.up(x)
+        return self.down(constrain(inner_states, mesh, *[None] * (inner_states.ndim - 2), "mlp"))
 
 
 class Block(nnx.Module):
@@ -114,9 +114,9 @@ class Block(nnx.Module):
         x = self.after_attention(x, rotate, attend)
         inputs, experts = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(experts, SparseFeedForward)
-        choice = experts.route(inputs)
-        routing = choice if routes is None else experts.replay(choice, routes)
-        return x + experts.apply_routing(inputs, routing, mesh), choice.experts
+        own_routing = experts.route(inputs)
+        routing = own_routing if routes is None else experts.replay(own_routing, routes)
+        return x + experts.apply_routing(inputs, routing, mesh), own_routing.experts
 
 
 class Embedding(nnx.Module):
@@ -143,8 +143,8 @@ class EmbeddingAndHead(nnx.Module):
 
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
     """Embedding, final norm and head with these parameters."""
-    ends, _ = _definitions(config)
-    return nnx.merge(ends, {name: arrays for name, arrays in params.items() if name != "layers"})
+    modules, _ = _definitions(config)
+    return nnx.merge(modules, {name: arrays for name, arrays in params.items() if name != "layers"})
 
 
 def block_of(config: ModelConfig, arrays: Params) -> Block:
@@ -156,8 +156,8 @@ def block_of(config: ModelConfig, arrays: Params) -> Block:
 @functools.cache
 def _definitions(config: ModelConfig) -> tuple[Any, Any]:
     """Graph definitions of the modules, without arrays; they are computed once per config."""
-    abstract = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
-    return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
+    outlines = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    return nnx.split(outlines[0])[0], nnx.split(outlines[1])[0]
 
 
 def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
@@ -207,11 +207,11 @@ def initialize(config: ModelConfig, seed: int) -> Params:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _initialize(config: ModelConfig, key: jax.Array) -> Params:
+def _initialize(config: ModelConfig, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
-    rngs = nnx.Rngs(key)
-    stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
-    ends, layers = nnx.state(EmbeddingAndHead(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
+    rngs = nnx.Rngs(random_key)
+    make_layers = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
+    ends, layers = nnx.state(EmbeddingAndHead(config, rngs), nnx.Param), nnx.state(make_layers(rngs), nnx.Param)
     return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
 
 
@@ -229,8 +229,8 @@ def hidden_states(
     REMAT, which decides what is kept for the backward pass. With a `mesh`, activations are spread over it and each
     device computes its own experts; B must be a multiple of data × fsdp.
     """
-    rows = tokens, positions, segment_ids
-    return routed_hidden_states(config, params, *rows, routes=None, replay=False, **settings)[0]
+    packed = tokens, positions, segment_ids
+    return routed_hidden_states(config, params, *packed, routes=None, replay=False, **settings)[0]
 
 
 def routed_hidden_states(
@@ -255,11 +255,11 @@ def routed_hidden_states(
     chex.assert_type([tokens, positions, segment_ids], int)
     if routes is not None:
         chex.assert_shape(routes, (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok))
-    shape, count = tokens.shape, tokens.size
+    shape, token_count = tokens.shape, tokens.size
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
-    ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
-    x = constrain(ends.embed(tokens.reshape(count)), mesh, None)
-    by_layer = None if routes is None else jnp.moveaxis(routes.reshape(count, *routes.shape[2:]), 1, 0)
+    modules, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(token_count))
+    x = constrain(modules.embed(tokens.reshape(token_count)), mesh, None)
+    routes_by_layer = None if routes is None else jnp.moveaxis(routes.reshape(token_count, *routes.shape[2:]), 1, 0)
     windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
     def layer(x: jax.Array, inputs: tuple[Params, jax.Array | None, jax.Array | None]) -> tuple[jax.Array, Any]:
@@ -268,7 +268,7 @@ def routed_hidden_states(
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
             output = packed_attention(query, key, value, segment_ids, mesh, window)
-            return output.reshape(count, *output.shape[2:])
+            return output.reshape(token_count, *output.shape[2:])
 
         block = block_of(config, arrays)
         if layer_routes is None:
@@ -277,8 +277,8 @@ def routed_hidden_states(
         x, experts = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
         return constrain(x, mesh, None), differing_share(experts, sampler_routes)
 
-    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, by_layer))
-    hidden = ends.final_norm(x.reshape(*shape, -1))
+    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, routes_by_layer))
+    hidden = modules.final_norm(x.reshape(*shape, -1))
     return hidden, None if routes is None else jnp.mean(shares, axis=0).reshape(shape)
 
 
@@ -297,11 +297,11 @@ def make_cache(config: ModelConfig, slots: int, length: int, mesh: Mesh | None =
 
     Stale entries have weight 0, but must be finite: 0 · NaN is not 0.
     """
-    heads, size = config.num_key_value_heads, config.head_dim
+    heads, head_dim = config.num_key_value_heads, config.head_dim
     device = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, RULES["kv_heads"]))
     zeros = functools.partial(jnp.zeros, dtype=jnp.dtype(config.dtype), device=device)
     return tuple(
-        Cache(zeros((slots, heads, size, length)), zeros((slots, heads, length, size)))
+        Cache(zeros((slots, heads, head_dim, length)), zeros((slots, heads, length, head_dim)))
         for _ in range(config.num_hidden_layers)
     )
 
@@ -311,9 +311,9 @@ def unstack(config: ModelConfig, params: Params) -> Params:
 
     A leaf of layers is an array [L, ...] or a list of L arrays.
     """
-    take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, list))
-    split = tuple(take(lambda x, i=i: x[i], params["layers"]) for i in range(config.num_hidden_layers))
-    return {**params, "layers": split}
+    map_leaves = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, list))
+    layers = tuple(map_leaves(lambda x, i=i: x[i], params["layers"]) for i in range(config.num_hidden_layers))
+    return {**params, "layers": layers}
 
 
 def cached_hidden_states(
@@ -338,24 +338,24 @@ def cached_hidden_states(
     and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
     step.
     """
-    ends = embedding_and_head(config, params)
-    x = constrain(ends.embed(tokens), mesh)
+    modules = embedding_and_head(config, params)
+    x = constrain(modules.embed(tokens), mesh)
     new_cache, token_routes = [], []
     windows = config.layer_windows or (None,) * len(cache)
-    for old, arrays, window in zip(cache, params["layers"], windows, strict=True):
-        x, new, routes = cached_layer(
-            config, arrays, old, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
+    for old_layer, arrays, window in zip(cache, params["layers"], windows, strict=True):
+        x, new_layer, routes = cached_layer(
+            config, arrays, old_layer, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
         )
-        new_cache.append(new)
+        new_cache.append(new_layer)
         if routes is not None:
             token_routes.append(routes)
-    return ends.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
+    return modules.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
 
 
 def cached_layer(
     config: ModelConfig,
     arrays: Params,
-    old: Cache,
+    old_cache: Cache,
     x: jax.Array,
     positions: jax.Array,
     slots: jax.Array | None,
@@ -365,21 +365,21 @@ def cached_layer(
     with_routes: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-    """One layer of `cached_hidden_states` with parameters `arrays`: its output dtype[R, C, D], its cache, and its
+    """One layer of `cached_hidden_states` with parameters `arrays`: its output dtype[R, C, D], its new cache, and its
     routes int[R, C, k] or None. `window` is the layer's window; None means none."""
-    rows = jnp.arange(x.shape[0]) if slots is None else slots
-    caches = []
+    cache_slots = jnp.arange(x.shape[0]) if slots is None else slots
+    new_cache = old_cache
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        nonlocal new_cache
         # Write before reading: the other order would make XLA copy the whole cache.
-        keys = old.key.at[rows[:, None], :, :, positions].set(key, mode="drop")
-        values = old.value.at[rows[:, None], :, positions].set(value, mode="drop")
-        new = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
-        caches.append(new)
-        view = new
-        if slots is not None:
-            near = Cache(new.key[..., :span], new.value[:, :, :span])
-            view = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
+        keys = old_cache.key.at[cache_slots[:, None], :, :, positions].set(key, mode="drop")
+        values = old_cache.value.at[cache_slots[:, None], :, positions].set(value, mode="drop")
+        new_cache = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
+        if slots is None:
+            return _attend_cache(query, new_cache, positions, window)
+        in_span = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
+        view = Cache(*(entries.at[slots].get(mode="clip") for entries in in_span))
         return _attend_cache(query, view, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
@@ -388,15 +388,15 @@ def cached_layer(
         routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
     else:
         x = block(x, rotate, attend, mesh)
-    return constrain(x, mesh), caches[0], routes
+    return constrain(x, mesh), new_cache, routes
 
 
 def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
     """Softmax over the cache's whole fixed length; positions after the query's have weight exactly 0."""
-    rows, chunk, heads, size = query.shape
+    rows, chunk, heads, head_dim = query.shape
     kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
-    query = query.reshape(rows, chunk, kv_heads, -1, size) * size**-0.5
-    query = jnp.moveaxis(query, 1, 3).reshape(rows, kv_heads, -1, size)
+    query = query.reshape(rows, chunk, kv_heads, -1, head_dim) * head_dim**-0.5
+    query = jnp.moveaxis(query, 1, 3).reshape(rows, kv_heads, -1, head_dim)
     scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
     scores = scores.reshape(rows, kv_heads, -1, chunk, length)
     visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
@@ -404,7 +404,7 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: 
         visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
     weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
     output = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
-    return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)
+    return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, head_dim), 3, 1).reshape(rows, chunk, heads, head_dim)
 
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

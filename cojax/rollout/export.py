@@ -267,7 +267,7 @@ def _arrays(config: ModelConfig, params: Path) -> Iterator[tuple[str, np.ndarray
     reader = reader_of_arrays()
     for row in parameters(config):
         leaf = read_saved(reader, params, row.path, row.shape(config), config.param_dtype)
-        for index, name in row.pieces(config):
+        for index, name in row.hf_names(config):
             yield name, row.to_hf(leaf[index], config)
 
 

@@ -29,7 +29,7 @@ from cojax.loop.groups import PlayedCount
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
-from cojax.policy.sharding import SAMPLING, copies
+from cojax.policy.sharding import SAMPLING_AXES, copies
 from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
@@ -143,7 +143,7 @@ def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Lea
         return learner
     params, rows = learner.reference if learner.lora else state.params, parameters(learner.config)
     assert params is not None
-    weights = sum(leaf_of(params, row).nbytes * copies(row, learner.mesh, SAMPLING) for row in rows)
+    weights = sum(leaf_of(params, row).nbytes * copies(row, learner.mesh, SAMPLING_AXES) for row in rows)
     if methods.has_second_agent(config):
         weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     fastest = fastest_that_fits(learner, state, methods.update_sizes(config), beside=weights)

@@ -27,7 +27,7 @@ from cojax import warm_start
 from cojax.learner.rehearsal import GIB, free_bytes
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
-from cojax.policy.sharding import SAMPLING, copies, replicas
+from cojax.policy.sharding import SAMPLING_AXES, copies, replicas
 from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
@@ -294,7 +294,7 @@ def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> 
     """Bytes of the weights that the policy and the engine hold, and of what training adds to them."""
     rows = parameters.parameters(model)
     policy_size = sum(math.prod(row.shape(model)) * copies(row, mesh) for row in rows)
-    engine_size = sum(math.prod(row.shape(model)) * copies(row, mesh, SAMPLING) for row in rows)
+    engine_size = sum(math.prod(row.shape(model)) * copies(row, mesh, SAMPLING_AXES) for row in rows)
     param_bytes, model_bytes = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
     if config.learner.lora.rank:
         return (policy_size + engine_size) * model_bytes, 0

@@ -48,7 +48,7 @@ METADATA: Mapping[str, Any] = {
 def weights_of(config: ModelConfig) -> dict[str, np.ndarray]:
     """Hugging Face name → float32 array."""
     draw = np.random.default_rng(0)
-    names = [(row.hf_shape(config), name) for row in parameters(config) for _, name in row.pieces(config)]
+    names = [(row.hf_shape(config), name) for row in parameters(config) for _, name in row.hf_names(config)]
     return {name: draw.standard_normal(shape).astype(np.float32) for shape, name in names}
 
 

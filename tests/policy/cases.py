@@ -80,7 +80,7 @@ class Case:
         arrays = {}
         for row in parameters(self.config):
             shape = row.hf_shape(self.config)
-            for _, name in row.pieces(self.config):
+            for _, name in row.hf_names(self.config):
                 noise = draw.standard_normal(shape).astype(np.float32)
                 arrays[name] = (_center(name) + _scale(name, shape) * noise).astype(np.float32)
         return arrays

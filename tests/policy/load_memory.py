@@ -41,7 +41,7 @@ def write(kind: str, folder: Path, width: int) -> None:
     hf = shape(kind, width)
     config = ModelConfig.from_hf(hf)
     draw = np.random.default_rng(0)
-    outlines = {n: ("BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.pieces(config)}
+    outlines = {n: ("BF16", r.hf_shape(config)) for r in parameters(config) for _, n in r.hf_names(config)}
 
     def arrays() -> Iterator[tuple[str, np.ndarray]]:
         for name, (_, size) in outlines.items():

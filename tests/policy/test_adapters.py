@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
+from cojax.policy.adapters import Lora, adapted_parameters, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import leaf_of, parameters
@@ -76,7 +76,7 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
         return dense, own(adapters)
 
     dense, own = gradients(merge(config, LORA, base(config), adapters), adapters)
-    for row in adapted_rows(config, LORA):
+    for row in adapted_parameters(config, LORA):
         of_a, of_b = factors(row)
         a, b, whole = (
             np.asarray(leaf_of(t, r), np.float64) for t, r in ((adapters, of_a), (adapters, of_b), (dense, row))
@@ -95,7 +95,7 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
 
 def test_what_the_backward_pass_keeps_holds_no_merged_matrix():
     """The frozen matrices are there, as what the merging reads, and nothing else of their shapes."""
-    matrices = sorted(leaf_of(base(DENSE), row).shape for row in adapted_rows(DENSE, LORA))
+    matrices = sorted(leaf_of(base(DENSE), row).shape for row in adapted_parameters(DENSE, LORA))
     for remat in ("dots", "layers"):
 
         def policy(adapters, remat=remat):
@@ -106,7 +106,7 @@ def test_what_the_backward_pass_keeps_holds_no_merged_matrix():
 
 
 def test_every_matrix_of_the_layers_is_a_row_and_nothing_else():
-    names = lambda config, *targets: [r.name for r in adapted_rows(config, Lora(2, targets=targets))]  # noqa: E731
+    names = lambda config, *targets: [r.name for r in adapted_parameters(config, Lora(2, targets=targets))]  # noqa: E731
     assert names(DENSE) == [
         "layers/attention/query/kernel", "layers/attention/key/kernel", "layers/attention/value/kernel",
         "layers/attention/output/kernel", "layers/feed_forward/gate/kernel", "layers/feed_forward/up/kernel",
@@ -152,4 +152,4 @@ def test_shapes_and_layout_follow_the_matrix():
 )
 def test_a_wrong_setting_says_what_is_right(settings, message):
     with pytest.raises(ValueError, match=message):
-        adapted_rows(SPARSE, Lora(**settings))
+        adapted_parameters(SPARSE, Lora(**settings))

@@ -119,7 +119,7 @@ def test_a_further_family_is_an_entry(banded: ModelConfig) -> None:
     assert {"model.layers.2.attn.q_proj.weight", "lm_head.weight"} <= {
         name
         for row in parameters(dataclasses.replace(banded, tie_word_embeddings=False))
-        for _, name in row.pieces(banded)
+        for _, name in row.hf_names(banded)
     }
 
 

@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_named_before_anything_is_read(
 ) -> None:
     folder = written(tmp_path)
     change(folder, by)
-    monkeypatch.setattr(pretrained, "_leaf", lambda *_: pytest.fail("a tensor was loaded"))
+    monkeypatch.setattr(pretrained, "_read_leaf", lambda *_: pytest.fail("a tensor was loaded"))
     with pytest.raises(ValueError, match=message):
         read_params(folder, DENSE)
 

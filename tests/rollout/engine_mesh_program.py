@@ -16,7 +16,7 @@ import pytest
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters, to_hf
-from cojax.policy.sharding import SAMPLING, copies, make_mesh, shard
+from cojax.policy.sharding import SAMPLING_AXES, copies, make_mesh, shard
 from cojax.policy.transformer import initialize
 from cojax.rollout import batching as forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
@@ -107,7 +107,7 @@ def check_memory(config: ModelConfig, sizes: dict[str, int]) -> None:
     gc.collect()
     before, mesh = held(), mesh_of(sizes)
     made = engine(config, sizes)
-    weights = sum(4 * int(np.prod(row.shape(config))) * copies(row, mesh, SAMPLING) for row in parameters(config))
+    weights = sum(4 * int(np.prod(row.shape(config))) * copies(row, mesh, SAMPLING_AXES) for row in parameters(config))
     cache = 2 * 4 * SLOTS * LENGTH * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     each = (weights + cache * mesh.shape["expert"]) // mesh.size
     gc.collect()
