@@ -309,8 +309,8 @@ def segment_of(
 ) -> Segment:
     """The trajectory's tokens as one segment, in order, exactly as the policy saw and sampled them.
 
-    `mask` bool[n] marks the learned tokens; `weight` is one number for all of them, or one for each. `ids` are further
-    columns. Raises ValueError if tokens, log-probs and versions differ in number.
+    `mask` bool[n] marks the learned tokens; `weight` is one number for all of them, or one for each. Raises
+    ValueError if tokens, log-probs and versions differ in number.
     """
     tokens: list[int] = []
     logprobs: list[float] = []

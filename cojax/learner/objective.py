@@ -34,24 +34,24 @@ _TRACE_SHAPE = (2, 8)  # [b, T] of the trace
 class BoundLoss:
     """A loss with its settings.
 
-    `reads` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its facts
-    depends, and `learns` those on which the loss itself depends. Calling a function under `jax.jit` uses all of its
-    arguments.
+    `input_names` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its
+    facts depends, and `loss_inputs` those on which the loss itself depends. Calling a function under `jax.jit` uses all
+    of its arguments. `is_paired`: it learns from pairs. `uses_flat`: it also learns from flat groups.
     """
 
     name: str
     function: Loss
     settings: Mapping[str, Any]
-    reads: tuple[str, ...]
+    input_names: tuple[str, ...]
     uses: frozenset[str]
-    learns: frozenset[str]
-    pairs: bool
-    flat_groups: bool
+    loss_inputs: frozenset[str]
+    is_paired: bool
+    uses_flat: bool
 
     def inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
         """The arrays that `function` is called with, in addition to its settings."""
         arrays = {**vars(batch), **scores._asdict()}
-        return [arrays[name] for name in self.reads]
+        return [arrays[name] for name in self.input_names]
 
     @property
     def routes(self) -> bool:
@@ -59,14 +59,14 @@ class BoundLoss:
         return "routes_differing" in self.uses
 
     @property
-    def together(self) -> bool:
+    def needs_groups(self) -> bool:
         """Whether it compares the trajectories of a group, which must then share a micro-batch."""
-        return not self.pairs and bool(self.uses & {"groups", "tasks"})
+        return not self.is_paired and bool(self.uses & {"groups", "tasks"})
 
     @property
     def entropy(self) -> str:
         """The `entropy` for `token_scores`: its value is always a metric, but only a loss needs its gradient."""
-        return "gradient" if "entropy" in self.learns else "value"
+        return "gradient" if "entropy" in self.loss_inputs else "value"
 
 
 def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> BoundLoss:
@@ -77,8 +77,8 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     """
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
-    reads, loss = _inputs(name, function), functools.partial(function, **settings)
-    inputs = [jax.ShapeDtypeStruct(_TRACE_SHAPE, DTYPES.get(input_name, jnp.float32)) for input_name in reads]
+    input_names, loss = _inputs(name, function), functools.partial(function, **settings)
+    inputs = [jax.ShapeDtypeStruct(_TRACE_SHAPE, DTYPES.get(input_name, jnp.float32)) for input_name in input_names]
 
     faults: list[str] = []
 
@@ -94,13 +94,13 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, learns = (_inputs_of(program.jaxpr, reads, results) for results in (None, 1))
-    if not learns & {"logprobs", "entropy"}:
+    uses, loss_inputs = (_inputs_of(program.jaxpr, input_names, results) for results in (None, 1))
+    if not loss_inputs & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
-    pairs, flat_groups = _read_declaration(function)
-    uses_flat_groups = not pairs and ("advantages" not in learns or bool(learns & {"reference_logprobs", "entropy"}))
-    uses_flat_groups = uses_flat_groups or flat_groups(**_settings_for(flat_groups, function, settings))
-    return BoundLoss(name, function, settings, reads, uses, learns, pairs, uses_flat_groups)
+    pairs, learns_from_flat = _read_declaration(function)
+    uses_flat = not pairs and ("advantages" not in loss_inputs or bool(loss_inputs & {"reference_logprobs", "entropy"}))
+    uses_flat = uses_flat or learns_from_flat(**_settings_for(learns_from_flat, function, settings))
+    return BoundLoss(name, function, settings, input_names, uses, loss_inputs, pairs, uses_flat)
 
 
 def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
@@ -179,33 +179,33 @@ class Objective:
     splits: int = 1
 
     def batches(
-        self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, sizes: Sequence[int] = ()
+        self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, group_sizes: Sequence[int] = ()
     ) -> tuple[list[TrainBatch], dict[str, float]]:
         """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
 
-        `sizes` are the sizes of all groups that a step may have; () takes those of `groups`. They fix the number of
-        rows. Raises what `pack` raises.
+        `group_sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the number
+        of rows. Raises what `pack` raises.
         """
         packed = []
-        rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
+        rows = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
         for split_groups in self._deal(groups, seed):
-            if self.loss.pairs:
+            if self.loss.is_paired:
                 batch, counts = packing.pack_pairs(split_groups, seed, shape, rows)
             else:
                 batch, counts = packing.pack(
-                    split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.flat_groups,
-                    together=self.loss.together, rows=rows,
+                    split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.uses_flat,
+                    together=self.loss.needs_groups, rows=rows,
                 )  # fmt: skip
             packed.append((batch, counts | packing.staleness(batch, version=seed[1])))
         return [batch for batch, _ in packed], _sum_counts([counts for _, counts in packed], shape.length)
 
-    def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
-        """The number of rows of each batch of a step whose groups have `sizes` trajectories."""
-        groups_per_batch = -(-len(sizes) // self.splits)
-        if self.loss.together:
-            return shape.rows_for(groups_per_batch, max(sizes, default=1))
-        most_trajectories = sum(sorted(sizes, reverse=True)[:groups_per_batch])
-        return shape.rows_for(most_trajectories, 2) if self.loss.pairs else shape.round_up(most_trajectories)
+    def rows(self, group_sizes: Sequence[int], shape: RowShape) -> int:
+        """The number of rows of each batch of a step whose groups have `group_sizes` trajectories."""
+        groups_per_batch = -(-len(group_sizes) // self.splits)
+        if self.loss.needs_groups:
+            return shape.rows_for(groups_per_batch, max(group_sizes, default=1))
+        most_trajectories = sum(sorted(group_sizes, reverse=True)[:groups_per_batch])
+        return shape.rows_for(most_trajectories, 2) if self.loss.is_paired else shape.round_up(most_trajectories)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
@@ -228,12 +228,12 @@ def objective(
 
     Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
     """
-    if loss.pairs and (advantage != ADVANTAGE or advantage_settings):
+    if loss.is_paired and (advantage != ADVANTAGE or advantage_settings):
         raise ValueError(
             f"loss {loss.name!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and "
             "its settings"
         )
-    if loss.pairs and (weighting != WEIGHTING or weighting_settings):
+    if loss.is_paired and (weighting != WEIGHTING or weighting_settings):
         raise ValueError(
             f"loss {loss.name!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
         )
@@ -282,16 +282,16 @@ class HardNegatives:
     def loss(self) -> BoundLoss:
         return bind("dpo", LOSSES, {"beta": self.beta})
 
-    def rows(self, sizes: Sequence[int], shape: RowShape) -> int:
-        """The number of rows of this batch in a step whose groups have `sizes` trajectories."""
-        return shape.rows_for(sum(sizes), 2)
+    def rows(self, group_sizes: Sequence[int], shape: RowShape) -> int:
+        """The number of rows of this batch in a step whose groups have `group_sizes` trajectories."""
+        return shape.rows_for(sum(group_sizes), 2)
 
     def pack(
-        self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, sizes: Sequence[int] = ()
+        self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, group_sizes: Sequence[int] = ()
     ) -> tuple[TrainBatch, dict[str, float]]:
         """Packs a step's pairs, and counts failures, hard negatives and pairs.
 
-        `sizes` are as in `Objective.batches`.
+        `group_sizes` are as in `Objective.batches`.
         """
         trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
@@ -301,5 +301,5 @@ class HardNegatives:
             "hard_negatives": float(sum(trajectory.partial >= self.least for trajectory in failures)),
             "hard_pairs": float(len(pairs)),
         }
-        rows = self.rows(sizes or [len(group.trajectories) for group in groups], shape)
+        rows = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
         return packing.pack_examples(pairs, shape, rows), counts

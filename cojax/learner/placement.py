@@ -55,25 +55,25 @@ class Placement:
 
     def micro_batches(self, batch: TrainBatch, rows: int) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, of `rows` rows each."""
-        micro = jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch)
+        micro_batches = jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch)
         if self.batch.is_fully_addressable:
-            return jax.device_put(micro, self.batch)
-        return jax.tree.map(lambda array: place(array, self.batch), micro)
+            return jax.device_put(micro_batches, self.batch)
+        return jax.tree.map(lambda array: place(array, self.batch), micro_batches)
 
     def abstract(self, batch: TrainBatch, rows: int) -> TrainBatch:
         """The result of `micro_batches` as ShapeDtypeStructs."""
-        lead = len(batch.tokens) // rows, rows
+        lead_shape = len(batch.tokens) // rows, rows
         return jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct((*lead, *array.shape[1:]), array.dtype, sharding=self.batch), batch
+            lambda array: jax.ShapeDtypeStruct((*lead_shape, *array.shape[1:]), array.dtype, sharding=self.batch), batch
         )
 
-    def params(self, params: Params, rows: Sequence[Parameter]) -> Params:
-        """Spreads the parameters, whose leaves `rows` describe, over the mesh."""
+    def params(self, params: Params, table: Sequence[Parameter]) -> Params:
+        """Spreads the parameters, whose leaves `table` describes, over the mesh."""
         if self.mesh is None:
             return params
-        return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
+        return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, table))
 
-    def state(self, params: Params, rows: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
+    def state(self, params: Params, table: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update; moments are laid out like their parameters.
 
         On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
@@ -81,17 +81,17 @@ class Placement:
         if self.mesh is None:
             # Commit every leaf to the device, as after an update: otherwise the update would compile twice.
             return jax.device_put(TrainState(jnp.int32(0), params, optimizer.init(params)), self.devices[0])
-        params = self.params(params, rows)
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        params = self.params(params, table)
+        replicated = NamedSharding(self.mesh, PartitionSpec())
         opt_state = optax.tree.map_params(
             optimizer,
             lambda leaf, param: place(leaf, param.sharding),
             evaluate(optimizer.init, params),
             params,
-            transform_non_params=lambda leaf: place(leaf, everywhere),
+            transform_non_params=lambda leaf: place(leaf, replicated),
         )
         step = evaluate(lambda _: jnp.int32(0), params)
-        return TrainState(place(step, everywhere), params, opt_state)
+        return TrainState(place(step, replicated), params, opt_state)
 
     def shardings(self, state: TrainState) -> tuple[Sharding, ...] | None:
         """The sharding of each leaf of the state; None on one device."""
@@ -146,7 +146,7 @@ def fetch(hosts: Hosts, arrays: Any) -> Any:
 
 def replicate(tree: Any) -> Any:
     """The same arrays, each whole on every host."""
-    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather(_everywhere(leaf))(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather_whole(_replicated_sharding(leaf))(leaf), tree)
 
 
 def on_host(tree: Any) -> Any:
@@ -158,7 +158,7 @@ def _is_whole(leaf: jax.Array) -> bool:
     return leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
-def _everywhere(leaf: jax.Array) -> Sharding:
+def _replicated_sharding(leaf: jax.Array) -> Sharding:
     """A layout that gives every host the whole array, on all devices of its mesh.
 
     An array without a mesh stays on its device: every host has its own, drawn by the same seed. Raises TypeError for an
@@ -172,13 +172,13 @@ def _everywhere(leaf: jax.Array) -> Sharding:
 
 
 @functools.cache
-def _gather(place: Sharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda leaf: leaf, out_shardings=place)
+def _gather_whole(layout: Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=layout)
 
 
 @functools.cache
-def _gather_layer(place: Sharding) -> Callable[[jax.Array, int], jax.Array]:
-    return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=place)
+def _gather_layer(layout: Sharding) -> Callable[[jax.Array, int], jax.Array]:
+    return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=layout)
 
 
 def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
@@ -187,30 +187,30 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
     if hosts is ONE_PROCESS:
         yield from to_hf(config, params)
         return
-    for number, row in enumerate(parameters(config)):
-        layers = range(config.num_hidden_layers) if "layers" in row.lead_axes else (None,)
-        pieces = row.hf_names(config)
+    for index, parameter in enumerate(parameters(config)):
+        layers = range(config.num_hidden_layers) if "layers" in parameter.lead_axes else (None,)
+        stacked_names = parameter.hf_names(config)
         for layer in layers:
-            with hosts.operation("piece", params, number, layer) as finish:
-                array = on_host(finish(piece(config, params, number, layer)))
-            count = 1 if layer is None else int(np.prod(row.shape(config)[1 : len(row.lead_axes)]))
-            for index, name in itertools.islice(pieces, count):
-                yield name, row.to_hf(array[index[1:]], config)
+            with hosts.operation("gather_leaf", params, index, layer) as finish:
+                array = on_host(finish(gather_leaf(config, params, index, layer)))
+            array_count = 1 if layer is None else int(np.prod(parameter.shape(config)[1 : len(parameter.lead_axes)]))
+            for stack_index, hf_name in itertools.islice(stacked_names, array_count):
+                yield hf_name, parameter.to_hf(array[stack_index[1:]], config)
 
 
-def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -> jax.Array:
+def gather_leaf(config: ModelConfig, params: Params, index: int, layer: int | None) -> jax.Array:
     """One layer of the leaf with that number, or the whole leaf for None; it is complete on every host."""
-    leaf = leaf_of(params, parameters(config)[number])
-    return replicate(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)
+    leaf = leaf_of(params, parameters(config)[index])
+    return replicate(leaf) if layer is None else _gather_layer(_replicated_sharding(leaf))(leaf, layer)
 
 
 def weights_of(
     config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
 ) -> Weights:
     """The policy for an engine. One of several processes that computes alone gets no `save`: Orbax waits for all."""
-    alone = hosts is ONE_PROCESS and jax.process_count() > 1
-    save = None if alone else functools.partial(_save, config, policy, hosts)
-    return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save)
+    is_alone = hosts is ONE_PROCESS and jax.process_count() > 1
+    save_folder = None if is_alone else functools.partial(_save, config, policy, hosts)
+    return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save_folder)
 
 
 def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
@@ -226,19 +226,19 @@ def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folde
 
 def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
     """bool[rows], complete on every host: whether each parameter's numbers are all finite when cast to `dtype`."""
-    rows = parameters(config)
-    return replicate(_within([leaf_of(params, row) for row in rows], _bound(dtype)))  # type: ignore[no-any-return]
+    table = parameters(config)
+    return replicate(_all_within([leaf_of(params, row) for row in table], _infinity_bound(dtype)))  # type: ignore[no-any-return]
 
 
-def _bound(dtype: str) -> np.float32:
+def _infinity_bound(dtype: str) -> np.float32:
     """The smallest number that rounds to infinity."""
     largest = np.asarray(jnp.finfo(dtype).max)
-    below = np.nextafter(largest, np.zeros_like(largest))
+    next_largest = np.nextafter(largest, np.zeros_like(largest))
     with np.errstate(over="ignore"):
-        return np.float32(np.float64(largest) + (np.float64(largest) - np.float64(below)) / 2)
+        return np.float32(np.float64(largest) + (np.float64(largest) - np.float64(next_largest)) / 2)
 
 
 @jax.jit
-def _within(leaves: list[jax.Array], bound: jax.Array) -> jax.Array:
+def _all_within(leaves: list[jax.Array], bound: jax.Array) -> jax.Array:
     # Not isfinite of the cast number: a compiler may leave out the cast.
     return jnp.stack([(jnp.abs(leaf.astype(jnp.float32)) < bound).all() for leaf in leaves])

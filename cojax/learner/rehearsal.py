@@ -29,27 +29,27 @@ class DeviceMemoryError(RuntimeError):
     """The update does not fit into memory; the message says how much it needs and which settings to lower."""
 
 
-def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
+def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) -> TrainState:
     """Runs all programs of a step on full rows, and returns the same state, bit for bit.
 
-    `sizes` are the numbers of trajectories of a step's groups, which decide the shape of its batch. Only one
+    `group_sizes` are the numbers of trajectories of a step's groups, which decide the shape of its batch. Only one
     micro-batch is computed, because all use the same memory in turn. Only programs that the first step needs are
     compiled. `state` is donated. Raises DeviceMemoryError.
     """
-    full, pairs = full_batches(learner, sizes)
-    advice, count = _advice(learner), np.int32(1)
+    step_batch, pairs = full_batches(learner, group_sizes)
+    advice, live_count = _advice(learner), np.int32(1)
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            local_count = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(least_bytes(learner) * local_count // len(devices), advice)
+            local_devices = sum(device.process_index == jax.process_index() for device in devices)
+            check_fits(least_bytes(learner) * local_devices // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
-            programs = [lower().compile() for lower in learner.programs(state, full, pairs).values()]
-            check_fits(needed_bytes(programs, local_count, _batch_bytes(full, pairs)), advice)
-        batch = learner.prepare(state, full, count)
-        extra = None if pairs is None else (learner.prepare(state, pairs, count, hard=True), count)
+            programs = [lower().compile() for lower in learner.programs(state, step_batch, pairs).values()]
+            check_fits(needed_bytes(programs, local_devices, _batch_bytes(step_batch, pairs)), advice)
+        batch = learner.prepare(state, step_batch, live_count)
+        pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is finite.
-        state, _ = learner.update_once(state, batch, count, extra)
+        state, _ = learner.update_once(state, batch, live_count, pair_arguments)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -57,29 +57,29 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         raise DeviceMemoryError(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
 
 
-def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int], beside: int = 0) -> Learner:
+def fastest_that_fits(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
     """The learner with the first entry of REMAT whose update fits into free memory, or with the last if none fits.
 
-    `sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled but
-    not run. If free memory is unknown, the last entry is taken.
+    `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled
+    but not run. If free memory is unknown, the last entry is taken.
     """
     devices = learner.placement.devices
     available, fastest_first = free_bytes(devices), tuple(REMAT)
     if available is not None and available >= least_bytes(learner):
-        full, pairs = full_batches(learner, sizes)
+        step_batch, pairs = full_batches(learner, group_sizes)
         for remat in fastest_first[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            programs = [lower().compile() for lower in candidate.programs(state, full, pairs).values()]
-            if needed_bytes(programs, len(devices), _batch_bytes(full, pairs) + beside) <= available:
+            programs = [lower().compile() for lower in candidate.programs(state, step_batch, pairs).values()]
+            if needed_bytes(programs, len(devices), _batch_bytes(step_batch, pairs) + beside) <= available:
                 return candidate
     return dataclasses.replace(learner, remat=fastest_first[-1])
 
 
-def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
+def full_batches(learner: Learner, group_sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
     """The full batch of a step, and that of its hard negatives if it learns from them."""
-    full = full_batch(learner.objective.rows(sizes, learner.shape), learner.shape)
+    step_batch = full_batch(learner.objective.rows(group_sizes, learner.shape), learner.shape)
     hard = learner.hard
-    return full, None if hard is None else full_batch(hard.rows(sizes, learner.shape), learner.shape)
+    return step_batch, None if hard is None else full_batch(hard.rows(group_sizes, learner.shape), learner.shape)
 
 
 def least_bytes(learner: Learner) -> int:
@@ -95,9 +95,9 @@ def least_bytes(learner: Learner) -> int:
     return max(inputs, rows * config.num_attention_heads * block_scores_bytes(length) if on_cpu else 0)
 
 
-def _batch_bytes(*full: TrainBatch | None) -> int:
+def _batch_bytes(*batches: TrainBatch | None) -> int:
     """Bytes of batches, which are in memory twice: on the host, and on the devices."""
-    return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
+    return 2 * sum(array.nbytes for array in jax.tree.leaves(batches))
 
 
 def full_batch(rows: int, shape: RowShape) -> TrainBatch:
@@ -115,7 +115,7 @@ def full_batch(rows: int, shape: RowShape) -> TrainBatch:
         "advantages": np.float32(1),
         "weights": np.where(positions > 0, np.float32(np.inf), np.float32(0)),
     }
-    columns: dict[str, Any] = {name: np.broadcast_to(row, (rows, length)) for name, row in one_row.items()}
+    columns: dict[str, Any] = {name: np.broadcast_to(values, (rows, length)) for name, values in one_row.items()}
     if routes is not None:
         columns["routes"] = np.broadcast_to(routes.unknown(), (rows, length, *routes.unknown().shape))
     return TrainBatch(**columns)
@@ -130,29 +130,29 @@ def _advice(learner: Learner) -> str:
     return ", ".join([*advice, "or spread it over more devices by mesh"])
 
 
-def check_fits(need: int, advice: str) -> None:
+def check_fits(needed: int, advice: str) -> None:
     """Raises DeviceMemoryError if an update needs more of this host's memory than is available.
 
     It is for CPU devices: there the system grants memory that it does not have, and later kills the process without a
     message. It does nothing if the system does not report available memory.
     """
     budget = available_bytes()
-    if budget is not None and need > budget:
+    if budget is not None and needed > budget:
         raise DeviceMemoryError(
-            f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {budget / GIB:.1f} GiB are available; "
+            f"the update needs {needed / GIB:.1f} GiB beside what is loaded, and {budget / GIB:.1f} GiB are available; "
             f"{advice}"
         )
 
 
-def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
-    """Bytes that the largest of the programs takes on `devices` devices that share one memory, plus `arrays`.
+def needed_bytes(programs: Sequence[jax.stages.Compiled], device_count: int, array_bytes: int = 0) -> int:
+    """Bytes that the largest program takes on `device_count` devices that share one memory, plus `array_bytes`.
 
-    A program takes memory for temporaries and for results that do not reuse an argument's memory. `arrays` are the
-    bytes of arrays that are yet to be allocated.
+    A program takes memory for temporaries and for results that do not reuse an argument's memory. `array_bytes` are
+    those of arrays that are yet to be allocated.
     """
-    usages = [sizes for program in programs if (sizes := program.memory_analysis())]
+    usages = [usage for program in programs if (usage := program.memory_analysis())]
     needs = [usage.temp_size_in_bytes + usage.output_size_in_bytes - usage.alias_size_in_bytes for usage in usages]
-    return arrays + devices * max(needs, default=0)
+    return array_bytes + device_count * max(needs, default=0)
 
 
 def free_bytes(devices: Sequence[jax.Device]) -> int | None:
@@ -165,12 +165,12 @@ def free_bytes(devices: Sequence[jax.Device]) -> int | None:
         return None
     if all(device.platform == "cpu" for device in devices):
         return available_bytes()
-    free = []
+    free_by_device = []
     for device in devices:
-        sizes = device.memory_stats()
-        if sizes and "bytes_limit" in sizes and "bytes_in_use" in sizes:
-            free.append(sizes["bytes_limit"] - sizes["bytes_in_use"])
-    return len(devices) * min(free) if free else None
+        memory_stats = device.memory_stats()
+        if memory_stats and "bytes_limit" in memory_stats and "bytes_in_use" in memory_stats:
+            free_by_device.append(memory_stats["bytes_limit"] - memory_stats["bytes_in_use"])
+    return len(devices) * min(free_by_device) if free_by_device else None
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
@@ -178,29 +178,29 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 
     Cached files count as available. None if the system does not report it (it is not Linux).
     """
-    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(proc / "meminfo"))
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _read_system_file(proc / "meminfo"))
     limits = [int(match[1]) * 1024] if match else []
-    for folder in _groups(proc, cgroups):
-        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
-        used = _number(folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and used is not None:
-            limits.append(max(0, limit - used + _cached_bytes(folder)))
+    for cgroup_folder in _memory_cgroups(proc, cgroups):
+        limit = _read_number(cgroup_folder, "memory.max", "memory.limit_in_bytes")
+        usage = _read_number(cgroup_folder, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and usage is not None:
+            limits.append(max(0, limit - usage + _cached_bytes(cgroup_folder)))
     return min(limits, default=None)
 
 
-def _groups(proc: Path, cgroups: Path) -> Iterator[Path]:
+def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of those that contain them, of version 1 or 2."""
-    for line in _text(proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+    for line in _read_system_file(proc / "self" / "cgroup").splitlines():
+        _, controllers, cgroup_path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         root = cgroups / "memory" if controllers else cgroups
         # In a container the path may be that of the host; the container's own limit is then at the root.
-        inner = root / path.strip("/")
+        inner = root / cgroup_path.strip("/")
         yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir())
 
 
-def _text(file: Path) -> str:
+def _read_system_file(file: Path) -> str:
     """The content of a system file; "" if there is none."""
     try:
         return file.read_text()
@@ -208,15 +208,15 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _number(folder: Path, *names: str) -> int | None:
+def _read_number(folder: Path, *file_names: str) -> int | None:
     """The number in the first of these files that holds one."""
-    texts = (_text(folder / name).strip() for name in names)
-    return next((int(text) for text in texts if text.isdecimal()), None)
+    contents = (_read_system_file(folder / file_name).strip() for file_name in file_names)
+    return next((int(content) for content in contents if content.isdecimal()), None)
 
 
 def _cached_bytes(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
-    counts = dict(re.findall(r"^(\w+) (\d+)$", _text(folder / "memory.stat"), re.MULTILINE))
+    counts = dict(re.findall(r"^(\w+) (\d+)$", _read_system_file(folder / "memory.stat"), re.MULTILINE))
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.
     prefix = "total_" if "total_inactive_file" in counts else ""
-    return sum(int(counts.get(prefix + name, 0)) for name in ("inactive_file", "active_file"))
+    return sum(int(counts.get(prefix + counter, 0)) for counter in ("inactive_file", "active_file"))

@@ -90,7 +90,7 @@ def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
 
 
 def shard(config: ModelConfig, params: Params, mesh: Mesh, table: Sequence[Parameter] = ()) -> Params:
-    """Spreads the parameters over the mesh; `rows` describe the leaves, () means the model's own rows.
+    """Spreads the parameters over the mesh; `table` describes the leaves, () means the model's own table.
 
     Outlines give outlines, as in `place`. Raises ValueError for an axis that its mesh axis does not divide.
     """

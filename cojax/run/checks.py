@@ -111,7 +111,7 @@ def _check_groups(config: ConfigDict) -> None:
             f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
             "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
         )
-    if cap and entries.objective_of(config).loss.flat_groups:
+    if cap and entries.objective_of(config).loss.uses_flat:
         raise ValueError(
             f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
             "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
@@ -176,7 +176,7 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
             "hold the longest episode, so make row_length at least max_length"
         )
-    subject, size = f"loss {loss.name!r}", 2 if loss.pairs else config.group_size if loss.together else 1
+    subject, size = f"loss {loss.name!r}", 2 if loss.is_paired else config.group_size if loss.needs_groups else 1
     if size == 1 and methods.hard_negatives(config):
         subject, size = "preference.hard_negatives", 2
     if section.micro_rows * (section.row_length // config.engine.max_length) < size:

@@ -25,7 +25,7 @@ from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
-from cojax.learner.placement import advance, copy_arrays, finite, piece, replicate
+from cojax.learner.placement import advance, copy_arrays, finite, gather_leaf, replicate
 from cojax.learner.update import TrainState, join_states, split_states
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import fingerprint
@@ -244,7 +244,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     initial: list[TrainState] = []  # its outlines
 
     def load(folder: str, seed: int, model: str) -> Params:
-        by_name["piece"] = functools.partial(piece, shape(model))
+        by_name["gather_leaf"] = functools.partial(gather_leaf, shape(model))
         return processes.read_params(ALONE, folder, shape(model), seed, processes.mesh_of(config))
 
     def build(model: str, params: Params) -> None:
@@ -257,7 +257,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
             policy=learner.policy,
             policy_fingerprint=learner.fingerprint,
             replicate=replicate,
-            piece=functools.partial(piece, learner.config),
+            gather_leaf=functools.partial(gather_leaf, learner.config),
             finite=functools.partial(finite, learner.config),
             save_params=save_params,
         )

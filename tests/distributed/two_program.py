@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cojax.distributed.operations import Follower, Lead, lead_array_files
 from cojax.distributed.start import admit, ask_admission, find_devices, start
 from cojax.distributed.wire import Wire
-from cojax.learner.placement import finite, on_host, piece, replicate, weights_of
+from cojax.learner.placement import finite, gather_leaf, on_host, replicate, weights_of
 from cojax.learner.update import TrainState, split_states
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
@@ -136,7 +136,7 @@ def follow(wire: Wire) -> None:
         "begin": begun, "step": step, "replicate": replicate, "check": check,
         "save": lambda folder, target, second: save(Path(folder), target),
         "restore": lambda folder, second: split_states(restore(Path(folder), outlines[0])),
-        "model": model, "piece": functools.partial(piece, CONFIG),
+        "model": model, "gather_leaf": functools.partial(gather_leaf, CONFIG),
         "finite": functools.partial(finite, CONFIG), "save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     }  # fmt: skip

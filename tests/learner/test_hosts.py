@@ -54,7 +54,7 @@ def test_weights_that_hosts_gather_are_those_of_one_process_in_the_same_order(co
     for (_, one), (_, other) in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
-    assert {operation for operation, *_ in noting.ran} == {"piece"}
+    assert {operation for operation, *_ in noting.ran} == {"gather_leaf"}
     # One gather for a layer of a stacked leaf, however many experts it has, and one for any other leaf.
     layers = [layer for _, _, _, layer in noting.ran if layer is not None]
     assert sorted(set(layers)) == [0, 1]

@@ -50,8 +50,8 @@ def test_what_only_a_fact_tells_of_is_not_learned_from():
 
     bound = bind("mine", {"mine": telling}, {})
     assert bound.uses == {"logprobs", "advantages", "entropy", "reference_logprobs"}
-    assert bound.learns == {"logprobs", "advantages"}
-    assert not bound.flat_groups
+    assert bound.loss_inputs == {"logprobs", "advantages"}
+    assert not bound.uses_flat
     assert bound.entropy == "value"
 
     def idle(logprobs, advantages):
@@ -82,7 +82,7 @@ def test_every_column_can_be_read():
     ],
 )
 def test_regularised_losses_see_flat_groups(name, given, flat):
-    assert bind(name, LOSSES, given).flat_groups is flat
+    assert bind(name, LOSSES, given).uses_flat is flat
 
 
 def test_a_loss_of_ones_own_declares_what_it_needs():
@@ -98,17 +98,17 @@ def test_a_loss_of_ones_own_declares_what_it_needs():
         return -advantages * logprobs + pull * logprobs**2, {}
 
     table = {"plain": plain, "declared": declared, "by_setting": by_setting, "towards": towards}
-    assert not bind("plain", table, {}).flat_groups
-    assert bind("declared", table, {}).flat_groups
-    assert not bind("by_setting", table, {}).flat_groups
-    assert bind("by_setting", table, {"pull": 0.5}).flat_groups
-    assert bind("towards", table, {}).flat_groups  # it uses no advantages
+    assert not bind("plain", table, {}).uses_flat
+    assert bind("declared", table, {}).uses_flat
+    assert not bind("by_setting", table, {}).uses_flat
+    assert bind("by_setting", table, {"pull": 0.5}).uses_flat
+    assert bind("towards", table, {}).uses_flat  # it uses no advantages
 
 
 def test_a_partial_declares_what_the_loss_does():
-    assert bind("mine", {"mine": functools.partial(LOSSES["dpo"], beta=0.3)}, {}).pairs
+    assert bind("mine", {"mine": functools.partial(LOSSES["dpo"], beta=0.3)}, {}).is_paired
     pulled = functools.partial(LOSSES["grpo"], kl_coefficient=0.1, kl_towards="sampler")
-    assert bind("mine", {"mine": pulled}, {}).flat_groups
+    assert bind("mine", {"mine": pulled}, {}).uses_flat
 
 
 def test_who_decides_on_flat_groups_is_told_what_it_takes():
@@ -116,14 +116,14 @@ def test_who_decides_on_flat_groups_is_told_what_it_takes():
     def two(logprobs, advantages, *, pull: float = 0.5, scale: float = 1.0):
         return -scale * advantages * logprobs, {}
 
-    assert bind("two", {"two": two}, {"scale": 2.0}).flat_groups
-    assert not bind("two", {"two": two}, {"pull": 0.0}).flat_groups
+    assert bind("two", {"two": two}, {"scale": 2.0}).uses_flat
+    assert not bind("two", {"two": two}, {"pull": 0.0}).uses_flat
 
 
 def test_a_loss_that_compares_a_group_has_it_whole():
-    assert bind("mine", {"mine": everything}, {}).together
-    assert not bind("grpo", LOSSES, {}).together
-    assert not bind("dpo", LOSSES, {}).together  # its groups are pairs
+    assert bind("mine", {"mine": everything}, {}).needs_groups
+    assert not bind("grpo", LOSSES, {}).needs_groups
+    assert not bind("dpo", LOSSES, {}).needs_groups  # its groups are pairs
 
 
 def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():

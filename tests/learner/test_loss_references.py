@@ -122,7 +122,7 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
         group_relative,
         RowShape(ROW, MICRO_ROWS),
         weighting=functools.partial(WEIGHTINGS[weighting], **keywords),
-        skip_flat=not bind(name, LOSSES, settings).flat_groups,
+        skip_flat=not bind(name, LOSSES, settings).uses_flat,
     )
     advantages = [group_relative(group.valid) for group in groups]
 
