@@ -23,14 +23,14 @@ from transformers import PreTrainedTokenizerBase
 from cojax.durable import sync_folder
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
 from cojax.learner import batch as packing
-from cojax.learner import learner as step
+from cojax.learner import learner as learning
 from cojax.learner import losses, objective, optimizer, update
 from cojax.learner import placement as placing
 from cojax.learner.batch import pack_sequences
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.update import TrainState
 from cojax.policy import adapters, attention, family, logprobs, moe, transformer
-from cojax.policy import config as shapes
+from cojax.policy import config as model_shape
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
@@ -42,13 +42,13 @@ from cojax.settings.tree import TeachingSettings
 from cojax.storage.files import read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
-# Modules whose code, beside the settings, decides the policy.
+# Modules whose code, with the settings, decides the policy.
 _KEY_MODULES = (
     adapters, attention, control_tokens, family, logprobs, losses, moe, objective, optimizer, packing,
-    placing, rendering, shapes, step, transformer, update, vocabulary,
+    placing, rendering, model_shape, learning, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
-Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
+Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and for each whether it is learned
 Score = dict[str, Any]  # on the development split: batches seen (`step`), loss per token in nats, success in [0, 1]
 
 
@@ -71,19 +71,19 @@ class Schedule:
     target: float = 0.2
     epochs: bool = TeachingSettings.epochs
 
-    def reach(self, step: int, count: int) -> int:
-        """From how many of `count` demonstrations, shortest first, batch `step` draws; at least `batch_size`."""
+    def reach(self, step: int, pool_size: int) -> int:
+        """From how many of `pool_size` demonstrations, shortest first, batch `step` draws; at least `batch_size`."""
         share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
-        return min(count, max(self.batch_size, round(share * count)))
+        return min(pool_size, max(self.batch_size, round(share * pool_size)))
 
-    def draw(self, seed: int, step: int, count: int) -> list[int]:
-        """The demonstrations of batch `step`, from 1 on: indices into `count` of them, the shortest first."""
+    def draw(self, seed: int, step: int, pool_size: int) -> list[int]:
+        """The demonstrations of batch `step`, from 1 on: indices into `pool_size` of them, the shortest first."""
         if not self.epochs:
-            return _random(seed, step).sample(range(self.reach(step, count)), self.batch_size)
-        places = range((step - 1) * self.batch_size, step * self.batch_size)
-        epochs = {place // count for place in places}
-        orders = {epoch: _random(seed, "epoch", epoch).sample(range(count), count) for epoch in epochs}
-        return [orders[place // count][place % count] for place in places]
+            return _random(seed, step).sample(range(self.reach(step, pool_size)), self.batch_size)
+        draw_numbers = range((step - 1) * self.batch_size, step * self.batch_size)
+        epochs = {draw_number // pool_size for draw_number in draw_numbers}
+        orders = {epoch: _random(seed, "epoch", epoch).sample(range(pool_size), pool_size) for epoch in epochs}
+        return [orders[draw_number // pool_size][draw_number % pool_size] for draw_number in draw_numbers]
 
 
 def demonstrate(
@@ -95,7 +95,7 @@ def demonstrate(
     """
     for task, actions in demonstrations:
         trajectory = perform(environment, task, _demonstrator(chat, actions), len(actions))
-        tokens = [t for turn in trajectory.turns for t in (*turn.prompt_tokens, *turn.action_tokens)]
+        tokens = [token for turn in trajectory.turns for token in (*turn.prompt_tokens, *turn.action_tokens)]
         mask = [
             is_action
             for turn in trajectory.turns
@@ -119,12 +119,12 @@ def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Tra
 
 
 def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
-    turns = itertools.count()
+    turn_numbers = itertools.count()
 
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        number = next(turns)
-        prompt = chat.extend(messages, True) if number else chat.open(messages, episode.tools())
-        action = dataclasses.replace(actions[number], text=chat.write(actions[number].calls))
+        turn_number = next(turn_numbers)
+        prompt = chat.extend(messages, True) if turn_number else chat.open(messages, episode.tools())
+        action = dataclasses.replace(actions[turn_number], text=chat.write(actions[turn_number].calls))
         return Turn(action, prompt_tokens=prompt, action_tokens=chat.encode_action(action))
 
     return act
@@ -151,15 +151,15 @@ def train(
     checks: list[Score] = []
     demonstration_ids: set[int] = set()
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
-    for number in range(1, schedule.steps + 1):
-        indices = schedule.draw(seed, number, len(demonstrations))
+    for batch_number in range(1, schedule.steps + 1):
+        indices = schedule.draw(seed, batch_number, len(demonstrations))
         demonstration_ids.update(indices)
         batch = pack_sequences([shortest_first[index] for index in indices], learner.shape)
         state, metrics = learner.update(state, StepBatches([batch]))
         advance()
-        if number % schedule.check_every == 0 or number == schedule.steps:
-            engine.load(learner.weights(state, number))
-            checks.append({"step": number, "loss": metrics["loss"], "success": check(number)})
+        if batch_number % schedule.check_every == 0 or batch_number == schedule.steps:
+            engine.load(learner.weights(state, batch_number))
+            checks.append({"step": batch_number, "loss": metrics["loss"], "success": check(batch_number)})
             engine.rest()
             on_check(checks[-1])
             _LOG.info("warm start: %s", checks[-1])
@@ -168,8 +168,8 @@ def train(
     return state, checks, len(demonstration_ids)
 
 
-def _random(seed: int, *place: int | str) -> random.Random:
-    return random.Random(repr(("warm start", seed, *place)))
+def _random(seed: int, *purpose: int | str) -> random.Random:
+    return random.Random(repr(("warm start", seed, *purpose)))
 
 
 def obtain(
@@ -187,26 +187,26 @@ def obtain(
     folder = cache() / "warm-start" / content_hash(key)
     if (folder / "warm_start.json").exists():
         return folder, False
-    part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        part.mkdir(parents=True, exist_ok=True)
+        partial_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"cannot write the cache {part.parent}: {error}. Set COJAX_CACHE to a writable folder."
+            f"cannot write the cache {partial_folder.parent}: {error}. Set COJAX_CACHE to a writable folder."
         ) from error
     try:
-        params, facts = make()
-        save_model(part, config, params, tokenizer)
-        write_json(part / "warm_start.json", {"key": key, **facts})
-        sync_folder(part)
+        params, record = make()
+        save_model(partial_folder, config, params, tokenizer)
+        write_json(partial_folder / "warm_start.json", {"key": key, **record})
+        sync_folder(partial_folder)
         try:
-            part.rename(folder)
+            partial_folder.rename(folder)
         except OSError:
             # Another run made the folder of the same key first.
             if not (folder / "warm_start.json").exists():
                 raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     return folder, True
 
 
@@ -222,11 +222,11 @@ def read_record(folder: Path) -> dict[str, Any]:
 def describe(folder: Path) -> str:
     """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
     record = read_record(folder)
-    last = record["checks"][-1]
+    score = record["checks"][-1]
     note = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
     return (
-        f"{record['demonstrations']} demonstrations{note}, {last['step']} batches, loss {last['loss']:.3f}, "
-        f"dev success {100 * last['success']:.1f} %"
+        f"{record['demonstrations']} demonstrations{note}, {score['step']} batches, loss {score['loss']:.3f}, "
+        f"dev success {100 * score['success']:.1f} %"
     )
 
 

@@ -29,8 +29,8 @@ DOES_NOT_FIT = 3
 def prepare_environment() -> None:
     """Lets compilers start without their hardware. Call this before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    for name, value in targets.TABLES["environment"].items():
-        os.environ.setdefault(name, value)
+    for variable, value in targets.TABLES["environment"].items():
+        os.environ.setdefault(variable, value)
     # Autotuning runs kernels on the card.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
@@ -61,8 +61,8 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(report))
     else:
         CONSOLE.print(programs.table(report))
-        for line in programs.advice(report):
-            CONSOLE.print(line)
+        for advice_line in programs.advice(report):
+            CONSOLE.print(advice_line)
     sys.exit(0 if report["fits"] else DOES_NOT_FIT)
 
 

@@ -11,13 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVE_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
 _ASSIGNMENT = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
 _CALL = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+\w*|c64|c128)\[([\d,]*)\]")
-_BITS = {"pred": 8, "c64": 64, "c128": 128}
+_BITS_BY_DTYPE = {"pred": 8, "c64": 64, "c128": 128}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +60,15 @@ class Program:
 def parse(text: str) -> Program:
     """Parses the text of `jax.stages.Compiled.as_text`. Raises ValueError for a text without an entry."""
     computations: dict[str, list[Instruction]] = {}
-    entry, lines = "", list[Instruction]()
+    entry, instructions = "", list[Instruction]()
     header, _, _ = text.partition("\n")
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
-            lines = computations.setdefault(match[2], [])
+            instructions = computations.setdefault(match[2], [])
             entry = match[2] if match[1] else entry
         elif assignment := _ASSIGNMENT.match(line):
-            shape, rest = _split_shape(line[assignment.end() :])
-            lines.append(Instruction(assignment[1], shape, rest.partition("(")[0].strip(), line))
+            shape, after_shape = _split_shape(line[assignment.end() :])
+            instructions.append(Instruction(assignment[1], shape, after_shape.partition("(")[0].strip(), line))
     if not entry:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     return Program(computations, entry, len(re.findall(r"(?:may|must)-alias", header)))
@@ -82,7 +82,7 @@ def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[C
     by_channel: dict[str, Collective] = {}
     for name, instruction, runs, loops in _walk_program(program, rounds):
         kind = instruction.opcode.removesuffix("-start")
-        if kind not in KINDS:
+        if kind not in COLLECTIVE_KINDS:
             continue
         # The compiler may write a reduce-scatter as an all-reduce of which each device keeps its part.
         is_scatter = kind == "all-reduce" and name.startswith("all-reduce-scatter")
@@ -104,20 +104,20 @@ def kernels(program: Program) -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for instruction in program.instructions():
-        target = re.search(r'custom_call_target="([^"]*)"', instruction.line)
+        call_target = re.search(r'custom_call_target="([^"]*)"', instruction.line)
         if instruction.opcode == "dot" and "ragged_dot" in instruction.line:
             counts["ragged_dot_as_dense"] += 1
-        elif target and target[1] == "tpu_custom_call":
+        elif call_target and call_target[1] == "tpu_custom_call":
             counts[re.sub(r"[.\d]+$", "", instruction.name)] += 1
-        elif target and "triton" in target[1]:
-            name = re.search(r'\bname = "([^"]*)"', instruction.line)
-            counts[name[1] if name else "triton"] += 1
+        elif call_target and "triton" in call_target[1]:
+            triton_name = re.search(r'\bname = "([^"]*)"', instruction.line)
+            counts[triton_name[1] if triton_name else "triton"] += 1
     return dict(sorted(counts.items()))
 
 
 def arrays(program: Program) -> set[tuple[int, ...]]:
     """The axes of every array that the program makes."""
-    return {axes for instruction in program.instructions() for _, axes in _arrays(instruction.shape)}
+    return {axes for instruction in program.instructions() for _, axes in _sized_arrays(instruction.shape)}
 
 
 def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
@@ -128,11 +128,11 @@ def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str
             yield name, instruction, runs, loops
             if instruction.opcode == "while":
                 body = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
-                trips, inner = _fixed_rounds(program, instruction), open_loops
-                if trips is None:
-                    trips, inner = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
+                loop_rounds, inner_open = _fixed_rounds(program, instruction), open_loops
+                if loop_rounds is None:
+                    loop_rounds, inner_open = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
                 if body:
-                    yield from walk(body[1], runs * trips, loops + 1, inner)
+                    yield from walk(body[1], runs * loop_rounds, loops + 1, inner_open)
                 continue
             for callee in _callees(instruction.line):
                 yield from walk(callee, runs, loops, open_loops)
@@ -143,8 +143,8 @@ def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str
 @functools.lru_cache(maxsize=4096)
 def _callees(line: str) -> tuple[str, ...]:
     branches = _BRANCHES.search(line)
-    names = re.findall(r"[\w.\-]+", branches[1]) if branches else []
-    return (*_CALL.findall(line), *names)
+    branch_names = re.findall(r"[\w.\-]+", branches[1]) if branches else []
+    return (*_CALL.findall(line), *branch_names)
 
 
 def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
@@ -152,13 +152,13 @@ def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
     if note := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
         return int(note[1])
     condition = re.search(r"\bcondition=%?([\w.\-]+)", loop.line)
-    lines = program.computations.get(condition[1], ()) if condition else ()
-    comparisons = [op for op in lines if op.opcode == "compare" and "direction=LT" in op.line]
-    constants = {op.name: op.line for op in lines if op.opcode == "constant"}
-    for op in comparisons:
-        for operand in re.findall(r"%([\w.\-]+)", op.line.partition("compare(")[2].partition(")")[0]):
-            if operand in constants and (number := re.search(r"constant\((\d+)\)", constants[operand])):
-                return int(number[1])
+    instructions = program.computations.get(condition[1], ()) if condition else ()
+    comparisons = [op for op in instructions if op.opcode == "compare" and "direction=LT" in op.line]
+    constants = {op.name: op.line for op in instructions if op.opcode == "constant"}
+    for comparison in comparisons:
+        for operand in re.findall(r"%([\w.\-]+)", comparison.line.partition("compare(")[2].partition(")")[0]):
+            if operand in constants and (constant := re.search(r"constant\((\d+)\)", constants[operand])):
+                return int(constant[1])
     return None
 
 
@@ -168,42 +168,42 @@ def _ring_bytes(kind: str, instruction: Instruction, devices: int) -> int:
     all-gather and all-to-all: the result · (n − 1)/n. reduce-scatter: the result · (n − 1). all-reduce: twice the
     result · (n − 1)/n. collective-permute: the result.
     """
-    size, group = sum(size for size, _ in _result(instruction)), _group(instruction.line, devices)
+    result_bytes, group_size = sum(size for size, _ in _result(instruction)), _group_size(instruction.line, devices)
     if kind == "collective-permute":
-        return size
-    share = size * (group - 1) // group
-    return {"all-reduce": 2 * share, "reduce-scatter": size * (group - 1)}.get(kind, share)
+        return result_bytes
+    ring_share = result_bytes * (group_size - 1) // group_size
+    return {"all-reduce": 2 * ring_share, "reduce-scatter": result_bytes * (group_size - 1)}.get(kind, ring_share)
 
 
 def _result(instruction: Instruction) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays of a collective's result. A start operation lists its operands before the result."""
     shape = instruction.shape
     if instruction.opcode.endswith("-start") and shape.startswith("(") and not instruction.opcode.startswith("all-red"):
-        operands, rest = _split_shape(shape[1:-1])
+        operands, after_operands = _split_shape(shape[1:-1])
         if not operands.startswith("("):
             operands = operands.rstrip(",")
-        shape = _split_shape(rest.lstrip(", "))[0]
-    return _arrays(shape)
+        shape = _split_shape(after_operands.lstrip(", "))[0]
+    return _sized_arrays(shape)
 
 
-def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
+def _sized_arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays in the text of a shape."""
     sized_arrays = []
     for dtype, sizes in _ARRAY.findall(shape):
         axes = tuple(int(size) for size in sizes.split(",") if size)
-        bits = _BITS.get(dtype) or int(re.findall(r"\d+", dtype)[0])
+        bits = _BITS_BY_DTYPE.get(dtype) or int(re.findall(r"\d+", dtype)[0])
         sized_arrays.append((math.prod(axes) * bits // 8, axes))
     return sized_arrays
 
 
-def _group(line: str, devices: int) -> int:
+def _group_size(line: str, devices: int) -> int:
     """The number of devices in each group of a collective; the text writes groups in one of three ways."""
     if grid := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(grid[1])
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
-        return math.prod(int(part) if part else sizes[name] for name, part in parts)
+        axis_parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(axis_part) if axis_part else sizes[name] for name, axis_part in axis_parts)
     match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     return len(match[1].split(",")) if match else devices
 
@@ -211,8 +211,8 @@ def _group(line: str, devices: int) -> int:
 def _split_shape(text: str) -> tuple[str, str]:
     """Splits a text after the shape at its beginning. A tuple of shapes is in parentheses."""
     depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter in " ," and not depth:
-            return text[:at], text[at:]
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if character in " ," and not depth:
+            return text[:position], text[position:]
     return text, ""

@@ -39,10 +39,10 @@ from cojax.run.processes import check_rows
 from cojax.settings.base import put, settings
 
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
-_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_LARGEST_SHARE = 0.92
+_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_LARGEST_MEMORY_SHARE = 0.92
 _SHORTEST_ROW = 1024
-_RANK = 16
+_LORA_RANK = 16
 Settings = dict[str, Any]
 # A configuration → its learner, and the outline of its first state.
 MakeLearner = Callable[[ConfigDict], tuple[Learner, TrainState]]
@@ -61,16 +61,14 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     check_rows(config, mesh)
     check_divides(model, mesh)
     learner, outline = make_outline(config, model, mesh)
-    results = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
-    if not results["fits"]:
+    figures = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
+    if not figures["fits"]:
         devices = list(mesh.devices.flat)
-        results["suggestion"] = suggestion(
-            config,
-            results,
-            target.chip,
+        figures["suggestion"] = suggestion(
+            config, figures, target.chip,
             lambda variant: make_outline(variant, shape(variant), make_mesh(**settings(variant.mesh), devices=devices)),
-        )
-    return {**_describe(learner, target, mesh), **results}
+        )  # fmt: skip
+    return {**_describe(learner, target, mesh), **figures}
 
 
 def shape(config: ConfigDict) -> ModelConfig:
@@ -112,20 +110,20 @@ def _describe(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def suggestion(config: ConfigDict, results: Mapping[str, Any], chip: Chip, make: MakeLearner) -> dict[str, Any]:
+def suggestion(config: ConfigDict, figures: Mapping[str, Any], chip: Chip, make_variant: MakeLearner) -> dict[str, Any]:
     """The first change with which the learner is estimated to fit, or the fewest changes, applied in order.
 
     Arguments are exact. Of the temporaries the gradients are exact, and all others are taken to be proportional to the
     tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
     if no change is estimated to fit.
     """
-    before = make(config)
-    single = list(changes(config, before[0], chip))
-    together = list(itertools.accumulate(single, operator.or_))[1:]
-    for change in (*single, *together):
-        share = float(change.get(_SHARE, 0.0))
+    base = make_variant(config)
+    single_changes = list(changes(config, base[0], chip))
+    joint_changes = list(itertools.accumulate(single_changes, operator.or_))[1:]
+    for change in (*single_changes, *joint_changes):
+        share = float(change.get(_MEMORY_SHARE, 0.0))
         limit = int(chip.memory * share) if share else chip.limit
-        if (peak := estimated_peak(config, results, before, change, make)) <= limit:
+        if (peak := estimated_peak(config, figures, base, change, make_variant)) <= limit:
             return {"settings": change, "bytes_peak_estimated": peak, "bytes_limit": limit}
     return {"settings": {}}
 
@@ -133,48 +131,48 @@ def suggestion(config: ConfigDict, results: Mapping[str, Any], chip: Chip, make:
 def changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settings]:
     """Yields changes that make an update smaller: first those that change no result, then lower precision, then
     shorter rows, and last adapters."""
-    if chip.platform == "cuda" and chip.limit < int(chip.memory * _LARGEST_SHARE):
-        yield {_SHARE: _LARGEST_SHARE}
+    if chip.platform == "cuda" and chip.limit < int(chip.memory * _LARGEST_MEMORY_SHARE):
+        yield {_MEMORY_SHARE: _LARGEST_MEMORY_SHARE}
     if learner.remat != "layers":
         yield {"learner.remat": "layers"}
-    if learner.micro_rows > (shards := learner.placement.row_shards):
-        yield {"learner.micro_rows": shards}
+    if learner.micro_rows > (row_shards := learner.placement.row_shards):
+        yield {"learner.micro_rows": row_shards}
     if config.mesh.data > 1:
         yield {"mesh.data": 1, "mesh.fsdp": config.mesh.data * config.mesh.fsdp}
-    full = learner.lora is None
-    if full and not config.optimizer.moments_dtype and learner.config.param_dtype == "float32":
+    trains_all = learner.lora is None
+    if trains_all and not config.optimizer.moments_dtype and learner.config.param_dtype == "float32":
         yield {"optimizer.moments_dtype": "bfloat16"}
-    if full and learner.config.param_dtype == "float32":
+    if trains_all and learner.config.param_dtype == "float32":
         yield {"model.param_dtype": "bfloat16"}
     if learner.config.dtype == "float32":
         yield {"model.dtype": "bfloat16"}
-    length = learner.row_length // 2
-    while length >= _SHORTEST_ROW:
-        yield {"learner.row_length": length, "engine.max_length": min(length, config.engine.max_length)}
-        length //= 2
-    if full:
-        yield {"learner.lora.rank": _RANK}
+    row_length = learner.row_length // 2
+    while row_length >= _SHORTEST_ROW:
+        yield {"learner.row_length": row_length, "engine.max_length": min(row_length, config.engine.max_length)}
+        row_length //= 2
+    if trains_all:
+        yield {"learner.lora.rank": _LORA_RANK}
 
 
 def estimated_peak(
     config: ConfigDict,
-    results: Mapping[str, Any],
-    before: tuple[Learner, TrainState],
+    figures: Mapping[str, Any],
+    base: tuple[Learner, TrainState],
     change: Mapping[str, Any],
-    make: MakeLearner,
+    make_variant: MakeLearner,
 ) -> int:
     """Estimates a device's peak bytes with these settings, from the report without them."""
     variant = config.copy_and_resolve_references()
     with variant.unlocked(), variant.ignore_type():
-        for name, value in change.items():
-            if name != _SHARE:
-                put(variant, name, value)
-    after = make(variant)
-    update = results["programs"]["update"]
-    tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (before, after)]
-    gradients = [device_bytes(state.params) for _, state in (before, after)]
+        for setting_name, value in change.items():
+            if setting_name != _MEMORY_SHARE:
+                put(variant, setting_name, value)
+    changed = make_variant(variant)
+    update = figures["programs"]["update"]
+    tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, changed)]
+    gradients = [device_bytes(state.params) for _, state in (base, changed)]
     activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
-    state_bytes = methods.agents(config) * device_bytes(after[1]) + device_bytes(after[0].reference)
+    state_bytes = methods.agents(config) * device_bytes(changed[1]) + device_bytes(changed[0].reference)
     return state_bytes + gradients[1] + activations * tokens[1] // tokens[0]
 
 
@@ -191,36 +189,37 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the compiler's figure, and the
     program's collectives are missing.
     """
-    full, pairs = full_batches(learner, sizes)
+    step_batch, pairs = full_batches(learner, sizes)
     frozen = None if learner.lora is None else learner.reference
     # The arguments of each program; all else that a step holds stays in memory beside them.
-    inputs = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
-    inputs["pairs"] = inputs["old"]
+    arguments_of = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
+    arguments_of["pairs"] = arguments_of["old"]
     resident = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
-    batches = [learner.placement.abstract(arrays, learner.micro_rows) for arrays in (full, pairs) if arrays is not None]
-    batch = device_bytes(batches)
-    count = len(learner.placement.devices)
+    batches = [learner.placement.abstract(x, learner.micro_rows) for x in (step_batch, pairs) if x is not None]
+    batch_bytes = device_bytes(batches)
+    device_count = len(learner.placement.devices)
     programs = {}
     with lowered_for(learner.placement.devices[0]):
-        lowerings = {name: lower() for name, lower in learner.programs(state, full, pairs).items()}
+        lowerings = {name: lower() for name, lower in learner.programs(state, step_batch, pairs).items()}
     for name, lowering in lowerings.items():
-        size = device_bytes(inputs[name])
-        programs[name] = {**_compile(lowering, learner, full, count, size + batch), "bytes_beside": resident - size}
-    peak = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
+        argument_bytes = device_bytes(arguments_of[name])
+        program_report = _compile(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
+        programs[name] = {**program_report, "bytes_beside": resident - argument_bytes}
+    peak_bytes = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
     totals = _sum_collectives(programs, learner)
-    arguments = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
-    flops = step_flops(learner, full, pairs)
+    held_bytes = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
+    flops = step_flops(learner, step_batch, pairs)
     bounds = {
-        "compute": flops / (count * chip.flops),
-        "memory": learner.updates_per_batch * arguments / chip.bandwidth,
-        "interconnect": sum(kind["bytes"] for kind in totals.values()) / chip.interconnect,
+        "compute": flops / (device_count * chip.flops),
+        "memory": learner.updates_per_batch * held_bytes / chip.bandwidth,
+        "interconnect": sum(collective_kind["bytes"] for collective_kind in totals.values()) / chip.interconnect,
     }
     return {
-        "fits": not refusals and peak <= chip.limit,
-        "bytes_argument": arguments,
+        "fits": not refusals and peak_bytes <= chip.limit,
+        "bytes_argument": held_bytes,
         "bytes_temporary": max(program["bytes_temporary"] for program in programs.values()),
-        "bytes_peak": peak,
+        "bytes_peak": peak_bytes,
         "bytes_limit": chip.limit,
         "collectives": totals,
         "kernels": families(kernel for program in programs.values() for kernel in program["kernels"]),
@@ -234,7 +233,7 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     }
 
 
-def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = None) -> int:
+def step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | None = None) -> int:
     """Operations of a step on full rows, each one text: three forwards for each update, and the forwards of `prepare`.
 
     What the backward pass recomputes does not count.
@@ -246,7 +245,7 @@ def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = No
 
     update_passes, prepare_passes = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
     pair_flops = 0 if pairs is None else forward(pairs) * (update_passes + 1)
-    return forward(full) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
+    return forward(step_batch) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
 
 
 def device_bytes(tree: Any) -> int:
@@ -255,85 +254,85 @@ def device_bytes(tree: Any) -> int:
 
 
 def _compile(
-    lowering: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
+    lowering: jax.stages.Lowered, learner: Learner, step_batch: TrainBatch, device_count: int, argument_bytes: int
 ) -> dict[str, Any]:
     """Compiles and measures one program; if the compiler refuses it for lack of memory, gives its sizes alone.
 
-    `arguments` are the bytes that its arguments take of each device.
+    `argument_bytes` are those that its arguments take of each device.
     """
-    began, cpu_began = time.perf_counter(), time.process_time()
+    start, cpu_start = time.perf_counter(), time.process_time()
     try:
         executable = lowering.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         executable, message = None, str(error)
-    times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu_began}
+    durations = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
     if executable is None:
-        sizes = refusal(message, arguments)
-        return {**sizes, **times, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
+        memory_sizes = refusal(message, argument_bytes)
+        return {**memory_sizes, **durations, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
     analysis = executable.memory_analysis()
     assert analysis is not None
     program = program_text.parse(executable.as_text() or "")
-    rows, length = full.tokens.shape
+    rows, length = step_batch.tokens.shape
     rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
-    crossing = program_text.collectives(program, devices, rounds)
-    sizes = {
+    collectives = program_text.collectives(program, device_count, rounds)
+    memory_sizes = {
         "bytes_argument": analysis.argument_size_in_bytes,
         "bytes_temporary": analysis.temp_size_in_bytes,
         "bytes_result": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         "bytes_code": analysis.generated_code_size_in_bytes,
     }
     return {
-        **sizes,
+        **memory_sizes,
         # The compiler's own figure for the peak is defined differently for TPUs.
-        "bytes_peak": sum(sizes.values()),
+        "bytes_peak": sum(memory_sizes.values()),
         "refused": False,
-        **times,
-        "collectives": by_kind(crossing),
+        **durations,
+        "collectives": by_kind(collectives),
         "kernels": program_text.kernels(program),
         "donated": sum(argument.donated for argument in jax.tree.leaves(lowering.args_info)),
         "reused": program.alias_count,
-        "vocabulary_in_chunks": len(vocabulary_moves(crossing, learner)),
+        "vocabulary_in_chunks": len(vocabulary_moves(collectives, learner)),
         "logits_arrays": len(logits_arrays(program, learner, length)),
     }
 
 
-def refusal(message: str, arguments: int) -> dict[str, int]:
+def refusal(message: str, argument_bytes: int) -> dict[str, int]:
     """The sizes of a program that the compiler for TPUs refuses, from its message; without one, those of its arguments.
 
     What the message calls temporaries includes the arguments.
     """
     match = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
-    total = int(float(match[1]) * _UNITS[match[2]]) if match else arguments
+    needed_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else argument_bytes
     return {
-        "bytes_argument": arguments,
-        "bytes_temporary": max(0, total - arguments),
+        "bytes_argument": argument_bytes,
+        "bytes_temporary": max(0, needed_bytes - argument_bytes),
         "bytes_result": 0,
         "bytes_code": 0,
-        "bytes_peak": max(total, arguments),
+        "bytes_peak": max(needed_bytes, argument_bytes),
     }
 
 
-def families(names: Iterable[str]) -> list[str]:
+def families(kernels: Iterable[str]) -> list[str]:
     """The families of these kernels, each once; a kernel of no family appears under its own name."""
-    labels = {next((family for start, family in _FAMILIES.items() if name.startswith(start)), name) for name in names}
+    labels = {next((family for stem, family in _FAMILIES.items() if name.startswith(stem)), name) for name in kernels}
     return sorted(labels)
 
 
-def by_kind(crossing: Sequence[Collective]) -> dict[str, dict[str, int]]:
+def by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
     """Kind → the number of collectives that run, and the bytes that each device sends in them."""
-    kinds = defaultdict[str, Counter[str]](Counter)
-    for collective in crossing:
-        kinds[collective.kind].update(count=collective.runs, bytes=collective.runs * collective.bytes)
-    return {kind: dict(figures) for kind, figures in sorted(kinds.items())}
+    sums_by_kind = defaultdict[str, Counter[str]](Counter)
+    for collective in collectives:
+        sums_by_kind[collective.kind].update(count=collective.runs, bytes=collective.runs * collective.bytes)
+    return {kind: dict(figures) for kind, figures in sorted(sums_by_kind.items())}
 
 
-def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[Collective]:
+def vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> list[Collective]:
     """Collectives of the scoring matrix or its gradient within an inner loop of a micro-batch, which repeats them."""
     vocabulary, width = _vocabulary_and_width(learner)
     return [
-        collective for collective in crossing
+        collective for collective in collectives
         if collective.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in collective.arrays)
     ]  # fmt: skip
 
@@ -364,58 +363,58 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
 
 def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
     """Adds up the collectives of a step: those of each update, and those of `prepare` once for each batch."""
-    total = defaultdict[str, Counter[str]](Counter)
+    sums_by_kind = defaultdict[str, Counter[str]](Counter)
     for name, program in programs.items():
-        times = learner.updates_per_batch if name == "update" else learner.objective.splits
+        call_count = learner.updates_per_batch if name == "update" else learner.objective.splits
         for kind, figures in program["collectives"].items():
-            total[kind].update({key: times * value for key, value in figures.items()})
-    return {kind: dict(figures) for kind, figures in sorted(total.items())}
+            sums_by_kind[kind].update({figure_name: call_count * value for figure_name, value in figures.items()})
+    return {kind: dict(figures) for kind, figures in sorted(sums_by_kind.items())}
 
 
-def table(results: Mapping[str, Any]) -> Table:
+def table(figures: Mapping[str, Any]) -> Table:
     """The report as a table with a row for each figure; bytes are those of one device."""
-    title = f"{results['target']}: {results['devices']} × {results['chip']}"
+    title = f"{figures['target']}: {figures['devices']} × {figures['chip']}"
     grid = Table(title=title, title_justify="left", show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column()
-    mesh = " × ".join(f"{name} {size}" for name, size in results["mesh"].items()) or "one device"
+    mesh = " × ".join(f"{name} {size}" for name, size in figures["mesh"].items()) or "one device"
     grid.add_row("mesh", mesh)
-    grid.add_row("learner", f"{results['method']}, {results['loss']}, remat {results['remat']}")
-    grid.add_row("micro-batch", f"{results['micro_rows']} rows of {results['row_length']:,} tokens")
-    grid.add_row("fits", "yes" if results["fits"] else "no")
+    grid.add_row("learner", f"{figures['method']}, {figures['loss']}, remat {figures['remat']}")
+    grid.add_row("micro-batch", f"{figures['micro_rows']} rows of {figures['row_length']:,} tokens")
+    grid.add_row("fits", "yes" if figures["fits"] else "no")
     for name in ("argument", "temporary", "peak", "limit"):
-        grid.add_row(name, f"{results[f'bytes_{name}'] / GIB:.2f} GiB")
-    for kind, figures in results["collectives"].items():
-        grid.add_row(kind, f"{figures['count']:,} a step, {figures['bytes'] / GIB:,.1f} GiB sent by each device")
-    grid.add_row("kernels", ", ".join(results["kernels"]) or "none")
-    for name, program in results["programs"].items():
+        grid.add_row(name, f"{figures[f'bytes_{name}'] / GIB:.2f} GiB")
+    for kind, sums in figures["collectives"].items():
+        grid.add_row(kind, f"{sums['count']:,} a step, {sums['bytes'] / GIB:,.1f} GiB sent by each device")
+    grid.add_row("kernels", ", ".join(figures["kernels"]) or "none")
+    for name, program in figures["programs"].items():
         grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
-    grid.add_row("operations", f"{results['flops'] / 1e15:,.2f} PFLOP a step")
-    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in results["bounds"].items())
-    grid.add_row("at least", f"{results['bound_seconds']:.2f} s a step ({bounds})")
+    grid.add_row("operations", f"{figures['flops'] / 1e15:,.2f} PFLOP a step")
+    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures["bounds"].items())
+    grid.add_row("at least", f"{figures['bound_seconds']:.2f} s a step ({bounds})")
     return grid
 
 
-def in_one_line(results: Mapping[str, Any]) -> str:
+def in_one_line(figures: Mapping[str, Any]) -> str:
     """The report in one line, for a preflight."""
-    traffic = sum(kind["bytes"] for kind in results["collectives"].values()) / GIB
+    traffic = sum(sums["bytes"] for sums in figures["collectives"].values()) / GIB
     return (
-        f"{results['bytes_peak'] / GIB:.1f} of {results['bytes_limit'] / GIB:.1f} GiB a device, each sends "
-        f"{traffic:,.0f} GiB a step, kernels: {', '.join(results['kernels']) or 'none'}; a step takes at least "
-        f"{results['bound_seconds']:.2g} s"
+        f"{figures['bytes_peak'] / GIB:.1f} of {figures['bytes_limit'] / GIB:.1f} GiB a device, each sends "
+        f"{traffic:,.0f} GiB a step, kernels: {', '.join(figures['kernels']) or 'none'}; a step takes at least "
+        f"{figures['bound_seconds']:.2g} s"
     )
 
 
-def advice(results: Mapping[str, Any]) -> Iterator[str]:
+def advice(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yields what to change if the programs do not fit."""
-    if results["fits"]:
+    if figures["fits"]:
         return
-    settings = results["suggestion"]["settings"]
+    settings = figures["suggestion"]["settings"]
     if not settings:
         yield "it does not fit, and no setting is estimated to make it fit; take more devices"
         return
     flags = [name_and_value(name, value) for name, value in settings.items()]
-    peak = results["suggestion"]["bytes_peak_estimated"] / GIB
+    peak = figures["suggestion"]["bytes_peak_estimated"] / GIB
     yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
 
 
@@ -438,8 +437,8 @@ def layer_weights(config: ModelConfig) -> int:
     attention = 2 * width * config.head_dim * heads
     feed_forward = 3 * width * config.intermediate_size
     if config.sparse:
-        experts = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
-        feed_forward = width * config.num_experts + experts
+        expert_weights = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
+        feed_forward = width * config.num_experts + expert_weights
     return config.num_hidden_layers * (attention + feed_forward)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 # The variable for the share of a card's memory that JAX takes, and JAX's default.
-_SHARE, _SHARE_OF_CARD = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
+_SHARE, _DEFAULT_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Chip:
         """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
         if self.platform == "tpu":
             return self.memory
-        share = os.environ.get(_SHARE, "") or str(_SHARE_OF_CARD)
+        share = os.environ.get(_SHARE, "") or str(_DEFAULT_SHARE)
         try:
             return int(self.memory * float(share))
         except ValueError:
@@ -87,21 +87,21 @@ def devices(target: Target) -> "Sequence[jax.Device]":
 
     chip, card_options = target.chip, {}
     if chip.description:
-        text = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
-        card_options = {"topology": target.topology, "target_config": text}
+        description = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
+        card_options = {"topology": target.topology, "target_config": description}
     try:
         with _silent():
             return topologies.get_topology_desc(target.topology, chip.platform, **card_options).devices
     except (RuntimeError, NotImplementedError) as error:
-        missing = _missing(error, target.chip.platform)
-        if missing is None:
+        missing_package = _missing_compiler(error, target.chip.platform)
+        if missing_package is None:
             raise
         from cojax.warm_start import cache
 
-        path = cache() / "compilers/bin/python"
-        hint = f"{path} has it" if path.exists() else "make compilers installs it into a virtual environment of its own"
+        exe = cache() / "compilers/bin/python"
+        advice = f"{exe} has it" if exe.exists() else "make compilers installs it into a virtual environment of its own"
         raise ModuleNotFoundError(
-            f"target {target.name} needs {missing}, which is not installed here; {hint}, and pip install "
+            f"target {target.name} needs {missing_package}, which is not installed here; {advice}, and pip install "
             "'cojax[compilers]' into this one"
         ) from error
 
@@ -115,24 +115,24 @@ def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-    kind = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
-    return use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))
+    abstract_device = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract_device))
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Silences compilers that complain on standard error about missing hardware."""
-    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
+    stderr, null_device = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, 2)
     try:
         yield
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
-        os.close(null)
+        os.close(null_device)
 
 
-def _missing(error: Exception, platform: str) -> str | None:
+def _missing_compiler(error: Exception, platform: str) -> str | None:
     """The compiler's package that the error reports as missing; None for another error."""
     message = str(error)
     if platform == "tpu" and "TPU support not installed" in message:

@@ -28,17 +28,18 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     """Writes the model of a GGUF file to `folder`, in float32, and returns its shape.
 
     It takes the memory of one tensor. Raises FileExistsError for a folder that is not empty, ValueError for a file that
-    cannot be converted, OSError with the fix when the disk refuses; then nothing is written.
+    cannot be converted, OSError, with what to do about it, if the files cannot be written; then nothing
+    is written.
     """
     refuse_full(folder)
     file = read_gguf(path)
     config = shape_of(file)
     tokenizer = tokenizer_of(file, config.vocab_size, config.max_position_embeddings)
-    with new_folder(folder) as part:
-        write_arrays(part, config, arrays_of(file, config))
-        save_tokenizer(part, tokenizer)
-    if marks := tool_marks(file):
-        listing = " and ".join(f"{number} is {mark}" for number, mark in marks.items())
+    with new_folder(folder) as partial_folder:
+        write_arrays(partial_folder, config, arrays_of(file, config))
+        save_tokenizer(partial_folder, tokenizer)
+    if mark_by_token := tool_marks(file):
+        listing = " and ".join(f"{token_id} is {mark}" for token_id, mark in mark_by_token.items())
         CONSOLE.print(f"calls of tools take fewer tokens: spare token {listing}")
     return config
 
@@ -56,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         return 1
-    size = sum(path.stat().st_size for path in options.out.iterdir())
+    total_bytes = sum(path.stat().st_size for path in options.out.iterdir())
     CONSOLE.print(
         f"{options.source} is in {options.out}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
-        f"{config.vocab_size:,} tokens ({size / 2**20:.1f} MiB)"
+        f"{config.vocab_size:,} tokens ({total_bytes / 2**20:.1f} MiB)"
     )
     return 0

@@ -18,7 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
 # Advice for a model whose file cannot be converted.
-INSTEAD = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
+ADVICE = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
 _LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
 _LONGEST_NAME = 200  # characters of a key or of a tensor's name
 _LARGEST_RANK = 4  # axes of a tensor in this format
@@ -58,9 +58,9 @@ class GgufFile:
             content = file.read(array.size)
         if len(content) != array.size:
             raise ValueError(f"{self.path} ended within {name}; it was changed while it was read")
-        rows = np.frombuffer(content, np.uint8).reshape(*array.shape[:-1], -1)
+        stored_rows = np.frombuffer(content, np.uint8).reshape(*array.shape[:-1], -1)
         with np.errstate(all="ignore"):
-            values = dequantize(rows, array.kind).astype(np.float32, copy=False)
+            values = dequantize(stored_rows, array.kind).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise ValueError(f"{name} in {self.path} holds numbers that are not finite; the file is damaged")
         return values
@@ -75,42 +75,42 @@ def read_gguf(path: Path) -> GgufFile:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file; expected a GGUF file")
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = _Header(file, path, size)
-        if header.take(min(4, size)) != b"GGUF":
+        file_size = os.fstat(file.fileno()).st_size
+        header = _Header(file, path, file_size)
+        if header.take(min(4, file_size)) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
         version = header.number("<I")
         if version not in (2, 3):
             raise ValueError(f"{path} is GGUF version {version}, or big-endian; expected version 2 or 3, little-endian")
-        tensors, entries = header.number("<Q"), header.number("<Q")
+        tensor_count, entry_count = header.number("<Q"), header.number("<Q")
         metadata: dict[str, Any] = {}
-        for _ in range(entries):
+        for _ in range(entry_count):
             key = header.name()
             if key in metadata:
                 raise header.damage(f"{key} appears twice")
             metadata[key] = header.value()
-        claims = [_claim(header) for _ in range(tensors)]
+        entries = [_read_entry(header) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise header.damage(f"general.alignment is {alignment!r:.80}, expected a power of 2")
-        origin = -(-header.position // alignment) * alignment
-    if (parts := metadata.get("split.count", 1)) not in (0, 1):
+        data_start = -(-header.position // alignment) * alignment
+    if (file_count := metadata.get("split.count", 1)) not in (0, 1):
         raise ValueError(
-            f"{path} is one of {parts!r:.80} files of a model; merge them into one by llama.cpp's "
+            f"{path} is one of {file_count!r:.80} files of a model; merge them into one by llama.cpp's "
             "`llama-gguf-split --merge FIRST OUT`"
         )
     arrays: dict[str, StoredArray] = {}
-    for claim in claims:
-        if claim.name in arrays:
-            raise header.damage(f"tensor {claim.name} appears twice")
-        arrays[claim.name] = array = dataclasses.replace(claim, start=origin + claim.start)
-        if array.start + array.size > size:
+    for entry in entries:
+        if entry.name in arrays:
+            raise header.damage(f"tensor {entry.name} appears twice")
+        arrays[entry.name] = array = dataclasses.replace(entry, start=data_start + entry.start)
+        if array.start + array.size > file_size:
             raise ValueError(
-                f"{path} is truncated: it has {size} bytes, and {claim.name} ends at byte "
+                f"{path} is truncated: it has {file_size} bytes, and {entry.name} ends at byte "
                 f"{array.start + array.size}; copy or download it again"
             )
-    if (total := sum(array.size for array in arrays.values())) > size:
-        raise header.damage(f"its tensors take {total} bytes in a file of {size}")
+    if (total_bytes := sum(array.size for array in arrays.values())) > file_size:
+        raise header.damage(f"its tensors take {total_bytes} bytes in a file of {file_size}")
     return GgufFile(path, metadata, arrays)
 
 
@@ -124,19 +124,19 @@ class _Header:
     def damage(self, fault: str) -> ValueError:
         return ValueError(f"{self._path} has a damaged header: {fault}; copy or download it again")
 
-    def take(self, count: int) -> bytes:
-        if self.position + count > self._size:
+    def take(self, byte_count: int) -> bytes:
+        if self.position + byte_count > self._size:
             raise ValueError(
                 f"{self._path} is truncated or damaged: it has {self._size} bytes, but its header continues; "
                 "copy or download it again"
             )
-        if self.position + count > _LARGEST_HEADER:
+        if self.position + byte_count > _LARGEST_HEADER:
             raise self.damage(f"it is larger than {_LARGEST_HEADER} bytes")
-        self.position += count
-        return self._file.read(count)
+        self.position += byte_count
+        return self._file.read(byte_count)
 
-    def number(self, code: str) -> int:
-        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+    def number(self, format_code: str) -> int:
+        return struct.unpack(format_code, self.take(struct.calcsize(format_code)))[0]
 
     def text(self) -> str:
         content = self.take(self.number("<Q"))
@@ -175,30 +175,30 @@ class _Header:
         return np.frombuffer(self.take(count * _SCALARS[kind].itemsize), _SCALARS[kind]).tolist()
 
 
-def _claim(header: _Header) -> StoredArray:
+def _read_entry(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
     name, rank = header.name(), header.number("<I")
     if not 1 <= rank <= _LARGEST_RANK:
         raise header.damage(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
     shape = tuple(reversed([header.number("<Q") for _ in range(rank)]))
-    code, start = header.number("<I"), header.number("<Q")
-    kind = _readable(code)
+    type_code, start = header.number("<I"), header.number("<Q")
+    kind = _readable_type(type_code)
     if kind is None:
         raise ValueError(
-            f"tensor {name} has quantisation {code}, which the package gguf cannot read; "
+            f"tensor {name} has quantisation {type_code}, which the package gguf cannot read; "
             "take a file with another quantisation, such as Q8_0 or F16"
         )
-    block, width = GGML_QUANT_SIZES[kind]
-    if not all(shape) or shape[-1] % block:
-        raise header.damage(f"{name} has shape {shape}, expected rows of whole blocks of {block}")
-    return StoredArray(name, kind, shape, start, math.prod(shape) // block * width)
+    block_length, block_bytes = GGML_QUANT_SIZES[kind]
+    if not all(shape) or shape[-1] % block_length:
+        raise header.damage(f"{name} has shape {shape}, expected rows of whole blocks of {block_length}")
+    return StoredArray(name, kind, shape, start, math.prod(shape) // block_length * block_bytes)
 
 
 @functools.cache
-def _readable(code: int) -> GGMLQuantizationType | None:
+def _readable_type(type_code: int) -> GGMLQuantizationType | None:
     """The type with that number, or None if the package cannot dequantise it; the package has no list of these."""
     try:
-        kind = GGMLQuantizationType(code)
+        kind = GGMLQuantizationType(type_code)
         dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
     except (ValueError, KeyError, NotImplementedError):
         return None

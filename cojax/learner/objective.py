@@ -238,11 +238,9 @@ def objective(
             f"loss {loss.name!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
         )
     return Objective(
-        loss,
-        _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
-        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings),
-        splits,
-    )
+        loss, _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
+        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings), splits,
+    )  # fmt: skip
 
 
 def _bind_settings(kind: str, name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
