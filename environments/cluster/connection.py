@@ -21,14 +21,14 @@ from .host import Host
 
 _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 # Seconds for the cluster to accept a connection.
-_REACHED = 5.0
+_REACH_S = 5.0
 # Seconds to join it, and how often that is tried.
-_JOINED, _ATTEMPTS = 120.0, 3
+_JOIN_S, _ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
-_CALLS = 10_000
+_MOST_CALLS = 10_000
 # A process has one connection, and keeps it to its end.
-_current = ""
-_connecting = threading.Lock()
+_address = ""
+_connect_lock = threading.Lock()
 
 
 def check(address: str) -> None:
@@ -47,37 +47,37 @@ def check(address: str) -> None:
 
 def connect(address: str) -> "RayCluster":
     """The cluster at that address. Raises ValueError if it cannot be reached or used."""
-    global _current
+    global _address
     check(address)
-    with _connecting:
+    with _connect_lock:
         import ray
 
-        if ray.is_initialized() and _current != address:
+        if ray.is_initialized() and _address != address:
             raise ValueError(
-                f"environment.cluster is {address!r}, but this process uses {_current or 'another cluster'} already"
+                f"environment.cluster is {address!r}, but this process uses {_address or 'another cluster'} already"
             )
         if not ray.is_initialized():
             _reach(address)
             logging.getLogger("ray").setLevel(logging.ERROR)
-            with _same_handler():
+            with _keep_handler():
                 _join(ray, address)
-            _current = address
+            _address = address
     return RayCluster(ray)
 
 
 def _join(ray: Any, address: str) -> None:
-    """Connects within _JOINED seconds: Ray itself tries for minutes where something else listens."""
+    """Connects within _JOIN_S seconds: Ray itself tries for minutes where something else listens."""
     # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
-    tries = tenacity.Retrying(
+    retry = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(ConnectionError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         reraise=True,
     )
-    options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
-    future = on_thread("cluster-join", lambda: tries(ray.init, **options))
-    if not concurrent.futures.wait([future], _JOINED).done:
+    init_options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
+    future = on_thread("cluster-join", lambda: retry(ray.init, **init_options))
+    if not concurrent.futures.wait([future], _JOIN_S).done:
         reason = (
-            f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's "
+            f"it did not take a connection within {_JOIN_S:g} s; ray://HOST:PORT takes the port of the cluster's "
             "client server (10001 by default), HOST:PORT that of its head (6379)"
         )
     elif error := future.exception():
@@ -93,20 +93,20 @@ class RayCluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         # An actor takes no processor from Ray's books: its node has only it, and its children come and go.
-        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_CALLS)(Host)
+        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_MOST_CALLS)(Host)
 
     def places(self) -> dict[str, str]:
         """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""
         nodes: list[Mapping[str, Any]] = self._ray.nodes()
-        usable = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-        addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable)
-        return {id: f"node {address} ({id[:8]})" for id, address in addresses}
+        usable_nodes = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable_nodes)
+        return {node_id: f"node {address} ({node_id[:8]})" for node_id, address in addresses}
 
-    def actor(self, id: str) -> Any:
+    def actor(self, node_id: str) -> Any:
         """A new actor on that node, and on no other."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(id, soft=False)).remote()
+        return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)).remote()
 
     def send(self, method: Any, *arguments: Any) -> concurrent.futures.Future[Any]:
         """Calls a method of an actor."""
@@ -128,7 +128,7 @@ def _reach(address: str) -> None:
     if match is None or match["host"] is None:
         return
     try:
-        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _REACHED).close()
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _REACH_S).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"environment.cluster is {address!r}, but nothing answers there ({error}); start the cluster, or correct "
@@ -137,11 +137,11 @@ def _reach(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _same_handler() -> Iterator[None]:
+def _keep_handler() -> Iterator[None]:
     """Restores this process's handler of SIGTERM, which Ray replaces by its own."""
-    before = signal.getsignal(signal.SIGTERM)
+    old_handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, old_handler)

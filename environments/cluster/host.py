@@ -41,16 +41,16 @@ from ..worker.venv import ROOT
 from ..worker.wire import Malformed, Scan, read
 
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
-_OF_THE_POLICY = ("step", "evaluate")
+_POLICY_CALLS = ("step", "evaluate")
 # The calls of one episode that wait for its thread; None ends it.
-_Calls = queue.SimpleQueue[tuple[dict[str, Any], concurrent.futures.Future[bytes]] | None]
+_CallQueue = queue.SimpleQueue[tuple[dict[str, Any], concurrent.futures.Future[bytes]] | None]
 
 
 class Host:
     """One environment and its episodes, by the numbers that the trainer gives them. What crosses are bytes."""
 
     def __init__(self) -> None:
-        self._episodes: dict[int, _Calls] = {}
+        self._episodes: dict[int, _CallQueue] = {}
         self._current: dict[int, Progress] = {}
         self._service: Operations = {}
         self._operations: Callable[[], Operations] = dict
@@ -67,9 +67,9 @@ class Host:
         if episode not in self._episodes:
             if episode and request["op"] != "reset":
                 return encode_failure(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
-            calls = self._episodes[episode] = queue.SimpleQueue()
+            call_queue = self._episodes[episode] = queue.SimpleQueue()
             operations = self._operations() if episode else self._service
-            threading.Thread(target=self._serve, args=(calls, operations), name="episode", daemon=True).start()
+            threading.Thread(target=self._serve, args=(call_queue, operations), name="episode", daemon=True).start()
         # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
         self._current[request["id"]] = Progress(since=running())
         future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
@@ -79,38 +79,38 @@ class Host:
     async def beat(self) -> bytes:
         """Says that the node lives, and how much time each call under way has counted."""
         now = running()
-        seconds = {str(number): max(0.0, now - progress.since) for number, progress in list(self._current.items())}
-        return wire.encode({"counted": seconds, "process": os.getpid()})
+        counted_s = {str(call_id): max(0.0, now - progress.since) for call_id, progress in list(self._current.items())}
+        return wire.encode({"counted": counted_s, "process": os.getpid()})
 
     async def end(self, episode: int) -> None:
         """Closes an episode once its current call is over."""
-        if calls := self._episodes.pop(episode, None):
-            calls.put(None)
+        if call_queue := self._episodes.pop(episode, None):
+            call_queue.put(None)
 
     def _make(self, order: bytes) -> bytes:
         try:
             details = wire.decode(order)
-            if (own_code := code_of(details["name"])) != details["code"]:
+            if (own_hash := code_of(details["name"])) != details["code"]:
                 raise RuntimeError(
-                    f"its code ({own_code[:12]}, in {ROOT}) is not the trainer's ({details['code'][:12]}); install the "
+                    f"its code ({own_hash[:12]}, in {ROOT}) is not the trainer's ({details['code'][:12]}); install the "
                     "same commit there"
                 )
             environment = worlds.load_plain(details["name"], details["settings"])
             self._service = environment_operations(environment)
             self._operations = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
-            extras = {
+            extra_facts = {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),
             }
-            return wire.encode({"described": describe(environment) | extras})
+            return wire.encode({"described": describe(environment) | extra_facts})
         except (Exception, SystemExit) as error:
             return wire.encode(wire.explain(wire.START, f"{type(error).__name__}: {error}"))
 
-    def _serve(self, calls: _Calls, operations: Operations) -> None:
+    def _serve(self, call_queue: _CallQueue, operations: Operations) -> None:
         """Makes the calls of one episode one after another, and then closes it."""
-        while (item := calls.get()) is not None:
-            request, future = item
+        while (entry := call_queue.get()) is not None:
+            request, future = entry
             try:
                 future.set_result(self._answer(request, operations))
             except BaseException as error:
@@ -119,24 +119,24 @@ class Host:
             operations["close"]()
 
     def _answer(self, request: dict[str, Any], operations: Operations) -> bytes:
-        number, episode, op = request["id"], request["episode"], request["op"]
+        call_id, episode, op = request["id"], request["episode"], request["op"]
         # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
         # trainer.
-        progress = self._current[number] = Progress(since=running())
-        playing = PLAYING.set(progress)
-        failure = self._failure if episode and op in _OF_THE_POLICY else EnvironmentFailure
+        progress = self._current[call_id] = Progress(since=running())
+        token = PLAYING.set(progress)
+        failure = self._failure if episode and op in _POLICY_CALLS else EnvironmentFailure
 
-        def run() -> bytes:
+        def make_call() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
-            return encode_answer(number, episode, value, _count(progress))
+            return encode_answer(call_id, episode, value, _count(progress))
 
         try:
-            return ask(run, failure=failure)
+            return ask(make_call, failure=failure)
         except EnvironmentFailure as error:
-            return encode_failure(number, error, _count(progress))
+            return encode_failure(call_id, error, _count(progress))
         finally:
-            PLAYING.reset(playing)
-            self._current.pop(number, None)
+            PLAYING.reset(token)
+            self._current.pop(call_id, None)
 
 
 def code_of(name: str) -> str:
@@ -152,11 +152,11 @@ def code_of(name: str) -> str:
     }
     if name not in worlds.available():
         module_name = worlds.full_name(name).partition(":")[0]
-        modules = [worlds.module(name), sys.modules[module_name]]
-        files |= {module.__name__: Path(str(module.__file__)) for module in modules}
+        own_modules = [worlds.module(name), sys.modules[module_name]]
+        files |= {module.__name__: Path(str(module.__file__)) for module in own_modules}
     digest = hashlib.sha256()
-    for relative, path in sorted(files.items()):
-        digest.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    for relative_path, path in sorted(files.items()):
+        digest.update(f"{relative_path}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
@@ -171,37 +171,37 @@ FAILURES: dict[str, type[EnvironmentFailure]] = {
 # The most bytes of a request.
 REQUEST = 64 * 2**20
 # The bounds of an episode's reply, in bytes and values.
-_OUTPUT, _VALUES = 32 * 2**20, 1_000_000
+_MOST_REPLY_BYTES, _MOST_REPLY_VALUES = 32 * 2**20, 1_000_000
 
 
-def encode_request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
+def encode_request(call_id: int, episode: int, op: str, arguments: list[Any]) -> bytes:
     """A call. Raises EnvironmentFailure for one that is too long."""
-    line = wire.encode({"id": number, "episode": episode, "op": op, "arguments": arguments})
+    line = wire.encode({"id": call_id, "episode": episode, "op": op, "arguments": arguments})
     if len(line) > REQUEST:
         raise EnvironmentFailure(f"{op} has {len(line):,} bytes, more than the {REQUEST:,} that can be sent to a node")
     return line
 
 
-def encode_answer(number: int, episode: int, value: Any, counted_s: float) -> bytes:
+def encode_answer(call_id: int, episode: int, value: Any, counted_s: float) -> bytes:
     """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
-    line = wire.encode({"id": number, "counted": counted_s, "value": value})
-    if len(line) > (limit := _bounds(episode)[0]):
-        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {limit:,} that a node may send")
+    line = wire.encode({"id": call_id, "counted": counted_s, "value": value})
+    if len(line) > (most_bytes := _reply_bounds(episode)[0]):
+        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most_bytes:,} that a node may send")
     return line
 
 
-def encode_failure(number: int, error: EnvironmentFailure, counted_s: float) -> bytes:
+def encode_failure(call_id: int, error: EnvironmentFailure, counted_s: float) -> bytes:
     """The reply that says why there is no value."""
-    name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
-    return wire.encode({"id": number, "counted": counted_s, **wire.explain(name, str(error))})
+    name = next(name for name, failure_type in FAILURES.items() if isinstance(error, failure_type))
+    return wire.encode({"id": call_id, "counted": counted_s, **wire.explain(name, str(error))})
 
 
-def decode_reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+def decode_reply(line: object, call_id: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
     """(seconds counted, value, failure) of a reply to that call. Raises Malformed if it is not one."""
-    message = decode(line, *_bounds(episode))
+    message = decode(line, *_reply_bounds(episode))
     counted_s = read(float, message.get("counted"))
-    if message.get("id") != number:
-        raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {number}")
+    if message.get("id") != call_id:
+        raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {call_id}")
     if message.keys() == {"id", "counted", "value"}:
         return counted_s, message["value"], None
     if message.keys() != {"id", "counted", "failure", "message"} or message["failure"] not in FAILURES:
@@ -211,15 +211,15 @@ def decode_reply(line: object, number: int, episode: int) -> tuple[float, Any, E
 
 def decode_progress(line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    counts = read(dict, decode(line, _OUTPUT, _VALUES).get("counted"))
-    return {number: read(float, seconds) for number, seconds in counts.items()}
+    counted = read(dict, decode(line, _MOST_REPLY_BYTES, _MOST_REPLY_VALUES).get("counted"))
+    return {call_id: read(float, counted_s) for call_id, counted_s in counted.items()}
 
 
-def decode(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
+def decode(line: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int = _MOST_REPLY_VALUES) -> dict[str, Any]:
     """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
-    if not isinstance(line, bytes) or len(line) > most:
-        raise Malformed(f"a reply is not text of at most {most:,} bytes")
-    scan = Scan(values)
+    if not isinstance(line, bytes) or len(line) > most_bytes:
+        raise Malformed(f"a reply is not text of at most {most_bytes:,} bytes")
+    scan = Scan(most_values)
     try:
         for start in range(0, len(line), wire.PART):
             scan.take(line[start : start + wire.PART])
@@ -228,5 +228,5 @@ def decode(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str
         raise Malformed(f"a reply cannot be read: {error}") from error
 
 
-def _bounds(episode: int) -> tuple[int, int]:
-    return (_OUTPUT, _VALUES) if episode else (wire.SERVICE_OUTPUT, wire.SERVICE_VALUES)
+def _reply_bounds(episode: int) -> tuple[int, int]:
+    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode else (wire.SERVICE_OUTPUT, wire.SERVICE_VALUES)

@@ -17,20 +17,20 @@ from .connection import RayCluster
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-# Seconds between two signs of life, between two looks for nodes that joined, and between two looks for a free node.
-_BEAT, _JOINED, _LOOK = 0.5, 5.0, 0.25
+# Seconds between heartbeats, between checks for new nodes, and between checks for a free one.
+_BEAT_PERIOD_S, _JOIN_PERIOD_S, _LOOK_PERIOD_S = 0.5, 5.0, 0.25
 # Seconds that an episode waits for a node that can take it.
-_PLACED = 120.0
+_PLACE_S = 120.0
 # Seconds for a call that concerns the whole environment.
-_SERVICE = 120.0
-# A node gets at most _STARTS actors within _WITHIN seconds.
-_STARTS, _WITHIN = 3, 60.0
+_SERVICE_TIMEOUT_S = 120.0
+# A node gets at most _MOST_STARTS actors within _WINDOW_S seconds.
+_MOST_STARTS, _WINDOW_S = 3, 60.0
 # A node that is silent for SILENCE seconds is lost; after DOUBT seconds it gets no new episode.
 SILENCE, DOUBT = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
 LONGEST = 3_600.0
 # Seconds that a node has to make the environment.
-_MADE = 180.0
+_MAKE_TIMEOUT_S = 180.0
 
 
 class Node:
@@ -46,20 +46,20 @@ class Node:
 
     def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, on_free: Callable[[], None]) -> None:
         self.cluster, self.actor, self.id, self.place, self._on_free = cluster, cluster.actor(id), id, place, on_free
-        self.making, self.until = cluster.send(self.actor.make, order), running() + _MADE
+        self.making, self.until = cluster.send(self.actor.make, order), running() + _MAKE_TIMEOUT_S
         self.loss = ""
         self.process = 0  # its process id there
         self.open: set[int] = set()
-        self._numbers, self._episodes = itertools.count(1), itertools.count(1)
+        self._call_ids, self._episode_ids = itertools.count(1), itertools.count(1)
         self._lock = threading.Lock()
         # When the node was last heard, and the time that each call under way had counted by then.
         self.last_heard, self._counted = running(), dict[str, float]()
-        self._beat: concurrent.futures.Future[Any] | None = None
+        self._beat_reply: concurrent.futures.Future[Any] | None = None
 
     def begin(self) -> int:
         """The number of a new episode, which is open until `end`."""
         with self._lock:
-            episode = next(self._episodes)
+            episode = next(self._episode_ids)
             self.open.add(episode)
             return episode
 
@@ -74,13 +74,13 @@ class Node:
                 self.cluster.send(self.actor.end, episode)
         self._on_free()
 
-    def call(self, episode: int, op: str, arguments: list[Any], deadline: float = LONGEST) -> Any:
+    def call(self, episode: int, op: str, arguments: list[Any], timeout_s: float = LONGEST) -> Any:
         """The value of one call. `episode` 0 is the environment itself."""
         if self.loss:
             raise EnvironmentFailure(self.loss)
         with self._lock:
-            number = next(self._numbers)
-        line = host.encode_request(number, episode, op, arguments)
+            call_id = next(self._call_ids)
+        line = host.encode_request(call_id, episode, op, arguments)
         try:
             future = self.cluster.send(self.actor.call, line)
         except Exception as error:
@@ -90,19 +90,19 @@ class Node:
         def read_count() -> float:
             if self.loss:
                 raise EnvironmentFailure(self.loss)
-            if (seconds := self._counted.get(str(number), 0.0)) > deadline:
-                raise EnvironmentFailure(f"{op} took longer than {deadline:g} s on {self.place}")
+            if (counted_s := self._counted.get(str(call_id), 0.0)) > timeout_s:
+                raise EnvironmentFailure(f"{op} took longer than {timeout_s:g} s on {self.place}")
             if (progress := PLAYING.get()) and progress.abandoned:  # the watch over the episode has given it up
                 raise Abandoned
-            return seconds
+            return counted_s
 
-        value, failure = await_reply(future, read_count, lambda: self._receive(future, number, episode))
+        value, failure = await_reply(future, read_count, lambda: self._receive(future, call_id, episode))
         if failure is not None:
             raise failure
         return value
 
     def _receive(
-        self, future: concurrent.futures.Future[Any], number: int, episode: int
+        self, future: concurrent.futures.Future[Any], call_id: int, episode: int
     ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
         try:
             line = future.result()
@@ -112,7 +112,7 @@ class Node:
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.loss) from error
         try:
-            counted_s, value, failure = host.decode_reply(line, number, episode)
+            counted_s, value, failure = host.decode_reply(line, call_id, episode)
             return counted_s, (value, failure)
         except Malformed as error:
             raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
@@ -122,12 +122,12 @@ class Node:
         if self.loss:
             return
         try:
-            if self._beat is not None and self._beat.done():
-                self._counted = host.decode_progress(line := self._beat.result())
+            if self._beat_reply is not None and self._beat_reply.done():
+                self._counted = host.decode_progress(line := self._beat_reply.result())
                 self.process = int(host.decode(line)["process"])
-                self.last_heard, self._beat = running(), None
-            if self._beat is None:
-                self._beat = self.cluster.send(self.actor.beat)
+                self.last_heard, self._beat_reply = running(), None
+            if self._beat_reply is None:
+                self._beat_reply = self.cluster.send(self.actor.beat)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
@@ -156,7 +156,7 @@ class Nodes:
         self.description: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []
-        self._starts: dict[str, list[float]] = {}
+        self._start_times: dict[str, list[float]] = {}
         self._change = threading.Condition()
         self._closing = threading.Event()
         # Episodes that one node plays at a time, where the environment limits them.
@@ -166,13 +166,13 @@ class Nodes:
         """Has every node make the environment. Raises EnvironmentFailure if one cannot, or there is none."""
         if not (places := self.cluster.places()):
             raise EnvironmentFailure("the Ray cluster has no node that offers processors; start one: ray start")
-        for id, place in places.items():
-            self._start(id, place)
+        for node_id, place in places.items():
+            self._start(node_id, place)
         while self._starting:
-            concurrent.futures.wait([node.making for node in self._starting], _BEAT)
-            for id, failure in self._finish_starts():
+            concurrent.futures.wait([node.making for node in self._starting], _BEAT_PERIOD_S)
+            for node_id, failure in self._finish_starts():
                 # A node that has left meanwhile no longer belongs to the cluster.
-                if id in self.cluster.places():
+                if node_id in self.cluster.places():
                     raise failure
                 _LOG.warning("%s", failure)
         if not self.live:
@@ -191,9 +191,9 @@ class Nodes:
     def service(self, op: str, *arguments: Any) -> Any:
         """A call that concerns the whole environment. If its node is lost, it is made again on another."""
         while True:
-            node = self._when_free(lambda node: node, full=True)
+            node = self._when_free(lambda node: node, or_full=True)
             try:
-                return node.call(0, op, list(arguments), _SERVICE)
+                return node.call(0, op, list(arguments), _SERVICE_TIMEOUT_S)
             except EnvironmentFailure:
                 if not node.loss:
                     node.end(0)  # a call that hangs keeps its thread; the next one gets another
@@ -209,32 +209,32 @@ class Nodes:
         for node in nodes:
             self.cluster.end(node.actor)
 
-    def _when_free(self, take: Callable[[Node], _T], full: bool = False) -> _T:
-        """The result of `take` for the node with the fewest open episodes; `full` also allows one that has all it may.
+    def _when_free(self, take: Callable[[Node], _T], or_full: bool = False) -> _T:
+        """The result of `take` for the node with the fewest open episodes; `or_full` allows one that is full.
 
         Waiting for a node does not count against an episode's deadline. Raises EnvironmentFailure if there is none for
         too long.
         """
-        began = running()
+        started_at = running()
         with self._change, waiting():
             while not self._closing.is_set():
                 now = running()
-                awake = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT]
-                free = [node for node in awake if full or self._most is None or len(node.open) < self._most]
-                if free:
-                    return take(min(free, key=lambda node: len(node.open)))
-                if now - began > _PLACED:
+                nodes = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT]
+                free_nodes = [node for node in nodes if or_full or self._most is None or len(node.open) < self._most]
+                if free_nodes:
+                    return take(min(free_nodes, key=lambda node: len(node.open)))
+                if now - started_at > _PLACE_S:
                     raise EnvironmentFailure(
-                        f"no node of the cluster was free for {self.name} within {_PLACED:g} s; {len(awake)} are there"
+                        f"no node of the cluster was free for {self.name} within {_PLACE_S:g} s; {len(nodes)} are there"
                     )
                 if (progress := PLAYING.get()) and progress.abandoned:
                     raise Abandoned
-                self._change.wait(_LOOK)
+                self._change.wait(_LOOK_PERIOD_S)
         raise EnvironmentFailure(f"the environment {self.name} was closed")
 
     def _watch(self) -> None:
         last_look = running()
-        while not self._closing.wait(_BEAT):
+        while not self._closing.wait(_BEAT_PERIOD_S):
             for node in list(self.live):
                 node.check()
             with self._change:
@@ -244,7 +244,7 @@ class Nodes:
                 _LOG.warning("%s; its episodes are played again elsewhere", node.loss)
             for _, failure in self._finish_starts():
                 _LOG.warning("%s", failure)
-            if running() - last_look > _JOINED:
+            if running() - last_look > _JOIN_PERIOD_S:
                 last_look = running()
                 self._start_missing()
 
@@ -255,21 +255,21 @@ class Nodes:
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
-        have = {node.id for node in (*self.live, *self._starting)}
-        for id, place in places.items():
-            if id not in have:
+        served_ids = {node.id for node in (*self.live, *self._starting)}
+        for node_id, place in places.items():
+            if node_id not in served_ids:
                 try:
-                    self._start(id, place)
+                    self._start(node_id, place)
                 except Exception as error:  # it is lost again, or the head is; others are watched all the same
                     _LOG.warning("%s takes no actor: %s", place, error)
 
-    def _start(self, id: str, place: str) -> None:
+    def _start(self, node_id: str, place: str) -> None:
         now = running()
-        recent = [moment for moment in self._starts.get(id, []) if now - moment < _WITHIN]
-        if len(recent) >= _STARTS:
+        recent_starts = [moment for moment in self._start_times.get(node_id, []) if now - moment < _WINDOW_S]
+        if len(recent_starts) >= _MOST_STARTS:
             return
-        self._starts[id] = [*recent, now]
-        self._starting.append(Node(self.cluster, id, place, self.order, self._notify))
+        self._start_times[node_id] = [*recent_starts, now]
+        self._starting.append(Node(self.cluster, node_id, place, self.order, self._notify))
 
     def _notify(self) -> None:
         with self._change:
@@ -279,13 +279,13 @@ class Nodes:
         """Adds the nodes that have made the environment; the ids of those that could not, with the reason."""
         failures = []
         for node in list(self._starting):
-            late = running() > node.until
-            if not node.making.done() and not late:
+            is_late = running() > node.until
+            if not node.making.done() and not is_late:
                 continue
-            self._starting = [other for other in self._starting if other is not node]
+            self._starting = [starting_node for starting_node in self._starting if starting_node is not node]
             try:
-                if late:
-                    raise EnvironmentFailure(f"it took longer than {_MADE:g} s")
+                if is_late:
+                    raise EnvironmentFailure(f"it took longer than {_MAKE_TIMEOUT_S:g} s")
                 self._check_description(node.making)
             except EnvironmentFailure as error:
                 self.cluster.end(node.actor)
@@ -309,7 +309,7 @@ class Nodes:
             raise EnvironmentFailure(" ".join(f"{type(error).__name__}: {error}".split())[:500]) from error
         if "failure" in answer:
             raise EnvironmentFailure(read(str, answer.get("message")))
-        facts = read(dict, answer.get("described"))
-        if self.description and facts | {"traits": 0} != self.description | {"traits": 0}:
+        description = read(dict, answer.get("described"))
+        if self.description and description | {"traits": 0} != self.description | {"traits": 0}:
             raise EnvironmentFailure("it describes the environment differently from the first node")
-        self.description = self.description or facts
+        self.description = self.description or description

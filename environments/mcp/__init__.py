@@ -26,25 +26,25 @@ from ..tools.toolset import Refused
 from ..worker import Bounds, IsolatedEnvironment
 from . import launch
 from .data import RECIPE, SERVERS
-from .world import NAME, Offer, Opener, Reader, calls_of, offer, read_answers
+from .world import NAME, Offer, Opener, ReadState, calls_of, offer, read_answers
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
 # Setups that `environments.check mcp` examines of each server unless it is told.
 COUNT = 6
 # An error that a server returns as a success.
-_ERRORS = r"(?i)\s*(\w+ )?error\b"
-# Deadlines of one call that a verdict may take: it opens a second server and makes the solution's calls.
-_VERDICT = 6
-# Processes and threads of an episode: servers with thread pools have dozens. Values of a state, which has no more than
-# snapshot.MOST characters.
-_PROCESSES, _VALUES = 128, 1_100_000
-# Episodes at a time: of servers of a command, and of a server at an address.
-_MANY, _ONE = 8, 1
+_ERROR_PATTERN = r"(?i)\s*(\w+ )?error\b"
+# A verdict may take this many times the deadline of one call: it opens a second server and makes the solution's calls.
+_VERDICT_CALLS = 6
+# Limits on an episode's processes and threads, of which servers with thread pools have dozens, and on the values of a
+# state, which has no more than snapshot.MAX_CHARS characters.
+_MOST_PROCESSES, _MOST_VALUES = 128, 1_100_000
+# How many episodes are played at a time, if no setting says: on servers of a command, and on a server at an address.
+_COMMAND_CONCURRENCY, _URL_CONCURRENCY = 8, 1
 # A function of the user's, as opposed to a tool or JSON.
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Calls that are tried to find one that changes the state.
-_TRIED = 24
+_MOST_TRIED = 24
 
 
 def cases(settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -66,7 +66,7 @@ def make(
     reset: str = "",
     reuse: bool = False,
     state: str = "",
-    errors: str = _ERRORS,
+    errors: str = _ERROR_PATTERN,
     ignore: str = "*.pyc,*.log,*-journal,*-wal,*-shm",
     affordances: str = "",
     lookups: str = "",
@@ -90,32 +90,32 @@ def make(
         setups, affordances = setups or entry.setups, affordances or entry.affordances
         variables = f"{entry.variables} {variables}"
     examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
-    starts = Path(folders).expanduser().absolute() if folders else None
-    all_setups = _setups(setups, starts)
-    limits = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
-    source = function("affordances", affordances) if affordances else None
-    parallel = concurrency or (_ONE if url else _MANY)
+    starts_folder = Path(folders).expanduser().absolute() if folders else None
+    all_setups = _read_setups(setups, starts_folder)
+    bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MOST_PROCESSES, values=_MOST_VALUES)
+    propose_calls = function("affordances", affordances) if affordances else None
+    slots = concurrency or (_URL_CONCURRENCY if url else _COMMAND_CONCURRENCY)
     if url:
-        worker = launch.make_unconfined(url, headers, errors, limits)
+        worker = launch.make_unconfined(url, headers, errors, bounds)
     else:
-        worker = launch.make_confined(command, starts, variables, visible, errors, ignore, limits)
+        worker = launch.make_confined(command, starts_folder, variables, visible, errors, ignore, bounds)
     try:
         server_offer = offer(worker, all_setups[0])
-        opener = _opener(worker, server_offer, all_setups, url, reset, state, parallel)
-        resets = opener.reset.name if opener.reset else ""
+        opener = _make_opener(worker, server_offer, all_setups, url, reset, state, slots)
+        reset_name = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in server_offer.documents if tool["function"]["name"] != resets],
+            tools=[tool for tool in server_offer.documents if tool["function"]["name"] != reset_name],
             open=opener,
             setups=all_setups,
-            affordances=source,
+            affordances=propose_calls,
             lookups=lookups.split(",") if lookups else server_offer.lookups or None,
             instructions=instructions or server_offer.instructions,
-            traits=Traits(concurrency=parallel, deadline=_VERDICT * deadline, worded_alike=True, reuses=reuse),
+            traits=Traits(concurrency=slots, deadline=_VERDICT_CALLS * deadline, worded_alike=True, reuses=reuse),
         )
         if url:
-            _prove(environment, parallel)
+            _prove_isolation(environment, slots)
     except (ValueError, EnvironmentFailure):
         worker.close()
         raise
@@ -131,12 +131,12 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
     values = {"headers": headers, **others}
-    if strange := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if values[name]]:
-        hint = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
-        raise ValueError(f"{strange[0]} is given, but {hint}; leave it out")
+    if unfit_names := [name for name in (("folders", "variables", "visible") if url else ("headers",)) if values[name]]:
+        advice = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
+        raise ValueError(f"{unfit_names[0]} is given, but {advice}; leave it out")
     if reuse and (url or not reset):
-        hint = "leave it out: it is about servers of a command" if url else "name in `reset` the tool that does that"
-        raise ValueError(f"reuse is True, but no reset leads a server of a command back to its start; {hint}")
+        advice = "leave it out: it is about servers of a command" if url else "name in `reset` the tool that does that"
+        raise ValueError(f"reuse is True, but no reset leads a server of a command back to its start; {advice}")
     if reset and not (url or reuse):
         raise ValueError(
             f"reset is {reset!r:.100}, but each episode has a server of its own; leave it out, or set reuse=True: a "
@@ -154,7 +154,7 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
         launch.variables_of(others["variables"])
 
 
-def _opener(
+def _make_opener(
     worker: IsolatedEnvironment,
     server_offer: Offer,
     setups: Sequence[Mapping[str, Any]],
@@ -171,22 +171,22 @@ def _opener(
     for setup in setups:
         calls_of("setups", setup.get("calls", ()), server_offer.names)
     if url and not (reset and state):
-        lacks = " and ".join(name for name, value in (("reset", reset), ("state", state)) if not value)
+        unset = " and ".join(name for name, setting in (("reset", reset), ("state", state)) if not setting)
         raise ValueError(
-            f"the server at {url} has no {lacks}: without both, no two episodes can be compared, so nothing is trained "
+            f"the server at {url} has no {unset}: without both, no two episodes can be compared, so nothing is trained "
             "on and no task is synthesized. Name the call that leads it back to its start in `reset`, and in `state` "
             f"calls that show all that counts, or a function of your own. It offers {', '.join(server_offer.names)}"
         )
-    resets = calls_of("reset", reset, server_offer.names) if reset else ()
-    if len(resets) > 1:
-        raise ValueError(f"reset names {len(resets)} calls; expected one")
-    calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, server_offer.names)
-    read: Reader = function("state", state) if state and not calls else lambda folder, call: folder
+    reset_calls = calls_of("reset", reset, server_offer.names) if reset else ()
+    if len(reset_calls) > 1:
+        raise ValueError(f"reset names {len(reset_calls)} calls; expected one")
+    calls = () if not state or _FUNCTION_PATH.fullmatch(state) else calls_of("state", state, server_offer.names)
+    read: ReadState = function("state", state) if state and not calls else lambda folder, call: folder
     if calls:
         read = functools.partial(read_answers, calls)
     alone = bool(url) and concurrency == 1
-    reset_by = resets[0] if resets else None
-    opener = Opener(worker, server_offer, read, reset=reset_by, most_idle=concurrency, lasting=bool(url), alone=alone)
+    reset_call = reset_calls[0] if reset_calls else None
+    opener = Opener(worker, server_offer, read, reset=reset_call, most_idle=concurrency, lasting=bool(url), alone=alone)
     if calls:
         with contextlib.closing(opener(setups[0])) as world:
             for call in calls:
@@ -197,26 +197,26 @@ def _opener(
     return opener
 
 
-def _prove(environment: ToolEnvironment, concurrency: int) -> None:
+def _prove_isolation(environment: ToolEnvironment, concurrency: int) -> None:
     """Proves that episodes of a server at a url have their own states, if several are to be played at a time.
 
     For a server with one state, it finds the look-ups now: later, that would wait for episodes that wait for it. Raises
     ValueError, and EnvironmentFailure if the server fails.
     """
     (setup,) = environment.tasks("seed", 1)
-    with contextlib.closing(environment.start(setup)) as first, contextlib.closing(environment.start(setup)) as second:
-        ask(first.reset)
-        before = ask(first.state)
+    with contextlib.closing(environment.start(setup)) as episode, contextlib.closing(environment.start(setup)) as rival:
+        ask(episode.reset)
+        state_before = ask(episode.state)
         if concurrency == 1:
-            first.close()
+            episode.close()
             for tool in environment.tools():
                 environment.is_lookup(tool["function"]["name"])
             return
-        for action in ask(first.affordances)[:_TRIED]:
-            ask(first.step, action)
-            if (after := ask(first.state)) != before:
-                ask(second.reset)
-                if ask(first.state) != after:
+        for action in ask(episode.affordances)[:_MOST_TRIED]:
+            ask(episode.step, action)
+            if (state_after := ask(episode.state)) != state_before:
+                ask(rival.reset)
+                if ask(episode.state) != state_after:
                     raise ValueError(
                         f"concurrency is {concurrency}, but another session resets the state of the first: the server "
                         "has one state for all of them; expected concurrency=1"
@@ -224,19 +224,19 @@ def _prove(environment: ToolEnvironment, concurrency: int) -> None:
                 return
 
 
-def _setups(setting: str, starts: Path | None) -> list[Mapping[str, Any]]:
+def _read_setups(setting: str, folder: Path | None) -> list[Mapping[str, Any]]:
     """The setups of a file, or else one for each start folder, or else an empty one. Raises ValueError."""
-    names = sorted(path.name for path in starts.iterdir() if path.is_dir()) if starts and starts.is_dir() else []
-    if starts and not names:
-        raise ValueError(f"{starts} holds no folders; expected one folder for each start of an episode")
+    folder_names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder and folder.is_dir() else []
+    if folder and not folder_names:
+        raise ValueError(f"{folder} holds no folders; expected one folder for each start of an episode")
     if not setting:
-        return [{"folder": name} for name in names] or [{}]
+        return [{"folder": folder_name} for folder_name in folder_names] or [{}]
     try:
         setups = json.loads(setting if setting.lstrip().startswith("[") else Path(setting).expanduser().read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"setups is {setting!r:.200}, which cannot be read as JSON: {error}") from error
     if not (isinstance(setups, list) and setups and all(isinstance(setup, dict) for setup in setups)):
         raise ValueError(f"setups is {setting!r:.200}; expected a list of objects, each with `folder`, `calls` or both")
-    if unknown := [setup["folder"] for setup in setups if setup.get("folder") not in (None, *names)]:
-        raise ValueError(f"a setup names the folder {unknown[0]!r}; expected a folder in {starts or '`folders`'}")
+    if unknown_names := [setup["folder"] for setup in setups if setup.get("folder") not in (None, *folder_names)]:
+        raise ValueError(f"a setup names the folder {unknown_names[0]!r}; expected a folder in {folder or '`folders`'}")
     return setups

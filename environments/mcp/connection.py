@@ -26,13 +26,13 @@ from ..tools.toolset import document
 from . import resources
 
 # The longest message of a server, in bytes; the characters of its last words on stderr.
-_MESSAGE, _WORDS = 16 * 2**20, 500
+_MOST_MESSAGE_BYTES, _MOST_STDERR_CHARS = 16 * 2**20, 500
 # Seconds in which a server must accept a connection. An answer has the deadline of its call.
-_CONNECT = 30.0
+_CONNECT_TIMEOUT_S = 30.0
 # An address at which nobody answers.
-_NOBODY = "http://127.0.0.1:9/"
+_DEAD_ADDRESS = "http://127.0.0.1:9/"
 # HTTP statuses.
-_CREDENTIALS = (401, 403, 407)
+_CREDENTIAL_STATUSES = (401, 403, 407)
 
 
 class Process:
@@ -43,11 +43,11 @@ class Process:
 
     def __init__(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
         self._command, self._folder, self._variables = command, folder, variables
-        self.name, self.loss, self._words = " ".join(command), "", ""
+        self.name, self.loss, self._stderr_text = " ".join(command), "", ""
         self._tasks: list[asyncio.Task[None]] = []
 
     def last_words(self) -> str:
-        return f"its last words: {words}" if (words := self._words.strip()[-_WORDS:]) else ""
+        return f"its last words: {words}" if (words := self._stderr_text.strip()[-_MOST_STDERR_CHARS:]) else ""
 
     def refusal(self) -> str:
         return ""
@@ -56,30 +56,30 @@ class Process:
     async def streams(self) -> AsyncIterator[Any]:
         """Starts the server; its messages, and a stream for those to it. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
-            *self._command, cwd=self._folder, env=dict(self._variables), limit=_MESSAGE,
+            *self._command, cwd=self._folder, env=dict(self._variables), limit=_MOST_MESSAGE_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        into, incoming = anyio.create_memory_object_stream[Any](0)
-        outgoing, out = anyio.create_memory_object_stream[SessionMessage](0)
-        works = (self._read(process, into), self._write(process, out), self._listen(process))
-        self._tasks += map(asyncio.get_running_loop().create_task, works)
-        yield incoming, outgoing
+        sink, messages = anyio.create_memory_object_stream[Any](0)
+        source, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+        coroutines = (self._read(process, sink), self._write(process, outbox), self._listen(process))
+        self._tasks += map(asyncio.get_running_loop().create_task, coroutines)
+        yield messages, source
 
-    async def _read(self, process: asyncio.subprocess.Process, into: Any) -> None:
+    async def _read(self, process: asyncio.subprocess.Process, sink: Any) -> None:
         """Passes the server's messages on. It skips any other output."""
         stdout: Any = process.stdout
-        async with into:
+        async with sink:
             try:
                 while line := await stdout.readline():
                     with contextlib.suppress(ValueError):
-                        await into.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
+                        await sink.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
                 self.loss = "the server has ended"
             except ValueError:
-                self.loss = f"the server has sent a message of more than {_MESSAGE} bytes"
+                self.loss = f"the server has sent a message of more than {_MOST_MESSAGE_BYTES} bytes"
 
-    async def _write(self, process: asyncio.subprocess.Process, out: Any) -> None:
+    async def _write(self, process: asyncio.subprocess.Process, outbox: Any) -> None:
         stdin: Any = process.stdin
-        async for message in out:
+        async for message in outbox:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             # The reader notices a server that has ended.
             with contextlib.suppress(OSError):
@@ -89,8 +89,8 @@ class Process:
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         """Keeps the end of what the server writes to stderr."""
         stderr: Any = process.stderr
-        while part := await stderr.read(65_536):
-            self._words = (self._words + part.decode(errors="replace"))[-4 * _WORDS :]
+        while chunk := await stderr.read(65_536):
+            self._stderr_text = (self._stderr_text + chunk.decode(errors="replace"))[-4 * _MOST_STDERR_CHARS :]
 
 
 class Address:
@@ -109,18 +109,18 @@ class Address:
         return self.refusal()
 
     def refusal(self) -> str:
-        if self._status in _CREDENTIALS:
+        if self._status in _CREDENTIAL_STATUSES:
             return f"HTTP status {self._status}: it asks for credentials; name their variables in `headers`"
         return f"HTTP status {self._status}" if self._status else ""
 
     @contextlib.asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
         """Opens a session; its messages, and a stream for those to the server."""
-        timeout = httpx2.Timeout(_CONNECT, read=None)
+        timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=None)
         hooks = {"response": [self._note]}
         async with (
             httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout, event_hooks=hooks) as client,
-            streamable_http_client(self._url, http_client=client, max_sse_event_size=_MESSAGE) as streams,
+            streamable_http_client(self._url, http_client=client, max_sse_event_size=_MOST_MESSAGE_BYTES) as streams,
         ):
             yield streams
 
@@ -138,14 +138,14 @@ async def rehearse() -> None:
         return 1
 
     server.add_tool(count)
-    async with httpx2.AsyncClient() as web, Client(server, mode="legacy") as client:
+    async with httpx2.AsyncClient() as http_client, Client(server, mode="legacy") as client:
         await client.call_tool("count", {})
         with contextlib.suppress(httpx2.HTTPError):
-            await web.get(_NOBODY, timeout=1.0)
+            await http_client.get(_DEAD_ADDRESS, timeout=1.0)
 
 
 # The most characters of what a server says of its use.
-_INSTRUCTIONS = 4_000
+_MOST_INSTRUCTION_CHARS = 4_000
 # The SDK's message if the server has forgotten the session.
 _FORGOTTEN = "Session terminated"
 # Whatever matters in the SDK's log is also an answer.
@@ -168,7 +168,7 @@ class Connection:
         self._transport = transport
         self._loop = asyncio.new_event_loop()
         self._client: Any = None
-        self._serving: asyncio.Task[None] | None = None
+        self._session_task: asyncio.Task[None] | None = None
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.reads: tuple[str, ...] = ()
         self.has_resources, self.instructions = False, ""
@@ -202,12 +202,12 @@ class Connection:
             return False
         return tuple(map(_document, tools)) == self.tools
 
-    def _reply(self, work: Coroutine[Any, Any, Reply | str]) -> Reply:
+    def _reply(self, coroutine: Coroutine[Any, Any, Reply | str]) -> Reply:
         if self._transport.loss:
-            work.close()
+            coroutine.close()
             raise EOFError(self._transport.loss)
         try:
-            result = self._loop.run_until_complete(work)
+            result = self._loop.run_until_complete(coroutine)
             return (result, True) if isinstance(result, str) else result
         except (MCPError, RuntimeError, ValueError) as error:
             is_closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
@@ -228,12 +228,12 @@ class Connection:
 
     async def _open(self) -> None:
         ready: asyncio.Future[Any] = self._loop.create_future()
-        self._serving = self._loop.create_task(self._serve(ready))
+        self._session_task = self._loop.create_task(self._serve(ready))
         self._client = client = await ready
         tools = await resources.pages(client.list_tools, "tools")
         self.tools = tuple(map(_document, tools))
         self.reads = tuple(tool.name for tool in tools if tool.annotations and tool.annotations.read_only_hint)
-        self.instructions = (client.instructions or "")[:_INSTRUCTIONS]
+        self.instructions = (client.instructions or "")[:_MOST_INSTRUCTION_CHARS]
         if client.server_capabilities.resources is not None:
             with contextlib.suppress(MCPError, ValueError):
                 self.has_resources = any((await resources.list_all(client)).values())

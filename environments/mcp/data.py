@@ -80,26 +80,26 @@ def database(folder: Path, number: int) -> None:
         shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, city TEXT, amount INTEGER)")
         shop.executemany(
             "INSERT INTO stock VALUES (?, ?, ?)",
-            [(row + 1, fruit, rng.randint(5, 90)) for row, fruit in enumerate(fruits)],
+            [(row_index + 1, fruit, rng.randint(5, 90)) for row_index, fruit in enumerate(fruits)],
         )
         shop.executemany(
             "INSERT INTO orders VALUES (?, ?, ?, ?)",
-            [(row + 1, rng.choice(fruits), rng.choice(_CITIES), rng.randint(1, 9)) for row in range(3)],
+            [(row_index + 1, rng.choice(fruits), rng.choice(_CITIES), rng.randint(1, 9)) for row_index in range(3)],
         )
 
 
 def repository(folder: Path, number: int) -> None:
     """A git repository of two commits and two branches, with changes that are not staged."""
     rng = random.Random(f"repository {number}")
-    one, two, three = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
+    first_file, second_file, third_file = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
     _git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
-    for file in (one, two):
-        (folder / file).write_text(f"{rng.choice(_CITIES)}\n")
-        _git(folder, "add", file)
-        _git(folder, "commit", "--quiet", f"--message=Add {file}")
+    for file_name in (first_file, second_file):
+        (folder / file_name).write_text(f"{rng.choice(_CITIES)}\n")
+        _git(folder, "add", file_name)
+        _git(folder, "commit", "--quiet", f"--message=Add {file_name}")
     _git(folder, "branch", rng.choice(_CITIES).lower())
-    for file in (one, three):
-        (folder / file).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
+    for file_name in (first_file, third_file):
+        (folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 
 def notes(folder: Path, number: int) -> None:
@@ -110,42 +110,42 @@ def notes(folder: Path, number: int) -> None:
 
 
 def _git(folder: Path, *arguments: str) -> None:
-    own = dict(word.split("=", 1) for word in shlex.split(SERVERS["git"].variables))
-    subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **own}, check=True, capture_output=True)
+    variables = dict(word.split("=", 1) for word in shlex.split(SERVERS["git"].variables))
+    subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **variables}, check=True, capture_output=True)
 
 
-def _server(name: str, module: str, requirements: list[str], **row: Any) -> Server:
+def _make_server(name: str, module: str, requirements: list[str], **fields: Any) -> Server:
     recipe = Recipe(tuple(requirements), proof=f"import {module}", pythons=RECIPE.pythons)
-    if "affordances" in row:
-        row["affordances"] = f"{__package__}.{row['affordances']}"
-    return Server(name, recipe, fill={"sqlite": database, "git": repository, "filesystem": notes}[name], **row)
+    if "affordances" in fields:
+        fields["affordances"] = f"{__package__}.{fields['affordances']}"
+    return Server(name, recipe, fill={"sqlite": database, "git": repository, "filesystem": notes}[name], **fields)
 
 
-_TABLE = Path(__file__).with_name("servers.toml").read_text(encoding="utf-8")
-SERVERS = {name: _server(name, **row) for name, row in tomllib.loads(_TABLE).items()}
+_TABLE_TEXT = Path(__file__).with_name("servers.toml").read_text(encoding="utf-8")
+SERVERS = {name: _make_server(name, **fields) for name, fields in tomllib.loads(_TABLE_TEXT).items()}
 
 ALL, NONE = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of your own.
 ROOTS = (ALL, *SERVERS, NONE)
 
 
-def provide(root: str, python: str, say: Callable[[str], None]) -> None:
+def provide(choice: str, python: str, say: Callable[[str], None]) -> None:
     """Installs the servers that `root` names. Raises InstallError."""
-    for server in SERVERS.values() if root == ALL else [SERVERS[root]] if root in SERVERS else []:
+    for server in SERVERS.values() if choice == ALL else [SERVERS[choice]] if choice in SERVERS else []:
         install(server.home, server.recipe, None, say)
-        _fill(server)
+        _make_start_folders(server)
 
 
-def _fill(server: Server) -> None:
+def _make_start_folders(server: Server) -> None:
     """Makes the start folders anew: a folder is complete once it has its name."""
-    part = server.folder.with_name(f"{server.folder.name}.part")
-    for folder in (part, server.folder):
+    part_folder = server.folder.with_name(f"{server.folder.name}.part")
+    for folder in (part_folder, server.folder):
         shutil.rmtree(folder, ignore_errors=True)
     try:
         for number in range(STARTS):
-            start = part / start_name(number)
-            start.mkdir(parents=True)
-            server.fill(start, number)
-        part.rename(server.folder)
+            start_folder = part_folder / start_name(number)
+            start_folder.mkdir(parents=True)
+            server.fill(start_folder, number)
+        part_folder.rename(server.folder)
     except (OSError, subprocess.SubprocessError) as error:
         raise InstallError(f"the start folders of {server.name!r} cannot be made: {error}") from error

@@ -17,7 +17,7 @@ from .connection import Address, Connection, Process, rehearse
 from .snapshot import snapshot
 
 # The most characters of an answer.
-_ANSWER = 200_000
+_MOST_ANSWER_CHARS = 200_000
 
 
 def make(
@@ -31,21 +31,21 @@ def make(
     """A source of episodes, and of nothing else: tasks, wording and verdicts are made outside of the worker."""
     if address:
         asyncio.run(rehearse())
-    pattern = re.compile(errors) if errors else None
+    error_pattern = re.compile(errors) if errors else None
 
     def start(task: Task) -> PlainEpisode:
-        world = Path(tempfile.gettempdir()).absolute() / "world"
+        world_folder = Path(tempfile.gettempdir()).absolute() / "world"
         if address:
-            return _episode(Address(**address), world, None, pattern, ignore)
-        words = [word.replace("{folder}", str(world)) for word in command]
-        transport = Process(words, world, _variables(words[0], world.with_name("home"), variables))
-        name = task.setup.get("folder")
-        return _episode(transport, world, Path(folders) / name if name else None, pattern, ignore)
+            return _make_episode(Address(**address), world_folder, None, error_pattern, ignore)
+        argv = [word.replace("{folder}", str(world_folder)) for word in command]
+        transport = Process(argv, world_folder, _variables(argv[0], world_folder.with_name("home"), variables))
+        folder = task.setup.get("folder")
+        return _make_episode(transport, world_folder, Path(folders) / folder if folder else None, error_pattern, ignore)
 
     return Episodes("mcp", start)
 
 
-def _episode(
+def _make_episode(
     transport: Process | Address, world: Path, start: Path | None, errors: re.Pattern[str] | None, ignore: Sequence[str]
 ) -> PlainEpisode:
     """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address.
@@ -69,13 +69,13 @@ def _episode(
         """Makes the action's one call. `done` means that the server has ended."""
         (call,) = action.calls
         try:
-            text, ok = server.call(call.name, call.arguments)
-        except EOFError as end:
-            return Observation((Message("tool", str(end)),), ok=False, done=True)
-        is_error = errors is not None and errors.match(text[:1_000])
-        excess = len(text) - _ANSWER
-        text = text if excess <= 0 else f"{text[:_ANSWER]}\n[{excess} characters cut]"
-        return Observation((Message("tool", text),), ok=ok and not is_error)
+            reply_text, is_success = server.call(call.name, call.arguments)
+        except EOFError as loss:
+            return Observation((Message("tool", str(loss)),), ok=False, done=True)
+        is_error = errors is not None and errors.match(reply_text[:1_000])
+        excess = len(reply_text) - _MOST_ANSWER_CHARS
+        reply_text = reply_text if excess <= 0 else f"{reply_text[:_MOST_ANSWER_CHARS]}\n[{excess} characters cut]"
+        return Observation((Message("tool", reply_text),), ok=is_success and not is_error)
 
     def state() -> Mapping[str, Any]:
         """The folder as JSON, or the fact that it has become too large."""
@@ -94,8 +94,8 @@ def _episode(
     )
 
 
-def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:
+def _variables(program_path: str, home_folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """All of a server's environment. It takes nothing from this process's, which may hold a user's credentials."""
-    path = os.pathsep.join((os.path.dirname(program), "/usr/local/bin", "/usr/bin", "/bin"))
-    folders = {"PATH": path, "HOME": str(home), "TMPDIR": str(home)}
-    return {**folders, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", **own}
+    search_path = os.pathsep.join((os.path.dirname(program_path), "/usr/local/bin", "/usr/bin", "/bin"))
+    folder_variables = {"PATH": search_path, "HOME": str(home_folder), "TMPDIR": str(home_folder)}
+    return {**folder_variables, "LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", **variables}

@@ -13,12 +13,12 @@ from ..worker.venv import interpreter
 from .data import RECIPE
 from .world import NAME
 
-_NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MODULE = f"{__package__}.inside"
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORKER_MODULE = f"{__package__}.inside"
 
 
 def make_confined(
-    command: str, folders: Path | None, variables: str, visible: str, errors: str, ignore: str, limits: Bounds
+    command: str, folders: Path | None, variables: str, visible: str, errors: str, ignore: str, bounds: Bounds
 ) -> IsolatedEnvironment:
     """The worker of servers that a command starts, which see no files but those that it names.
 
@@ -27,9 +27,9 @@ def make_confined(
     words = words_of(command)
     paths = dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
     return isolate(
-        _MODULE,
+        _WORKER_MODULE,
         python=interpreter(NAME, RECIPE),
-        bounds=limits,
+        bounds=bounds,
         visible=tuple(paths),
         runs_policy_code=True,  # some servers do, and nobody knows which
         command=words,
@@ -40,11 +40,11 @@ def make_confined(
     )
 
 
-def make_unconfined(url: str, headers: str, errors: str, limits: Bounds) -> IsolatedEnvironment:
+def make_unconfined(url: str, headers: str, errors: str, bounds: Bounds) -> IsolatedEnvironment:
     """The worker of sessions with the server at `url`. Raises as `make_confined`."""
     address = {"name": url, "url": address_of(url), "headers": headers_of(headers)}
     return isolate(
-        _MODULE, python=interpreter(NAME, RECIPE), bounds=limits, enclosed=False, address=address, errors=errors
+        _WORKER_MODULE, python=interpreter(NAME, RECIPE), bounds=bounds, enclosed=False, address=address, errors=errors
     )
 
 
@@ -69,13 +69,13 @@ def address_of(url: str) -> str:
 def headers_of(setting: str) -> Mapping[str, str]:
     """The headers of `HEADER=NAME …`, each with the value of the variable NAME. Raises ValueError."""
     headers = {}
-    for word in shlex.split(setting):
-        header, _, name = word.partition("=")
-        if not header or not _NAMED.fullmatch(name):
+    for assignment in shlex.split(setting):
+        header, _, variable_name = assignment.partition("=")
+        if not header or not _VARIABLE_NAME.fullmatch(variable_name):
             raise ValueError(f"headers holds {header!r:.100} without a variable; expected HEADER=NAME of a variable")
-        if name not in os.environ:
+        if variable_name not in os.environ:
             raise ValueError(f"headers names a variable for {header!r} which is not set here; set it")
-        headers[header] = os.environ[name]
+        headers[header] = os.environ[variable_name]
     return headers
 
 
@@ -103,7 +103,7 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
     """
     paths = [word for word in words[1:] if os.path.isabs(word) and os.path.exists(word) and word != "/"]
     folders = (os.path.dirname(word) if os.path.isfile(word) else word for word in paths)
-    return tuple(dict.fromkeys((*_of_program(words[0]), *folders)))
+    return tuple(dict.fromkeys((*_list_program_folders(words[0]), *folders)))
 
 
 def variables_of(setting: str) -> Mapping[str, str]:
@@ -112,9 +112,9 @@ def variables_of(setting: str) -> Mapping[str, str]:
     Raises ValueError for an invalid name, and for one that has no value here.
     """
     variables = {}
-    for word in shlex.split(setting):
-        name, separator, value = word.partition("=")
-        if not _NAMED.fullmatch(name):
+    for assignment in shlex.split(setting):
+        name, separator, value = assignment.partition("=")
+        if not _VARIABLE_NAME.fullmatch(name):
             raise ValueError(f"variables names {name!r}; expected NAME=VALUE, or NAME for one that is set here")
         if not separator and name not in os.environ:
             raise ValueError(f"variables names {name!r}, which is not set here; set it, or give {name}=VALUE")
@@ -122,15 +122,15 @@ def variables_of(setting: str) -> Mapping[str, str]:
     return variables
 
 
-def _of_program(program: str) -> Iterator[str]:
+def _list_program_folders(program: str) -> Iterator[str]:
     for path in dict.fromkeys((program, os.path.realpath(program))):
-        folder = Path(path).parent
-        root = folder.parent if folder.name == "bin" else folder
+        program_folder = Path(path).parent
+        root = program_folder.parent if program_folder.name == "bin" else program_folder
         if str(root) == "/":
             continue  # /bin: the system's files are visible
         yield str(root)
-        marks = root / "pyvenv.cfg"
-        if marks.is_file():
-            lines = (line.partition("=") for line in marks.read_text().splitlines())
-            homes = [value.strip() for name, _, value in lines if name.strip() == "home"]
+        config_file = root / "pyvenv.cfg"
+        if config_file.is_file():
+            lines = (line.partition("=") for line in config_file.read_text().splitlines())
+            homes = [value.strip() for key, _, value in lines if key.strip() == "home"]
             yield from (str(Path(home).parent) for home in homes if str(Path(home).parent) != "/")

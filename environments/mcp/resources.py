@@ -6,27 +6,27 @@ from typing import Any
 from ..tools.toolset import document
 
 NAMES = LIST, READ = "list_resources", "read_resource"
-_NOTHING = {"type": "object", "properties": {}}
-_URI = {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]}
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_URI_PARAMETERS = {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]}
 DOCUMENTS: tuple[Mapping[str, Any], ...] = (
-    document(LIST, "List the resources that can be read.", _NOTHING),
-    document(READ, "Read a resource.", _URI),
+    document(LIST, "List the resources that can be read.", _NO_PARAMETERS),
+    document(READ, "Read a resource.", _URI_PARAMETERS),
 )
 # Pages of a list.
-_PAGES = 100
+_MOST_PAGES = 100
 
 
 async def list_all(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
     from mcp import MCPError  # only workers have the SDK
 
-    entries = [_entry(item, uri=str(item.uri)) for item in await pages(client.list_resources, "resources")]
+    resource_entries = [_to_entry(item, uri=str(item.uri)) for item in await pages(client.list_resources, "resources")]
     try:
         templates = await pages(client.list_resource_templates, "resource_templates")
     except MCPError:
         templates = []  # a server may have resources and no list of templates
-    patterns = {"templates": [_entry(item, uri_template=item.uri_template) for item in templates]} if templates else {}
-    return {"resources": entries, **patterns}
+    extras = {"templates": [_to_entry(item, uri_template=item.uri_template) for item in templates]} if templates else {}
+    return {"resources": resource_entries, **extras}
 
 
 async def read(client: Any, uri: str) -> str:
@@ -34,12 +34,12 @@ async def read(client: Any, uri: str) -> str:
     return "\n".join(map(text_of, (await client.read_resource(uri)).contents))
 
 
-async def pages(listing: Callable[..., Awaitable[Any]], part: str) -> list[Any]:
+async def pages(fetch_page: Callable[..., Awaitable[Any]], list_name: str) -> list[Any]:
     """All entries of a list that a server gives page by page."""
     entries, cursor = [], None
-    for _ in range(_PAGES):
-        page = await listing(cursor=cursor)
-        entries += vars(page)[part]
+    for _ in range(_MOST_PAGES):
+        page = await fetch_page(cursor=cursor)
+        entries += vars(page)[list_name]
         if not (cursor := page.next_cursor):
             break
     return entries
@@ -51,5 +51,5 @@ def text_of(content: Any) -> str:
     return text if text is not None else f"[{content.mime_type or 'bytes'}]"
 
 
-def _entry(item: Any, **place: str) -> dict[str, str]:
-    return place | {"name": item.name} | ({"description": item.description} if item.description else {})
+def _to_entry(item: Any, **address: str) -> dict[str, str]:
+    return address | {"name": item.name} | ({"description": item.description} if item.description else {})

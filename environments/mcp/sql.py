@@ -9,7 +9,7 @@ from cojax.types import canonical
 from .world import ServerWorld
 
 # Rows of a table that statements are made for.
-_ROWS = 3
+_MOST_ROWS = 3
 _WORDS = ("amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel")
 
 
@@ -22,38 +22,38 @@ def offers(world: ServerWorld) -> _Calls:
     rng = random.Random(canonical(state))
     word = rng.choice(_WORDS)
     files = state.get("files", {}).values()
-    tables = [(name, table) for file in files for name, table in file.get("tables", {}).items()]
+    tables = [(table_name, table) for file in files for table_name, table in file.get("tables", {}).items()]
     yield "list_tables", {}
-    for name, table in tables:
-        yield "describe_table", {"table_name": name}
-        yield "write_query", {"query": _insert(name, table["columns"], table["rows"], word)}
-        for row in rng.sample(table["rows"], min(_ROWS, len(table["rows"]))):
-            yield from _of_row(name, table["columns"], row, rng.choice(_WORDS))
+    for table_name, table in tables:
+        yield "describe_table", {"table_name": table_name}
+        yield "write_query", {"query": _write_insert(table_name, table["columns"], table["rows"], word)}
+        for row in rng.sample(table["rows"], min(_MOST_ROWS, len(table["rows"]))):
+            yield from _propose_for_row(table_name, table["columns"], row, rng.choice(_WORDS))
     yield "append_insight", {"insight": f"{word} sells"}
     if word not in dict(tables):
         yield "create_table", {"query": f"CREATE TABLE {word} (id INTEGER PRIMARY KEY, name TEXT)"}
 
 
-def _of_row(name: str, columns: Sequence[str], row: Sequence[Any], word: str) -> _Calls:
+def _propose_for_row(table_name: str, columns: Sequence[str], row: Sequence[Any], word: str) -> _Calls:
     """Statements about one row, which its first column identifies."""
-    key, *others = zip(columns, row, strict=True)
-    where = f"WHERE {key[0]} = {_literal(key[1])}"
-    for column, value in others:
-        yield "read_query", {"query": f"SELECT {column} FROM {name} {where}"}
+    key_column, *other_columns = zip(columns, row, strict=True)
+    where = f"WHERE {key_column[0]} = {_write_literal(key_column[1])}"
+    for column, value in other_columns:
+        yield "read_query", {"query": f"SELECT {column} FROM {table_name} {where}"}
         if isinstance(value, (str, int)):
             new_value = value + 1 if isinstance(value, int) else word
-            yield "write_query", {"query": f"UPDATE {name} SET {column} = {_literal(new_value)} {where}"}
-    yield "write_query", {"query": f"DELETE FROM {name} {where}"}
+            yield "write_query", {"query": f"UPDATE {table_name} SET {column} = {_write_literal(new_value)} {where}"}
+    yield "write_query", {"query": f"DELETE FROM {table_name} {where}"}
 
 
-def _insert(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], word: str) -> str:
+def _write_insert(table_name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], word: str) -> str:
     """A statement that adds a row like the last one, with the next number and another word."""
-    last = rows[-1] if rows else [0, *itertools.repeat("", len(columns) - 1)]
-    new = [value + 1 if isinstance(value, int) else word for value in last]
-    return f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join(map(_literal, new))})"
+    last_row = rows[-1] if rows else [0, *itertools.repeat("", len(columns) - 1)]
+    new_row = [value + 1 if isinstance(value, int) else word for value in last_row]
+    return f"INSERT INTO {table_name} ({', '.join(columns)}) VALUES ({', '.join(map(_write_literal, new_row))})"
 
 
-def _literal(value: Any) -> str:
+def _write_literal(value: Any) -> str:
     if value is None:
         return "NULL"
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

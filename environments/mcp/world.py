@@ -22,25 +22,25 @@ from . import resources
 
 NAME = "mcp"
 _LOG = logging.getLogger(__name__)
-# Seconds that a world waits for the only server; the most characters of a state in a message.
-_PATIENCE, _SHOWN = 600.0, 300
+# A world waits at most _TURN_TIMEOUT_S seconds for the only server. Messages cut a state after _CUT_AT characters.
+_TURN_TIMEOUT_S, _CUT_AT = 600.0, 300
 
 Documents = tuple[Mapping[str, Any], ...]
-Caller = Callable[[str, Mapping[str, Any]], str]
-Reader = Callable[[Mapping[str, Any], Caller], Any]
+CallServer = Callable[[str, Mapping[str, Any]], str]
+ReadState = Callable[[Mapping[str, Any], CallServer], Any]
 
 
-def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call: Caller) -> Any:
+def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call_server: CallServer) -> Any:
     """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls.
 
     An answer that is refused is {"refused": why}: what a policy has done may be the reason.
     """
     answers = {}
-    for question in calls:
+    for call in calls:
         try:
-            answers[signature_of(question)] = read(call(question.name, question.arguments))
+            answers[signature_of(call)] = read(call_server(call.name, call.arguments))
         except Refused as refusal:
-            answers[signature_of(question)] = {"refused": str(refusal)}
+            answers[signature_of(call)] = {"refused": str(refusal)}
     return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 
@@ -61,18 +61,18 @@ class ServerWorld:
     """
 
     episode: ServedEpisode
-    read: Reader
+    read: ReadState
     turn: Turn
     leave: Callable[[bool], None]
     lasting: bool = False
-    _works: bool = dataclasses.field(default=True, init=False)
+    _is_usable: bool = dataclasses.field(default=True, init=False)
     _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded if the server has ended."""
         observation = self._ask(self.episode.step, Action(calls=(Call(name, arguments),)))
         if observation.done:
-            self._works = False
+            self._is_usable = False
             raise LimitExceeded(observation.text)
         if not observation.ok:
             raise Refused(observation.text)
@@ -83,21 +83,21 @@ class ServerWorld:
 
     def retire(self) -> None:
         """Keeps the server from serving another episode, unless it is at an address."""
-        self._works = self._works and self.lasting
+        self._is_usable = self._is_usable and self.lasting
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""
         if not self._is_closed:
             self._is_closed = True
-            self.leave(self._works)
+            self.leave(self._is_usable)
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _ask(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         if self.turn.is_set():
             raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
         try:
-            return question(*arguments)
+            return operation(*arguments)
         except EnvironmentFailure:
-            self._works = False
+            self._is_usable = False
             raise
 
 
@@ -106,7 +106,7 @@ class Offer:
     """What a server tells of itself: the documentation of its own tools, and of all tools, with those for resources;
     the names of tools that change nothing, if it declares any; and its instructions for use."""
 
-    own: Documents
+    own_tools: Documents
     documents: Documents
     lookups: tuple[str, ...]
     instructions: str
@@ -123,25 +123,25 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     """
     with contextlib.closing(worker.start(Task(NAME, "", setup))) as episode:
         (message,) = episode.reset()
-        facts, own = json.loads(message.content), episode.tools()
-    names, more = {tool["function"]["name"] for tool in own}, facts["resources"]
-    documents = (*own, *(tool for tool in resources.DOCUMENTS if more and tool["function"]["name"] not in names))
-    lookups = (*facts["reads"], *(resources.NAMES if more else ())) if facts["reads"] else ()
-    return Offer(own, documents, lookups, facts["instructions"])
+        facts, tools = json.loads(message.content), episode.tools()
+    names, has_any = {tool["function"]["name"] for tool in tools}, facts["resources"]
+    documents = (*tools, *(tool for tool in resources.DOCUMENTS if has_any and tool["function"]["name"] not in names))
+    lookups = (*facts["reads"], *(resources.NAMES if has_any else ())) if facts["reads"] else ()
+    return Offer(tools, documents, lookups, facts["instructions"])
 
 
 def difference(old: Documents, new: Documents) -> str:
     """The difference between two lists of tools, in words."""
-    before, after = ({tool["function"]["name"] for tool in tools} for tools in (old, new))
-    changes = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
-    changes += [f"now {', '.join(sorted(after - before))}"] if after - before else []
+    old_names, new_names = ({tool["function"]["name"] for tool in tools} for tools in (old, new))
+    changes = [f"no longer {', '.join(sorted(old_names - new_names))}"] if old_names - new_names else []
+    changes += [f"now {', '.join(sorted(new_names - old_names))}"] if new_names - old_names else []
     return (
         f"the server offers {' and '.join(changes) or 'the same tools with other documentation, or in another order'}; "
         "expected the tools that it offered when the environment was made"
     )
 
 
-def calls_of(setting: str, spec: str | Sequence[Any], names: Sequence[str]) -> tuple[Call, ...]:
+def calls_of(setting: str, spec: str | Sequence[Any], tool_names: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
         value = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
@@ -153,8 +153,8 @@ def calls_of(setting: str, spec: str | Sequence[Any], names: Sequence[str]) -> t
         call = {"name": entry} if isinstance(entry, str) else entry
         if not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
             raise ValueError(f'{setting} names the call {entry!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
-        if call["name"] not in names:
-            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(names)}")
+        if call["name"] not in tool_names:
+            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(tool_names)}")
         if not isinstance(arguments := call.get("arguments", {}), Mapping):
             raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
         calls.append(Call(call["name"], arguments))
@@ -162,7 +162,7 @@ def calls_of(setting: str, spec: str | Sequence[Any], names: Sequence[str]) -> t
 
 
 # A running server, the folder that it started in, and the state to which its reset must lead back.
-Server = tuple[ServedEpisode, str, str]
+RunningServer = tuple[ServedEpisode, str, str]
 
 
 @dataclasses.dataclass(eq=False)
@@ -179,15 +179,15 @@ class Opener:
 
     worker: IsolatedEnvironment
     offer: Offer
-    read: Reader
+    read: ReadState
     reset: Call | None
     most_idle: int
     lasting: bool
     alone: bool
 
     def __post_init__(self) -> None:
-        self._idle: list[Server] = []
-        self._first, self._most_idle = "", self.most_idle if self.reset else 0
+        self._idle: list[RunningServer] = []
+        self._first_state, self._most_idle = "", self.most_idle if self.reset else 0
         self._lock = threading.Condition()
         self._holder: tuple[int, Turn] | None = None  # the thread whose turn it is
 
@@ -198,12 +198,12 @@ class Opener:
             raise EnvironmentFailure(str(loss)) from loss
 
     def _open(self, setup: Mapping[str, Any]) -> ServerWorld:
-        turn = self._turn()
+        turn = self._take_turn()
         try:
             folder = setup.get("folder") or ""
-            server = self._reuse(folder) or self._start(folder)
+            server = self._reuse_server(folder) or self._start_server(folder)
         except BaseException:
-            self._end(turn)
+            self._end_turn(turn)
             raise
         leave = functools.partial(self._leave, server, turn)
         world = ServerWorld(server[0], self.read, turn, leave, lasting=self.lasting)
@@ -217,104 +217,104 @@ class Opener:
             raise
         return world
 
-    def _start(self, folder: str) -> Server:
+    def _start_server(self, folder: str) -> RunningServer:
         episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
         try:
             episode.reset()
-            if episode.tools() != self.offer.own:
-                raise EnvironmentFailure(difference(self.offer.own, episode.tools()))
+            if episode.tools() != self.offer.own_tools:
+                raise EnvironmentFailure(difference(self.offer.own_tools, episode.tools()))
             if self.reset is None:
                 return episode, folder, ""
-            start = self._after_reset(episode) if self.lasting else self._state(episode)
+            state = self._read_state_after_reset(episode) if self.lasting else self._read_state(episode)
             with self._lock:
-                self._first = self._first or start
-            if self.lasting and start != self._first:
+                self._first_state = self._first_state or state
+            if self.lasting and state != self._first_state:
                 raise EnvironmentFailure(
-                    f"after {signature_of(self.reset)} the state is {start:.{_SHOWN}}, and after the first one it was "
-                    f"{self._first:.{_SHOWN}}; expected the same state after each reset"
+                    f"after {signature_of(self.reset)} the state is {state:.{_CUT_AT}}, and after the first one it was "
+                    f"{self._first_state:.{_CUT_AT}}; expected the same state after each reset"
                 )
-            return episode, folder, start
+            return episode, folder, state
         except BaseException as error:
             episode.close()
             if isinstance(error, Refused):
                 raise EnvironmentFailure(f"the reset failed: {error}") from error
             raise
 
-    def _reuse(self, folder: str) -> Server | None:
+    def _reuse_server(self, folder: str) -> RunningServer | None:
         """A server of an earlier episode, after its reset; None if no such server is as it was at its start."""
-        while (server := self._take(folder)) is not None:
-            episode, _, start = server
+        while (server := self._take_idle(folder)) is not None:
+            episode, _, start_state = server
             try:
                 if episode.evaluate().reward == 1.0:
-                    if (state := self._after_reset(episode)) == start:
+                    if (state := self._read_state_after_reset(episode)) == start_state:
                         return server
-                    self._keep_none(f"its state is {state:.{_SHOWN}}, and was {start:.{_SHOWN}}")
+                    self._stop_reusing(f"its state is {state:.{_CUT_AT}}, and was {start_state:.{_CUT_AT}}")
             except Refused as refusal:
-                self._keep_none(str(refusal))
+                self._stop_reusing(str(refusal))
             except EnvironmentFailure:
                 pass  # it was lost since its last episode
             episode.close()
         return None
 
-    def _keep_none(self, reason: str) -> None:
+    def _stop_reusing(self, reason: str) -> None:
         """Keeps no server of a command from now on, because the reset does not lead one back to its start."""
         if self.lasting:
             return
         with self._lock:
-            limit, self._most_idle, servers, self._idle = self._most_idle, 0, self._idle, []
+            former_limit, self._most_idle, servers, self._idle = self._most_idle, 0, self._idle, []
         for episode, *_ in servers:
             episode.close()
-        if limit:
+        if former_limit:
             _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", reason)
 
-    def _take(self, folder: str) -> Server | None:
+    def _take_idle(self, folder: str) -> RunningServer | None:
         with self._lock:
             server = next((server for server in reversed(self._idle) if server[1] == folder), None)
             if server is not None:
                 self._idle.remove(server)
             return server
 
-    def _leave(self, server: Server, turn: Turn, works: bool) -> None:
+    def _leave(self, server: RunningServer, turn: Turn, is_usable: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
-            keeps = works and self._most_idle > 0
-            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._most_idle else []) if keeps else [server]
-            self._idle += [server] if keeps else []
+            is_kept = is_usable and self._most_idle > 0
+            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._most_idle else []) if is_kept else [server]
+            self._idle += [server] if is_kept else []
         for episode, *_ in surplus:
             episode.close()
-        self._end(turn)
+        self._end_turn(turn)
 
-    def _turn(self) -> Turn:
+    def _take_turn(self) -> Turn:
         """The turn of a world, for which it waits with `alone`. A thread that already has a turn passes it on: its
         first world is over. Raises EnvironmentFailure if the wait takes longer than ten minutes."""
-        thread, turn = threading.get_ident(), Turn()
+        thread_id, turn = threading.get_ident(), Turn()
         if not self.alone:
             return turn
         with waiting(), self._lock:
-            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread, _PATIENCE):
+            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread_id, _TURN_TIMEOUT_S):
                 raise EnvironmentFailure(
-                    f"another episode has had the server for {_PATIENCE:g} s; expected episodes that end"
+                    f"another episode has had the server for {_TURN_TIMEOUT_S:g} s; expected episodes that end"
                 )
             if self._holder is not None:
                 self._holder[1].set()
-            self._holder = thread, turn
+            self._holder = thread_id, turn
         return turn
 
-    def _end(self, turn: Turn) -> None:
+    def _end_turn(self, turn: Turn) -> None:
         """Ends a turn that was not passed on."""
         with self._lock:
             if self._holder is not None and self._holder[1] is turn:
                 self._holder = None
                 self._lock.notify_all()
 
-    def _after_reset(self, episode: ServedEpisode) -> str:
+    def _read_state_after_reset(self, episode: ServedEpisode) -> str:
         """The state after the reset. Raises Refused if the server refuses it."""
         assert self.reset is not None
-        self._world(episode).call(self.reset.name, self.reset.arguments)
-        return self._state(episode)
+        self._make_world(episode).call(self.reset.name, self.reset.arguments)
+        return self._read_state(episode)
 
-    def _state(self, episode: ServedEpisode) -> str:
-        return canonical(to_json(self._world(episode).state()))
+    def _read_state(self, episode: ServedEpisode) -> str:
+        return canonical(to_json(self._make_world(episode).state()))
 
-    def _world(self, episode: ServedEpisode) -> ServerWorld:
-        return ServerWorld(episode, self.read, Turn(), lambda works: None)
+    def _make_world(self, episode: ServedEpisode) -> ServerWorld:
+        return ServerWorld(episode, self.read, Turn(), lambda is_usable: None)

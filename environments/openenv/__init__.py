@@ -16,7 +16,7 @@ RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.en
 OFFICIAL_VERDICT = True
 
 # Resets, each with its own seed, if none are named.
-_SEEDS = 32
+_SEED_COUNT = 32
 
 
 def make(
@@ -53,9 +53,9 @@ def make(
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
     return package_environment(
-        __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action, evaluation=_resets(evaluation),
-        query=query, reward=reward, resets=_resets(resets) or [{"seed": seed} for seed in range(_SEEDS)], full=full,
-        state=state, ignore=ignore.split(","), solution=solution,
+        __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action,
+        evaluation=_read_resets(evaluation), query=query, reward=reward, full=full, state=state, solution=solution,
+        resets=_read_resets(resets) or [{"seed": seed} for seed in range(_SEED_COUNT)], ignore=ignore.split(","),
     )  # fmt: skip
 
 
@@ -65,17 +65,17 @@ def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: 
         raise ValueError(f"module is {module!r}; name the class: --config.environment.module=package.module:Class")
     if not isinstance(read_json("arguments", arguments), dict):
         raise ValueError(f"arguments is {arguments!r:.200}; expected a JSON object of arguments of the class")
-    for name, value in (("resets", resets), ("evaluation", evaluation)):
-        entries = read_json(name, value) if value.lstrip().startswith(("[", "{")) else []
+    for setting_name, setting in (("resets", resets), ("evaluation", evaluation)):
+        entries = read_json(setting_name, setting) if setting.lstrip().startswith(("[", "{")) else []
         if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
             raise ValueError(
-                f"{name} is {value!r:.200}; expected a JSON list of objects, or a split of the environment"
+                f"{setting_name} is {setting!r:.200}; expected a JSON list of objects, or a split of the environment"
             )
-    if resets and not _resets(resets):
+    if resets and not _read_resets(resets):
         raise ValueError(f"resets is {resets!r}; expected at least one")
     examine_success(full)
 
 
-def _resets(setting: str) -> Any:
+def _read_resets(setting: str) -> Any:
     """The arguments of each reset, or the name of a split of the environment's own tasks."""
     return read_json("resets", setting) if setting.lstrip().startswith("[") else setting

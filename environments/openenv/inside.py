@@ -28,9 +28,9 @@ from ..worker.served import Episodes
 NAME = "openenv"
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"
-_NO_STATE = "its state holds nothing but {}"
+_NO_STATE_REASON = "its state holds nothing but {}"
 # The most characters of an answer.
-_ANSWER = 200_000
+_MOST_ANSWER_CHARS = 200_000
 
 
 def make(
@@ -49,7 +49,7 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    factory, solve, read = (function_of(name, path) for name in (made_by, solution, state))
+    factory, solve, read_state = (function_of(function_path, path) for function_path in (made_by, solution, state))
 
     def make_environment() -> Environment:
         """A fresh environment. Raises ValueError for any other object."""
@@ -58,23 +58,23 @@ def make(
             raise ValueError(f"{factory!r:.100} makes {type(environment).__name__}; expected an Environment of openenv")
         return environment
 
-    with contextlib.closing(make_environment()) as first:
-        kind: Any = function_of(action, path) or _kind_of_actions(first)
-        _expect_no_judge(first)
-        reset_lists = [_resets(first, entries) for entries in (resets, evaluation)]
-    train, held_out = (_tasks(query, entries, solve) for entries in reset_lists)
+    with contextlib.closing(make_environment()) as first_environment:
+        action_class: Any = function_of(action, path) or _find_action_class(first_environment)
+        _expect_no_judge(first_environment)
+        reset_lists = [_list_resets(first_environment, entries) for entries in (resets, evaluation)]
+    train, held_out = (_to_tasks(query, entries, solve) for entries in reset_lists)
     if not train:
         raise ValueError(f"resets is {resets!r}, a split that has no task")
     if shared_ids := {task.id for task in train} & {task.id for task in held_out}:
         raise ValueError(f"{len(shared_ids)} of the resets are also in evaluation; expected others")
     return Episodes(
         NAME,
-        lambda task: SessionEpisode(make_environment(), kind, task.setup, reward, full, read, ignore),
+        lambda task: SessionEpisode(make_environment(), action_class, task.setup, reward, full, read_state, ignore),
         {"train": train, "dev": held_out, "eval": held_out},
     )
 
 
-def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
+def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset; its solution is not ended yet."""
     tasks = {}
     for reset in resets:
@@ -84,14 +84,14 @@ def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[.
     return tuple(tasks.values())
 
 
-def _kind_of_actions(environment: Environment) -> type[PackageAction]:
+def _find_action_class(environment: Environment) -> type[PackageAction]:
     """The class of the environment's actions. Raises ValueError if it cannot be known."""
     if isinstance(environment, MCPEnvironment):
         return CallToolAction
-    bases = (base for kind in type(environment).__mro__ for base in vars(kind).get("__orig_bases__", ()))
-    for argument in itertools.chain.from_iterable(map(get_args, bases)):
-        if isinstance(argument, type) and issubclass(argument, PackageAction):
-            return argument
+    bases = (base for ancestor in type(environment).__mro__ for base in vars(ancestor).get("__orig_bases__", ()))
+    for type_argument in itertools.chain.from_iterable(map(get_args, bases)):
+        if isinstance(type_argument, type) and issubclass(type_argument, PackageAction):
+            return type_argument
     raise ValueError(
         f"the actions of {type(environment).__name__} are unknown; name their class: action=package.module:Class"
     )
@@ -100,15 +100,15 @@ def _kind_of_actions(environment: Environment) -> type[PackageAction]:
 def _expect_no_judge(environment: Environment) -> None:
     """Raises ValueError for an environment that has no counterpart here."""
     rubric = environment.rubric
-    rubrics = [rubric, *(inner for _, inner in rubric.named_rubrics())] if rubric else []
-    if any(isinstance(inner, LLMJudge) for inner in rubrics):
+    rubrics = [rubric, *(part for _, part in rubric.named_rubrics())] if rubric else []
+    if any(isinstance(part, LLMJudge) for part in rubrics):
         raise ValueError(
             "its rubric asks a model over a network, and so gives no verifiable reward; "
             "see docs/verifiers-and-openenv.md"
         )
 
 
-def _resets(environment: Environment, spec: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
+def _list_resets(environment: Environment, spec: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
     """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
     if not isinstance(spec, str) or not spec:
         return spec or ()
@@ -119,52 +119,52 @@ def _resets(environment: Environment, spec: Sequence[Mapping[str, Any]] | str) -
 
 
 class SessionEpisode:
-    """An episode of a fresh environment, whose actions are of the class `kind`.
+    """An episode of a fresh environment, whose actions are of the class `action_class`.
 
-    `read`, environment → JSON, adds to its state, without the keys that `ignore` names.
+    `read_state`, environment → JSON, adds to its state, without the keys that `ignore` names.
     """
 
     def __init__(
         self,
         environment: Environment,
-        kind: type[PackageAction],
+        action_class: type[PackageAction],
         reset: Mapping[str, Any],
         reward: str,
         full: float,
-        read: Callable[..., Any] | None,
+        read_state: Callable[..., Any] | None,
         ignore: Sequence[str],
     ) -> None:
-        self._environment, self._kind = environment, kind
-        self._reset, self._read, self._ignore = reset, read, set(ignore)
+        self._environment, self._action_class = environment, action_class
+        self._reset_arguments, self._read, self._ignore = reset, read_state, set(ignore)
         self._reward, self._full = reward, full
         self._rewards: list[Any] = []
         self._runner = asyncio.Runner()
         self._documents: tuple[Mapping[str, Any], ...] = ()
-        self._over = False
+        self._is_over = False
 
     def reset(self) -> tuple[Message, ...]:
-        observation = self._run("reset", **self._reset)
+        observation = self._call_environment("reset", **self._reset_arguments)
         if observation.done:
             raise ValueError(f"the episode is over before its first action: reset({self._reset_text()}) returned done")
-        self._documents = self._tools()
-        text = _text_of(self._fields_of(observation))
-        lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
-        return opening(f"At the start the environment shows {text}" if text else "", lacks)
+        self._documents = self._list_tools()
+        shown_text = _to_text(self._clean_fields(observation))
+        incomparable = "" if self.state() else _NO_STATE_REASON.format(" and ".join(sorted(self._ignore)))
+        return opening(f"At the start the environment shows {shown_text}" if shown_text else "", incomparable)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
 
     def step(self, action: Action) -> Observation:
         """Takes a step for each call. The role of a message is "user" for an error."""
-        messages, done = [], self._over
+        messages, is_done = [], self._is_over
         for call in action.calls:
-            if done:
+            if is_done:
                 messages.append(Message("user", "the episode is over"))
                 continue
-            text, ok, done = self._step(call)
-            messages.append(Message("tool" if ok else "user", text[:_ANSWER]))
-        self._over = done
-        return Observation(tuple(messages), done=done)
+            reply_text, is_success, is_done = self._make_call(call)
+            messages.append(Message("tool" if is_success else "user", reply_text[:_MOST_ANSWER_CHARS]))
+        self._is_over = is_done
+        return Observation(tuple(messages), done=is_done)
 
     def state(self) -> Mapping[str, Any]:
         """The environment's state, and what the reader adds."""
@@ -178,8 +178,8 @@ class SessionEpisode:
     def evaluate(self) -> Evaluation:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
         rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
-        for number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
-            finite(reward, f"the environment's reward of step {number} after reset({self._reset_text()})")
+        for step_number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
+            finite(reward, f"the environment's reward of step {step_number} after reset({self._reset_text()})")
         share = share_of(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
@@ -188,60 +188,60 @@ class SessionEpisode:
 
     def _reset_text(self) -> str:
         """The arguments of the reset in one line."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._reset.items())[:200]
+        return ", ".join(f"{name}={value!r}" for name, value in self._reset_arguments.items())[:200]
 
-    def _run(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+    def _call_environment(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """The observation of a step or a reset, by its own asynchronous form if it has one, as its server does it."""
-        own = f"{name}_async"
-        kind = type(self._environment)
-        asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
-        call = self._environment.__getattribute__(own if asynchronous else name)
-        result = self._runner.run(call(*arguments, **keywords)) if asynchronous else call(*arguments, **keywords)
-        if not isinstance(result, PackageObservation):
-            raise EnvironmentFailure(f"{name} returned {type(result).__name__}; expected an Observation of openenv")
-        return result
+        form = f"{method}_async"
+        cls = type(self._environment)
+        is_async = vars(Environment)[form] is not next(vars(base)[form] for base in cls.__mro__ if form in vars(base))
+        call = self._environment.__getattribute__(form if is_async else method)
+        answer = self._runner.run(call(*arguments, **keywords)) if is_async else call(*arguments, **keywords)
+        if not isinstance(answer, PackageObservation):
+            raise EnvironmentFailure(f"{method} returned {type(answer).__name__}; expected an Observation of openenv")
+        return answer
 
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        if self._kind is not CallToolAction:
-            schema = self._kind.model_json_schema()
+    def _list_tools(self) -> tuple[Mapping[str, Any], ...]:
+        if self._action_class is not CallToolAction:
+            schema = self._action_class.model_json_schema()
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
-            return (document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
-        listing = self._run("step", ListToolsAction())
-        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in listing.tools)
+            return (document(ACT, schema.get("description", "") if self._action_class.__doc__ else "", parameters),)
+        tools_observation = self._call_environment("step", ListToolsAction())
+        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in tools_observation.tools)
 
-    def _step(self, call: Call) -> tuple[str, bool, bool]:
+    def _make_call(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
-        if self._kind is CallToolAction:
+        if self._action_class is CallToolAction:
             fields = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
         elif call.name == ACT:
             fields = dict(call.arguments)
         else:
             return f"there is no tool {call.name!r:.100}", False, False
         try:
-            observation = self._run("step", deserialize_action(fields, self._kind))
+            observation = self._call_environment("step", deserialize_action(fields, self._action_class))
         except ValidationError as error:
-            places = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-            return "; ".join(places), False, False
+            problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+            return "; ".join(problems), False, False
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             return f"{type(error).__name__}: {error}", False, False
         self._rewards.append(0.0 if observation.reward is None else observation.reward)
-        if self._kind is not CallToolAction:
-            return _text_of(self._fields_of(observation)), True, bool(observation.done)
+        if self._action_class is not CallToolAction:
+            return _to_text(self._clean_fields(observation)), True, bool(observation.done)
         if observation.error is not None:
             return observation.error.message, False, bool(observation.done)
         blocks = to_jsonable_python(observation.result.content)
         text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
         return text, not observation.result.is_error, bool(observation.done)
 
-    def _fields_of(self, observation: Any) -> dict[str, Any]:
+    def _clean_fields(self, observation: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without empty values."""
         fields = serialize_observation(observation)["observation"]
         return {name: value for name, value in fields.items() if value not in (None, {}, [])}
 
 
-def _text_of(fields: Any) -> str:
+def _to_text(fields: Any) -> str:
     """An observation as text: its own text if it is a single one, else JSON."""
-    if isinstance(fields, Mapping) and len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
-        return only
+    if isinstance(fields, Mapping) and len(fields) == 1 and isinstance(only_value := next(iter(fields.values())), str):
+        return only_value
     return json.dumps(to_jsonable_python(fields, inf_nan_mode="strings"), ensure_ascii=False) if fields else ""

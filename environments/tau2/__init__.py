@@ -27,11 +27,11 @@ RECIPE = Recipe(
     "from tau2.domains.telecom.environment import get_tasks; assert len(get_tasks()) == 114",
 )
 
-# The split whose tasks bring solutions, as `environments.check` replays them: all 114 that leaderboards report.
+# The split whose tasks come with solutions, which `environments.check` replays: the 114 tasks that leaderboards report.
 SPLITS = ("base",)
 # The splits that an evaluation of all splits takes.
 EVALUATION = ("base",)
-# The splits from which nothing may be learned.
+# Splits that must never be trained on.
 RESERVED = ("dev", "base")
 # How a user takes part in retail and airline: by a request in writing, or as a model that answers.
 _USERS = ("written", "model")
@@ -84,8 +84,8 @@ def examine(*, domain: str, user: str, user_url: str, user_model: str, user_dead
         raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")
     if user == "written":
         values = {"user_url": user_url, "user_model": user_model}
-        if names := [name for name, value in values.items() if value]:
-            raise ValueError(f"environment.{names[0]} is given, but environment.user is written; set it to model")
+        if unfit_names := [name for name, value in values.items() if value]:
+            raise ValueError(f"environment.{unfit_names[0]} is given, but environment.user is written; set it to model")
         return
     if domain == "telecom":
         raise ValueError(

@@ -18,8 +18,8 @@ from .official import Domain
 from .world import ENDING, NAME, REPLY, World, conversation_of, offers, phrase, scenarios, strangers, task_of
 
 # The most calls of an action that are carried out.
-_CALLS = 64
-_OWN = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
+_MOST_CALLS = 64
+_OWN_DOCUMENTS = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
 
 
 def make(domain: str = "telecom", instructions: str = "official", user: str = "written") -> Environment:
@@ -29,19 +29,19 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
     """
     if domain not in official.DOMAINS:
         raise ValueError(f"domain {domain!r} not found; available: {', '.join(official.DOMAINS)}")
-    wheel, talks = official.load(domain), user == "model"
-    records = {name: task.model_dump(mode="json") for name, task in wheel.tasks.items()}
-    tasks = {name: (conversation_of if talks else task_of)(domain, record) for name, record in records.items()}
-    names = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
-    names |= {split: wheel.splits[split] for split in ("base", "train", "test")}
-    names["held_out"] = [name for name in names["base"] if name not in set(names["dev"])]
-    official_tasks = {tasks[name].id: wheel.tasks[name] for split in names.values() for name in split}
+    wheel, has_user = official.load(domain), user == "model"
+    records = {task_id: task.model_dump(mode="json") for task_id, task in wheel.tasks.items()}
+    tasks = {task_id: (conversation_of if has_user else task_of)(domain, record) for task_id, record in records.items()}
+    ids_by_split = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
+    ids_by_split |= {split: wheel.splits[split] for split in ("base", "train", "test")}
+    ids_by_split["held_out"] = [task_id for task_id in ids_by_split["base"] if task_id not in set(ids_by_split["dev"])]
+    official_tasks = {tasks[task_id].id: wheel.tasks[task_id] for split in ids_by_split.values() for task_id in split}
     environment = ToolEnvironment(
         NAME,
-        tools=[*wheel.tools, *([] if wheel.solo else [_OWN[REPLY]]), _OWN[ENDING]],
+        tools=[*wheel.tools, *([] if wheel.solo else [_OWN_DOCUMENTS[REPLY]]), _OWN_DOCUMENTS[ENDING]],
         open=lambda setup: World(wheel, setup),
-        setups=_setups(wheel, records, {name for split in names.values() for name in split}),
-        splits={split: [tasks[name] for name in ids] for split, ids in names.items()},
+        setups=_list_setups(wheel, records, {task_id for split in ids_by_split.values() for task_id in split}),
+        splits={split: [tasks[task_id] for task_id in task_ids] for split, task_ids in ids_by_split.items()},
         # Any task that is not official is judged by a replay of its solution.
         judge=lambda task, world, answer, finished: (
             _judge(wheel, official_tasks[task.id], world, finished) if task.id in official_tasks else None
@@ -54,23 +54,23 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
         instructions=system_message(wheel, instructions),
         ending=ENDING,
     )
-    return _conversations(environment, wheel, official_tasks, instructions) if talks else environment
+    return _add_conversations(environment, wheel, official_tasks, instructions) if has_user else environment
 
 
-def _conversations(
+def _add_conversations(
     environment: ToolEnvironment, wheel: Domain, tasks: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, with a conversation as the episode of each official task."""
-    texts, stops, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
-    system = _with_policy(wheel, instructions, texts["instruction"], texts["prompt"])
+    texts, stop_texts, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
+    system_text = _insert_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
         if task.id not in tasks:
             return environment.start(task)
         prompt = texts["customer"].replace("{instructions}", str(tasks[task.id].user_scenario))
-        opening = (Message("system", system), Message("assistant", texts["greeting"]), Message("user", prompt))
+        opening = (Message("system", system_text), Message("assistant", texts["greeting"]), Message("user", prompt))
         world = World(wheel, task.setup)
-        return conversation(world, tools, opening, stops, functools.partial(_judge, wheel, tasks[task.id], world))
+        return conversation(world, tools, opening, stop_texts, functools.partial(_judge, wheel, tasks[task.id], world))
 
     return Wrapped(environment, start)
 
@@ -79,62 +79,62 @@ def conversation(
     world: World,
     tools: Mapping[str, Tool],
     opening: tuple[Message, ...],
-    stops: Sequence[str],
+    stop_texts: Sequence[str],
     judge: Callable[[bool], Evaluation],
 ) -> PlainEpisode:
     """The episode of an official task as a conversation. `judge` is told whether the customer has ended it.
 
     `opening` holds the agent's system message, its first message and, last, what the customer is told, which is not for
     the agent. The trainer's process asks for what the customer says later (dialogue.py), because a worker has no
-    network; a message of theirs with one of the `stops` ends the conversation. What an agent may say is not listed, and
-    no explorer starts from an official task.
+    network; a message of theirs with one of the `stop_texts` ends the conversation. What an agent may say is not
+    listed, and no explorer starts from an official task.
 
     An action with calls is the agent's. One without calls is the trainer's, never a policy's: its text is JSON, a list
     of messages that were said, each as [who says it, text], where who is "agent" or "customer".
     """
     transcript: list[tuple[str, str]] = []
 
-    def hear(who: str, text: str) -> None:
-        transcript.append((who, text))
-        world.hear(who, text)
+    def hear(speaker: str, text: str) -> None:
+        transcript.append((speaker, text))
+        world.hear(speaker, text)
 
-    def over() -> bool:
-        return any(who == "customer" and stop in text for who, text in transcript for stop in stops)
+    def is_over() -> bool:
+        return any(speaker == "customer" and stop in text for speaker, text in transcript for stop in stop_texts)
 
     def step(action: Action) -> Observation:
         """Carries out the calls in order, even after a refused one. Each call gets a message."""
-        if over():
+        if is_over():
             return Observation((Message("tool", "error: the customer has ended the conversation"),), False, True)
         if not action.calls:
-            for who, text in json.loads(action.text):
-                hear(who, text)
-            return Observation(done=over())
-        messages, ok = [], len(action.calls) <= _CALLS
-        for call in action.calls[:_CALLS]:
+            for speaker, text in json.loads(action.text):
+                hear(speaker, text)
+            return Observation(done=is_over())
+        messages, all_ok = [], len(action.calls) <= _MOST_CALLS
+        for call in action.calls[:_MOST_CALLS]:
             try:
-                text = perform(tools, world, call)
+                reply_text = perform(tools, world, call)
             except Refused as refusal:
-                ok, text = False, f"error: {refusal}"
-            messages.append(Message("tool", text))
-        if len(action.calls) > _CALLS:
-            messages.append(Message("tool", f"error: only {_CALLS} calls at once; the rest were not carried out"))
-        return Observation(tuple(messages), ok)
+                all_ok, reply_text = False, f"error: {refusal}"
+            messages.append(Message("tool", reply_text))
+        if len(action.calls) > _MOST_CALLS:
+            messages.append(Message("tool", f"error: only {_MOST_CALLS} calls at once; the rest were not carried out"))
+        return Observation(tuple(messages), all_ok)
 
     hear("agent", opening[1].content)
     return PlainEpisode(
         step,
         reset=lambda: opening,
         tools=lambda: tuple(tool.document() for tool in tools.values()),
-        state=lambda: {"world": world.state(), "said": [list(one) for one in transcript], "finished": over()},
-        evaluate=lambda: judge(over()),
+        state=lambda: {"world": world.state(), "said": [list(said) for said in transcript], "finished": is_over()},
+        evaluate=lambda: judge(is_over()),
     )
 
 
-def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
+def _list_setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
     """Where an explorer may start: initial states, or users, of no official split that is evaluated."""
     if wheel.solo:
         return scenarios(wheel.name, records, eval_ids)
-    users = {key: user.model_dump(mode="json") for key, user in wheel.databases[0].users.items()}
+    users = {user_id: user.model_dump(mode="json") for user_id, user in wheel.databases[0].users.items()}
     return strangers(wheel.name, users, records.values())
 
 
@@ -144,37 +144,37 @@ def _judge(wheel: Domain, task: Any, world: World, is_finished: bool) -> Evaluat
     `is_finished`: the agent ended the episode, or the customer a conversation. The partial reward of an episode
     that nobody ended is that of what was done.
     """
-    failure = Evaluation(0.0, (Check("ended by its agent", False),))
+    unended_verdict = Evaluation(0.0, (Check("ended by its agent", False),))
     if world.failed >= official.MOST_ERRORS:
-        return failure
+        return unended_verdict
     verdict = wheel.judge(task, world.messages)
-    return verdict if is_finished else dataclasses.replace(failure, partial=verdict.partial)
+    return verdict if is_finished else dataclasses.replace(unended_verdict, partial=verdict.partial)
 
 
-KINDS = ("official", "workflow", "brief")
-_TICKET = "\n<ticket>\n{ticket}\n</ticket>"
+POLICY_KINDS = ("official", "workflow", "brief")
+_TICKET_SECTION = "\n<ticket>\n{ticket}\n</ticket>"
 # What an agent is told if it gets the request in writing.
-_WRITTEN = Path(__file__).with_name("written.txt").read_text(encoding="utf-8").removesuffix("\n")
+_WRITTEN_INSTRUCTION = Path(__file__).with_name("written.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
-def system_message(domain: Domain, kind: str) -> str:
+def system_message(domain: Domain, policy_kind: str) -> str:
     """The system message: the official prompt with a policy text, and without the ticket, which is the user's message.
 
     `official` has the policy of the domain, `workflow` its variant of the telecom domain, `brief` none. Raises
     ValueError for any other, and for a policy that the domain lacks.
     """
-    if kind != "brief" and _TICKET not in domain.prompt:
+    if policy_kind != "brief" and _TICKET_SECTION not in domain.prompt:
         raise ValueError("the official prompt no longer has a <ticket> section; adapt environments/tau2/inside.py")
-    instruction = domain.instruction if domain.solo else _WRITTEN
-    return _with_policy(domain, kind, instruction, domain.prompt.replace(_TICKET, ""))
+    instruction = domain.instruction if domain.solo else _WRITTEN_INSTRUCTION
+    return _insert_policy(domain, policy_kind, instruction, domain.prompt.replace(_TICKET_SECTION, ""))
 
 
-def _with_policy(domain: Domain, kind: str, instruction: str, prompt: str) -> str:
+def _insert_policy(domain: Domain, policy_kind: str, instruction: str, prompt: str) -> str:
     """A prompt with its instruction and the policy of that kind; the instruction alone for `brief`."""
-    if kind not in KINDS:
-        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
-    if kind == "brief":
+    if policy_kind not in POLICY_KINDS:
+        raise ValueError(f"instructions {policy_kind!r} not found; available: {', '.join(POLICY_KINDS)}")
+    if policy_kind == "brief":
         return instruction
-    if kind not in domain.policies:
-        raise ValueError(f"the domain {domain.name} has no policy {kind!r}; it has {', '.join(domain.policies)}")
-    return prompt.format(agent_instruction=instruction, domain_policy=domain.policies[kind])
+    if policy_kind not in domain.policies:
+        raise ValueError(f"the domain {domain.name} has no policy {policy_kind!r}; it has {', '.join(domain.policies)}")
+    return prompt.format(agent_instruction=instruction, domain_policy=domain.policies[policy_kind])

@@ -64,7 +64,7 @@ class Table(dict[str, Any]):
 
 
 DOMAINS = ("telecom", "retail", "airline")
-# The official orchestrator stops an episode, with reward 0, when so many calls have failed.
+# The official orchestrator stops an episode, with reward 0, when this many calls have failed.
 MOST_ERRORS = 10
 
 
@@ -93,12 +93,12 @@ class Domain:
 
     def world(self, initial: Mapping[str, Any] | None) -> Any:
         """A fresh official environment in an official initial state. Raises ValueError if the state is impossible."""
-        state = import_module("tau2.data_model.tasks").InitialState
+        state_type = import_module("tau2.data_model.tasks").InitialState
         environment = self.construct(solo_mode=self.solo)
         if initial:
             try:
-                start = state.model_validate(initial)
-                environment.set_state(start.initialization_data, start.initialization_actions, [])
+                start_state = state_type.model_validate(initial)
+                environment.set_state(start_state.initialization_data, start_state.initialization_actions, [])
             except Exception as error:
                 raise ValueError(f"the setup's initial state cannot be reached: {error}") from error
         environment.sync_tools()
@@ -112,29 +112,29 @@ class Domain:
         database and information that it names. Raises ValueError for a basis that needs a model.
         """
         criteria, trajectory = official.evaluation_criteria, list(messages)
-        kinds = import_module("tau2.data_model.tasks").RewardType
+        reward_types = import_module("tau2.data_model.tasks").RewardType
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
-        if basis & {kinds.DB, kinds.ENV_ASSERTION}:
+        if basis & {reward_types.DB, reward_types.ENV_ASSERTION}:
             evaluator = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
             result = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
             reward *= result.reward
-            if kinds.ENV_ASSERTION in basis:
-                checks += [(_line(check.env_assertion), check.met) for check in result.env_assertions or ()]
-            if kinds.DB in basis:
+            if reward_types.ENV_ASSERTION in basis:
+                checks += [(_write_assertion(check.env_assertion), check.met) for check in result.env_assertions or ()]
+            if reward_types.DB in basis:
                 checks.append(("database", result.db_check.db_match))
-        if kinds.ACTION in basis:
+        if reward_types.ACTION in basis:
             evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
             result = evaluator.calculate_reward(official, trajectory)
             reward *= result.reward
             checks += [(check.action.get_func_format(), check.action_match) for check in result.action_checks or ()]
-        if kinds.COMMUNICATE in basis:
+        if reward_types.COMMUNICATE in basis:
             evaluator = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
             result = evaluator.calculate_reward(official, trajectory)
             reward *= result.reward
             checks += [(f"communicates {check.info}", check.met) for check in result.communicate_checks or ()]
-        if kinds.NL_ASSERTION in basis:
+        if reward_types.NL_ASSERTION in basis:
             raise ValueError(f"task {official.id} is judged by a model, which this environment lacks")
-        return Evaluation(float(reward), tuple(Check(name, ok) for name, ok in checks))
+        return Evaluation(float(reward), tuple(Check(name, is_met) for name, is_met in checks))
 
 
 def load(name: str) -> Domain:
@@ -143,52 +143,52 @@ def load(name: str) -> Domain:
         import_module("loguru").logger.remove()
         # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
         sys.modules.setdefault("pandas", types.ModuleType("pandas")).__dict__.setdefault("DataFrame", object)
-        home = import_module(f"tau2.domains.{name}.environment")
-        for kind in ("env", "action", "communicate"):
-            import_module(f"tau2.evaluator.evaluator_{kind}")
+        module = import_module(f"tau2.domains.{name}.environment")
+        for evaluator_name in ("env", "action", "communicate"):
+            import_module(f"tau2.evaluator.evaluator_{evaluator_name}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
         ) from error
     solo = name == "telecom"
-    construct = _constructor(name, home.get_environment)
+    construct = _make_constructor(name, module.get_environment)
     environment = construct(solo_mode=solo)
-    kits = [kit for kit in (environment.tools, environment.user_tools) if kit is not None]
+    toolkits = [toolkit for toolkit in (environment.tools, environment.user_tools) if toolkit is not None]
     policies = {"official": environment.policy}
     if solo:
-        policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
-    instruction, prompt = _read(_AGENT, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
+        policies["workflow"] = module.get_environment(solo_mode=True, policy_type="workflow").policy
+    instruction, prompt = _read_texts(_AGENT_MODULE, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return Domain(
         name,
         solo,
-        tools=tuple(tool.openai_schema for kit in kits for tool in kit.get_tools().values()),
+        tools=tuple(tool.openai_schema for toolkit in toolkits for tool in toolkit.get_tools().values()),
         lookups=frozenset(
             tool
-            for kit in kits
-            for tool in kit.get_tools()
-            if tool == "calculate" or kit.tool_type(tool).value == "read"
+            for toolkit in toolkits
+            for tool in toolkit.get_tools()
+            if tool == "calculate" or toolkit.tool_type(tool).value == "read"
         ),
-        tasks={task.id: task for task in home.get_tasks(None)},
-        splits=home.get_tasks_split(),
+        tasks={task.id: task for task in module.get_tasks(None)},
+        splits=module.get_tasks_split(),
         policies=policies,
         instruction=instruction.format(stop_function_name="done", stop_token="###STOP###"),
         prompt=prompt,
-        databases=tuple(kit.db for kit in kits),
+        databases=tuple(toolkit.db for toolkit in toolkits),
         construct=construct,
     )
 
 
-def tool_call(number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+def tool_call(call_number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """(an official tool call of the agent, the official message that makes it)."""
     messages = import_module("tau2.data_model.message")
-    call = messages.ToolCall(id=str(number), name=name, arguments=dict(arguments), requestor="assistant")
+    call = messages.ToolCall(id=str(call_number), name=name, arguments=dict(arguments), requestor="assistant")
     return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
 
 
-def message(who: str, text: str) -> Any:
+def message(speaker: str, text: str) -> Any:
     """The official message of the "agent" or the "customer" that says this text."""
     messages = import_module("tau2.data_model.message")
-    if who == "agent":
+    if speaker == "agent":
         return messages.AssistantMessage(role="assistant", content=text)
     return messages.UserMessage(role="user", content=text)
 
@@ -196,16 +196,16 @@ def message(who: str, text: str) -> Any:
 def fork(environment: Any) -> Any:
     """An independent copy of an official environment, which shares what never changes."""
     clone = copy.copy(environment)
-    clone.tools = _kit(environment.tools)
-    clone.user_tools = None if environment.user_tools is None else _kit(environment.user_tools)
+    clone.tools = _copy_kit(environment.tools)
+    clone.user_tools = None if environment.user_tools is None else _copy_kit(environment.user_tools)
     return clone
 
 
-def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
+def _make_constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
     """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
     template = get_environment()
     if name == "telecom":
-        template.tools.__class__ = _numbering_tools()
+        template.tools.__class__ = _make_numbering_tools()
     policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
@@ -218,7 +218,7 @@ def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[...
     return construct
 
 
-def _copy(database: Any) -> Any:
+def _copy_database(database: Any) -> Any:
     """A copy of a database. Tables of records by key share their records until they are read."""
     if not all(isinstance(table, dict) for table in vars(database).values()):
         return copy.deepcopy(database)
@@ -229,17 +229,17 @@ def _copy(database: Any) -> Any:
     return clone
 
 
-def _kit(kit: Any) -> Any:
+def _copy_kit(kit: Any) -> Any:
     """A copy of a toolkit with its database."""
     clone = copy.copy(kit)
-    clone.db = _copy(kit.db)
+    clone.db = _copy_database(kit.db)
     # The wheel breaks these for all worlds of a process when it breaks them for one.
     if "default_vpn_details" in vars(type(kit)):
         clone.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
     return clone
 
 
-def _numbering_tools() -> type:
+def _make_numbering_tools() -> type:
     """The official telecom tools, but the id of a new bill depends on the number of bills instead of on chance.
 
     No replay could repeat an id made by chance, and the official evaluator fails where a replay differs.
@@ -255,14 +255,14 @@ def _numbering_tools() -> type:
     return Numbered
 
 
-def _line(assertion: Any) -> str:
+def _write_assertion(assertion: Any) -> str:
     arguments = ", ".join(f"{name}={value}" for name, value in assertion.arguments.items())
     return f"{assertion.func_name}({arguments})"
 
 
 # The official prompts are read as text: the modules that hold them import model clients.
-_AGENT = "tau2.agent.llm_agent"
-_GUIDELINES = "data/tau2/user_simulator/simulation_guidelines.md"
+_AGENT_MODULE = "tau2.agent.llm_agent"
+_GUIDELINES_PATH = "data/tau2/user_simulator/simulation_guidelines.md"
 
 
 def conversation_texts() -> dict[str, str]:
@@ -272,41 +272,41 @@ def conversation_texts() -> dict[str, str]:
     {domain_policy}. `greeting`: the agent's first message, which is the same in every conversation. `customer`: the
     system prompt of the simulated customer, with a place for {instructions}.
     """
-    instruction, prompt = _read(_AGENT, "AGENT_INSTRUCTION", "SYSTEM_PROMPT")
-    (greeting,) = _read("tau2.orchestrator.orchestrator", "DEFAULT_FIRST_AGENT_MESSAGE")
-    (customer,) = _read("tau2.user.user_simulator", "SYSTEM_PROMPT")
-    guidelines = (_file("tau2").parent / _GUIDELINES).read_text(encoding="utf-8")
+    instruction, prompt = _read_texts(_AGENT_MODULE, "AGENT_INSTRUCTION", "SYSTEM_PROMPT")
+    (greeting,) = _read_texts("tau2.orchestrator.orchestrator", "DEFAULT_FIRST_AGENT_MESSAGE")
+    (customer,) = _read_texts("tau2.user.user_simulator", "SYSTEM_PROMPT")
+    guidelines = (_find_file("tau2").parent / _GUIDELINES_PATH).read_text(encoding="utf-8")
     customer = customer.replace("{global_user_sim_guidelines}", guidelines)
     return {"instruction": instruction, "prompt": prompt, "greeting": greeting, "customer": customer}
 
 
 def stops() -> tuple[str, ...]:
     """The texts with which the simulated customer ends a conversation."""
-    return _read("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE")
+    return _read_texts("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE")
 
 
-def _read(module: str, *names: str) -> tuple[str, ...]:
+def _read_texts(module: str, *names: str) -> tuple[str, ...]:
     """The texts that a module of the wheel assigns to these names. Raises ValueError for one that it does not."""
     texts: dict[str, str] = {}
-    for node in ast.parse(_file(module).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id in names:
-            texts[name.id] = _text(node.value)
-    if missing := [name for name in names if not texts.get(name)]:
-        raise ValueError(f"{module} of the wheel has no text {missing[0]}; adapt environments/tau2/official.py")
+    for node in ast.parse(_find_file(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and target.id in names:
+            texts[target.id] = _to_text(node.value)
+    if missing_names := [name for name in names if not texts.get(name)]:
+        raise ValueError(f"{module} of the wheel has no text {missing_names[0]}; adapt environments/tau2/official.py")
     return tuple(texts[name] for name in names)
 
 
-def _text(value: Any) -> str:
+def _to_text(node: Any) -> str:
     """The text of "…", of "…".strip(), or of a message made with content="…"; empty for anything else."""
-    strips = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "strip"
-    if strips:
-        return _text(value.func.value).strip()
-    if isinstance(value, ast.Call):
-        value = next((keyword.value for keyword in value.keywords if keyword.arg == "content"), None)
-    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+    is_strip_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "strip"
+    if is_strip_call:
+        return _to_text(node.func.value).strip()
+    if isinstance(node, ast.Call):
+        node = next((keyword.value for keyword in node.keywords if keyword.arg == "content"), None)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _file(module: str) -> Path:
+def _find_file(module: str) -> Path:
     """The file of a module of the wheel, which is not imported."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:

@@ -19,9 +19,9 @@ from ..tools.wording import JOINER, calls_with_observations
 from . import official
 from .official import Domain, Table
 
-_TRANSFER = "transfer_to_human_agents"
+_TRANSFER_TOOL = "transfer_to_human_agents"
 # The most characters of the arguments of a call.
-_ARGUMENTS = 100_000
+_MOST_ARGUMENT_BYTES = 100_000
 
 
 class World:
@@ -41,7 +41,7 @@ class World:
         """The official reply to a call. Raises ValueError with its text if it is an error."""
         if name == ENDING:
             return ""
-        _examine(arguments)
+        _check_arguments(arguments)
         if name == REPLY:
             return self._say(arguments)
         call, message = official.tool_call(len(self.messages), name, arguments)
@@ -51,18 +51,18 @@ class World:
         self.failed += reply.error
         if reply.error:
             raise ValueError(reply.content.removeprefix("Error: "))
-        self.transferred |= name == _TRANSFER
+        self.transferred |= name == _TRANSFER_TOOL
         return reply.content
 
-    def hear(self, who: str, text: str) -> None:
+    def hear(self, speaker: str, text: str) -> None:
         """Records the official message of the "agent" or the "customer" that says this text."""
-        self.messages.append(official.message(who, text))
+        self.messages.append(official.message(speaker, text))
 
     def state(self) -> dict[str, Any]:
         """The databases, and whether the request was handed over. Of a large database, it has only changed records."""
-        tools, user = self.environment.tools, self.environment.user_tools
-        kits = {"company": tools, **({"customer": user} if user is not None else {})}
-        return {**{key: _plain(kit.db) for key, kit in kits.items()}, "transferred": self.transferred}
+        tools, user_tools = self.environment.tools, self.environment.user_tools
+        toolkits = {"company": tools, **({"customer": user_tools} if user_tools is not None else {})}
+        return {**{owner: _to_json(toolkit.db) for owner, toolkit in toolkits.items()}, "transferred": self.transferred}
 
     def fork(self) -> "World":
         """An independent copy."""
@@ -78,17 +78,17 @@ class World:
         return "The customer has read it and does not answer."
 
 
-def _examine(arguments: Mapping[str, Any]) -> None:
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises ValueError for arguments that are no JSON, or so large that copies of the world would fill memory."""
     try:
-        size = len(json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False).encode())
+        byte_count = len(json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, RecursionError) as error:
         raise ValueError(f"the arguments are no JSON: {error}") from error
-    if size > _ARGUMENTS:
-        raise ValueError(f"the arguments take {size:,} bytes; at most {_ARGUMENTS:,} are taken")
+    if byte_count > _MOST_ARGUMENT_BYTES:
+        raise ValueError(f"the arguments take {byte_count:,} bytes; at most {_MOST_ARGUMENT_BYTES:,} are taken")
 
 
-def _plain(database: Any) -> Any:
+def _to_json(database: Any) -> Any:
     """The database as JSON; for tables that share their records, only the changes."""
     tables = {name: table.changes() for name, table in vars(database).items() if isinstance(table, Table)}
     text = json.dumps(tables or database.model_dump(mode="json"), default=lambda record: record.model_dump(mode="json"))
@@ -96,81 +96,81 @@ def _plain(database: Any) -> Any:
     return json.loads(text, parse_constant=str)
 
 
-_REASONS = ("the phone was lost", "the line is not needed this month", "the customer is away for some weeks")
-_SUMMARIES = ("The customer asks for a person.", "The customer disputes a bill.", "The phone is damaged.")
+_SUSPENSION_REASONS = ("the phone was lost", "the line is not needed this month", "the customer is away for some weeks")
+_TRANSFER_SUMMARIES = ("The customer asks for a person.", "The customer disputes a bill.", "The phone is damaged.")
 _GIGABYTES = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
-_MODES = ("4g_5g_preferred", "4g_only", "3g_only", "2g_only")
+_NETWORK_MODES = ("4g_5g_preferred", "4g_only", "3g_only", "2g_only")
 
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
     """(tool, arguments) of calls that work now. Calls of one tool differ in their arguments."""
-    return [(name, arguments) for name, arguments in _worth_trying(world) if _works(world, name, arguments)]
+    return [(tool, arguments) for tool, arguments in _propose_calls(world) if _works(world, tool, arguments)]
 
 
-def _worth_trying(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    options = _options(world)
+def _propose_calls(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
+    options = _list_values(world)
     for document in world.domain.tools:
-        name, parameters = document["function"]["name"], document["function"]["parameters"].get("required", ())
-        sources = [options.get((name, parameter)) or options.get(("", parameter), ()) for parameter in parameters]
-        for values in itertools.product(*sources):
-            yield name, dict(zip(parameters, values, strict=True))
+        tool, parameters = document["function"]["name"], document["function"]["parameters"].get("required", ())
+        value_lists = [options.get((tool, parameter)) or options.get(("", parameter), ()) for parameter in parameters]
+        for values in itertools.product(*value_lists):
+            yield tool, dict(zip(parameters, values, strict=True))
 
 
-def _options(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
+def _list_values(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     """(tool, parameter) → values, where the tool "" stands for every tool."""
     state = world.state()
     company, phone = state["company"], state["customer"]["device"]
     number = state["customer"]["surroundings"]["phone_number"]
-    lines = [line["line_id"] for line in company["lines"] if line["phone_number"] == number]
-    callers = [row for row in company["customers"] if number == row["phone_number"] or set(lines) & {*row["line_ids"]}]
-    own_ids = {part: [key for caller in callers for key in caller[part]] for part in ("line_ids", "bill_ids")}
-    customers = [caller["customer_id"] for caller in callers]
+    line_ids = [line["line_id"] for line in company["lines"] if line["phone_number"] == number]
+    users = [row for row in company["customers"] if number == row["phone_number"] or set(line_ids) & {*row["line_ids"]}]
+    own_ids = {field: [id_ for user in users for id_ in user[field]] for field in ("line_ids", "bill_ids")}
+    customer_ids = [user["customer_id"] for user in users]
     plans = [line["plan_id"] for line in company["lines"] if line["line_id"] in own_ids["line_ids"]]
     return {
         ("", "phone_number"): [number],
-        ("", "customer_id"): customers,
+        ("", "customer_id"): customer_ids,
         ("", "line_id"): own_ids["line_ids"],
         ("", "bill_id"): own_ids["bill_ids"],
-        ("get_details_by_id", "id"): [*customers, *own_ids["line_ids"], *own_ids["bill_ids"], *dict.fromkeys(plans)],
-        ("", "full_name"): [caller["full_name"] for caller in callers],
-        ("", "dob"): [caller["date_of_birth"] for caller in callers],
-        ("suspend_line", "reason"): _REASONS,
-        ("transfer_to_human_agents", "summary"): _SUMMARIES,
+        ("get_details_by_id", "id"): [*customer_ids, *own_ids["line_ids"], *own_ids["bill_ids"], *dict.fromkeys(plans)],
+        ("", "full_name"): [user["full_name"] for user in users],
+        ("", "dob"): [user["date_of_birth"] for user in users],
+        ("suspend_line", "reason"): _SUSPENSION_REASONS,
+        ("transfer_to_human_agents", "summary"): _TRANSFER_SUMMARIES,
         ("refuel_data", "gb_amount"): _GIGABYTES,
-        ("set_network_mode_preference", "mode"): _MODES,
+        ("set_network_mode_preference", "mode"): _NETWORK_MODES,
         ("", "app_name"): list(phone["app_statuses"]),
         ("", "permission"): ["sms", "storage", "phone", "network"],
     }
 
 
-def _works(world: World, name: str, arguments: Mapping[str, Any]) -> bool:
+def _works(world: World, tool_name: str, arguments: Mapping[str, Any]) -> bool:
     try:
-        return not world.fork().call(name, arguments).startswith("Error")
+        return not world.fork().call(tool_name, arguments).startswith("Error")
     except ValueError:
         return False
 
 
-_TABLE = Path(__file__).with_name("wordings.txt").read_text(encoding="utf-8")
-WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _TABLE, re.MULTILINE))
-_SWITCHED = re.compile(r" is now (ON|OFF)\b")
+_WORDINGS_TEXT = Path(__file__).with_name("wordings.txt").read_text(encoding="utf-8")
+WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _WORDINGS_TEXT, re.MULTILINE))
+_SWITCH_PATTERN = re.compile(r" is now (ON|OFF)\b")
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps answer; None for a look-up, which a customer does not ask for, and a refused call."""
     exchanges = calls_with_observations(steps)
-    clauses = [_clause(call, observation) for call, observation in exchanges if call.name != ENDING]
+    clauses = [_word_call(call, observation) for call, observation in exchanges if call.name != ENDING]
     if not clauses or None in clauses:
         return None
     return f"Please {JOINER.join(filter(None, clauses))}."
 
 
-def _clause(call: Call, observation: str) -> str | None:
+def _word_call(call: Call, observation: str) -> str | None:
     """One call as a request, None if there is no wording. A switch is worded by what it leads to."""
-    values = {name: json.dumps(value, ensure_ascii=False, sort_keys=True) for name, value in call.arguments.items()}
-    if match := _SWITCHED.search(observation):
-        values["switched"] = match[1].lower()
+    slots = {name: json.dumps(value, ensure_ascii=False, sort_keys=True) for name, value in call.arguments.items()}
+    if match := _SWITCH_PATTERN.search(observation):
+        slots["switched"] = match[1].lower()
     try:
-        return WORDINGS[call.name].format(**values)
+        return WORDINGS[call.name].format(**slots)
     except KeyError:
         return None
 
@@ -193,7 +193,7 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
         actions.append(Action(calls=(Call(REPLY, {"message": ", ".join(facts)}),)))
     return Task(
         NAME,
-        record.get("ticket") or _request(record["user_scenario"]["instructions"]),
+        record.get("ticket") or _write_request(record["user_scenario"]["instructions"]),
         setup_of(domain, record),
         (*actions, Action(calls=(Call(ENDING),))),
     )
@@ -211,33 +211,33 @@ def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
 
 def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The setup of a record: its domain and the official initial state, without empty parts."""
-    initial = {key: value for key, value in (record.get("initial_state") or {}).items() if value}
-    return {"domain": domain, **({"initial_state": initial} if initial else {})}
+    initial_state = {key: value for key, value in (record.get("initial_state") or {}).items() if value}
+    return {"domain": domain, **({"initial_state": initial_state} if initial_state else {})}
 
 
 def scenarios(domain: str, records: Mapping[str, Mapping[str, Any]], eval_ids: Iterable[str]) -> list[dict[str, Any]]:
     """The different setups of the records that share no initial state with a record in `eval_ids`."""
-    evaluated_keys = {canonical(setup_of(domain, records[name])) for name in eval_ids}
+    evaluated_keys = {canonical(setup_of(domain, records[task_id])) for task_id in eval_ids}
     setups = {canonical(setup := setup_of(domain, record)): setup for record in records.values()}
-    return [setup for key, setup in setups.items() if key not in evaluated_keys]
+    return [setup for setup_key, setup in setups.items() if setup_key not in evaluated_keys]
 
 
 def strangers(
     domain: str, users: Mapping[str, Mapping[str, Any]], records: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """A setup for each user whom no record mentions, by id, name, address or any of the user's orders or bookings."""
-    text = json.dumps(list(records), ensure_ascii=False).casefold()
+    records_text = json.dumps(list(records), ensure_ascii=False).casefold()
 
     def is_mentioned(user: Mapping[str, Any]) -> bool:
         name = user["name"]
-        marks = [user["user_id"], user["email"], f"{name['first_name']} {name['last_name']}"]
-        marks += [*user.get("orders", ()), *user.get("reservations", ())]
-        return any(mark.casefold() in text for mark in marks)
+        mentions = [user["user_id"], user["email"], f"{name['first_name']} {name['last_name']}"]
+        mentions += [*user.get("orders", ()), *user.get("reservations", ())]
+        return any(mention.casefold() in records_text for mention in mentions)
 
-    return [{"domain": domain, "user_id": key} for key, user in users.items() if not is_mentioned(user)]
+    return [{"domain": domain, "user_id": user_id} for user_id, user in users.items() if not is_mentioned(user)]
 
 
-def _request(instructions: Mapping[str, Any]) -> str:
+def _write_request(instructions: Mapping[str, Any]) -> str:
     """What the simulated user is told, as a request in writing."""
     sections: Sequence[tuple[str, str]] = (
         ("Reason for the request", "reason_for_call"),

@@ -11,26 +11,27 @@ from typing import Any
 from cojax.types import Call, canonical
 from .toolset import Tool
 
-# Values tried for one parameter: those that the schema names or that were seen, and new ones for free text.
-_KNOWN, _NEW = 12, 2
-# Values of a list or an object within an argument that are tried; levels of nesting that are followed.
-_PARTS, _DEEP = 3, 4
-# Draws for each call wanted, because some draws repeat others.
-_DRAWS = 4
-# The most values of a world that are looked at, and the levels of nesting.
-_SEEN, _DEEPEST = 5_000, 20
-# Texts of any name that are tried where nothing has the parameter's name, and the most characters of one.
-_ANY, _SHORT = 4, 40
+# For one parameter, this many values are tried that the schema names or that were seen; for free text, new words too.
+_MOST_VALUES, _NEW_WORDS = 12, 2
+# At most _MOST_INNER values of a list or an object within an argument are tried, and _MOST_DEPTH levels are followed.
+_MOST_INNER, _MOST_DEPTH = 3, 4
+# Some draws repeat others, so there are more draws than calls.
+_DRAWS_PER_CALL = 4
+# At most this many values of a world are visited, at most this many levels deep.
+_MOST_VISITED, _MOST_WALK_DEPTH = 5_000, 20
+# Where nothing has the parameter's name, this many short texts of other names are tried.
+_MOST_OTHER_TEXTS, _MOST_TEXT_CHARS = 4, 40
 _WORDS = (
     "amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel", "inlet", "jasper", "knoll", "lilac",
     "maple", "nectar", "olive", "pebble", "quartz", "raven", "sable", "thistle", "umber", "violet", "willow", "zephyr",
 )  # fmt: skip
-_MISSING: Any = object()
+_LEFT_OUT: Any = object()
 _Scalar = str | int | float | bool
-Seen = Mapping[str, tuple[_Scalar, ...]]  # the name of a place in some JSON, as `name_of` writes it → its values
+_Schema = Mapping[str, Any]
+ValueIndex = Mapping[str, tuple[_Scalar, ...]]  # a key in some JSON, as `name_of` writes it → its values
 
 
-def seen_in(*values: Any) -> Seen:
+def seen_in(*values: Any) -> ValueIndex:
     """The single values in some JSON by their names, those of the first JSON first.
 
     A value is seen under its key, and under its key after the singular of what holds it: in {"items": [{"id": 7}]}, 7
@@ -38,35 +39,35 @@ def seen_in(*values: Any) -> Seen:
     and `file_id`. Under "" are all texts.
     """
     index: dict[str, dict[_Scalar, None]] = {}
-    budget = _SEEN
+    budget = _MOST_VISITED
 
-    def add(value: _Scalar, *names: str) -> None:
-        for name in (*names, "") if isinstance(value, str) else names:
-            index.setdefault(name, {})[value] = None
+    def add(value: _Scalar, *keys: str) -> None:
+        for key in (*keys, "") if isinstance(value, str) else keys:
+            index.setdefault(key, {})[value] = None
 
-    def walk(value: Any, key: str, holder: str, deep: int) -> None:
+    def walk(value: Any, key: str, holder: str, depth: int) -> None:
         nonlocal budget
         budget -= 1
-        if budget < 0 or deep > _DEEPEST:
+        if budget < 0 or depth > _MOST_WALK_DEPTH:
             return
         noun = singular(key)
         if isinstance(value, Mapping):
             keys_are_names = bool(key) and all(isinstance(member, (Mapping, list)) for member in value.values())
-            for name, member in value.items():
+            for member_key, member in value.items():
                 if keys_are_names:
-                    add(str(name), noun, f"{noun}_name", f"{noun}_id")
-                    walk(member, key if isinstance(member, Mapping) else "", holder, deep + 1)
+                    add(str(member_key), noun, f"{noun}_name", f"{noun}_id")
+                    walk(member, key if isinstance(member, Mapping) else "", holder, depth + 1)
                 else:
-                    walk(member, name_of(str(name)), noun or holder, deep + 1)
+                    walk(member, name_of(str(member_key)), noun or holder, depth + 1)
         elif isinstance(value, list):
             for member in value:
-                walk(member, noun, holder, deep + 1)
+                walk(member, noun, holder, depth + 1)
         elif isinstance(value, (str, int, float)) and value != "":
             add(value, *dict.fromkeys((key, f"{holder}_{key}".strip("_"))))
 
     for value in values:
         walk(value, "", "", 0)
-    return {name: tuple(inner) for name, inner in index.items()}
+    return {name: tuple(values) for name, values in index.items()}
 
 
 def name_of(name: str) -> str:
@@ -82,38 +83,38 @@ def singular(name: str) -> str:
     return name
 
 
-def calls_of(tool: Tool, index: Seen, count: int, rng: random.Random, deep: int = 0) -> Iterator[Call]:
+def calls_of(tool: Tool, index: ValueIndex, count: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
     """Different calls of the tool, at most `count`, in random order; none if a required parameter has no values.
 
     `deep` is the level of an object within an argument; of its optional members only the first few are tried.
     """
     schema = tool.parameters
     required_names = set(schema.get("required", ()))
-    options: dict[str, list[Any]] = {}
-    for name, inner in schema["properties"].items():
-        if deep and name not in required_names and len(options) >= _KNOWN:
+    values_by_name: dict[str, list[Any]] = {}
+    for name, parameter_schema in schema["properties"].items():
+        if depth and name not in required_names and len(values_by_name) >= _MOST_VALUES:
             continue
-        values = candidates(name, inner, schema, index, rng, deep)
+        values = candidates(name, parameter_schema, schema, index, rng, depth)
         if name in required_names and not values:
             return
         # An optional argument is left out in half of the draws.
-        options[name] = values if name in required_names else [_MISSING] * max(1, len(values)) + values
-    if not options:
+        values_by_name[name] = values if name in required_names else [_LEFT_OUT] * max(1, len(values)) + values
+    if not values_by_name:
         yield Call(tool.name, {})
         return
-    keys: set[str] = set()
-    for _ in range(_DRAWS * count):
-        draw = {name: rng.choice(values) for name, values in options.items()}
-        call = Call(tool.name, {name: value for name, value in draw.items() if value is not _MISSING})
-        if (key := canonical(dict(call.arguments))) not in keys:
-            keys.add(key)
+    argument_keys: set[str] = set()
+    for _ in range(_DRAWS_PER_CALL * count):
+        draw = {name: rng.choice(values) for name, values in values_by_name.items()}
+        call = Call(tool.name, {name: value for name, value in draw.items() if value is not _LEFT_OUT})
+        if (argument_key := canonical(dict(call.arguments))) not in argument_keys:
+            argument_keys.add(argument_key)
             yield call
-            if len(keys) == count:
+            if len(argument_keys) == count:
                 return
 
 
 def candidates(
-    name: str, schema: Any, root: Mapping[str, Any], index: Seen, rng: random.Random, deep: int = 0
+    name: str, schema: Any, root: Mapping[str, Any], index: ValueIndex, rng: random.Random, depth: int = 0
 ) -> list[Any]:
     """Values worth trying for a parameter of this name: first what the schema names, then what was seen, then new."""
     schema = _resolve(schema, root)
@@ -123,49 +124,47 @@ def candidates(
         return list(schema["enum"])
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
-            schemas = schema[keyword][:_KNOWN] if deep < _DEEP else ()
-            values = [candidates(name, alternative, root, index, rng, deep + 1) for alternative in schemas]
-            return list(itertools.chain.from_iterable(values))[: 2 * _KNOWN]
-    kind = schema.get("type", "string")
-    kinds = kind if isinstance(kind, list) else [kind]
+            schemas = schema[keyword][:_MOST_VALUES] if depth < _MOST_DEPTH else ()
+            values = [candidates(name, alternative, root, index, rng, depth + 1) for alternative in schemas]
+            return list(itertools.chain.from_iterable(values))[: 2 * _MOST_VALUES]
+    json_type = schema.get("type", "string")
+    json_types = json_type if isinstance(json_type, list) else [json_type]
     values = list(examples) if isinstance(examples := schema.get("examples"), list) else []
     if schema.get("default") is not None:
         values.append(schema["default"])
-    for alternative in kinds:
-        values += _of_kind(alternative, name, schema, root, index, rng, deep)
-    return [value for number, value in enumerate(values) if value not in values[:number]]
+    for alternative in json_types:
+        values += _list_of_type(alternative, name, schema, root, index, rng, depth)
+    return [value for position, value in enumerate(values) if value not in values[:position]]
 
 
-def _of_kind(
-    kind: str, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], index: Seen, rng: random.Random, deep: int
+def _list_of_type(
+    json_type: str, name: str, schema: _Schema, root: _Schema, index: ValueIndex, rng: random.Random, depth: int
 ) -> list[Any]:
-    if kind == "boolean":
-        return [True, False]
-    if kind == "null":
-        return [None]
-    if kind == "array":
+    if json_type in ("boolean", "null"):
+        return [True, False] if json_type == "boolean" else [None]
+    if json_type == "array":
         length = max(1, int(schema.get("minItems", 1)))
-        inner = candidates(singular(name_of(name)), schema.get("items", {}), root, index, rng, deep + 1)
-        if deep >= _DEEP or len(inner) < length:
+        item_values = candidates(singular(name_of(name)), schema.get("items", {}), root, index, rng, depth + 1)
+        if depth >= _MOST_DEPTH or len(item_values) < length:
             return []
-        return [rng.sample(inner, length) for _ in range(min(_PARTS, len(inner)))]
-    if kind == "object":
-        if deep >= _DEEP:
+        return [rng.sample(item_values, length) for _ in range(min(_MOST_INNER, len(item_values)))]
+    if json_type == "object":
+        if depth >= _MOST_DEPTH:
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
-        return [dict(call.arguments) for call in calls_of(tool, index, _PARTS, rng, deep + 1)]
-    matches = [value for value in _matching(name, index) if _fits(value, kind, schema)][:_KNOWN]
-    if kind in ("integer", "number"):
-        low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-        near = [low + step for step in range(_PARTS)]
-        return matches + [value for value in near if _fits(value, kind, schema)]
-    others = [] if matches else [value for value in index.get("", ()) if _fits(value, kind, schema)]
-    others = [value for value in others if len(str(value)) <= _SHORT]
-    new = [word for word in rng.sample(_WORDS, _NEW) if _fits(word, kind, schema)]
-    return matches + rng.sample(others, min(_ANY, len(others))) + new
+        return [dict(call.arguments) for call in calls_of(tool, index, _MOST_INNER, rng, depth + 1)]
+    seen_values = [value for value in _find_seen(name, index) if _fits(value, json_type, schema)][:_MOST_VALUES]
+    if json_type in ("integer", "number"):
+        lowest = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+        near_values = [lowest + offset for offset in range(_MOST_INNER)]
+        return seen_values + [value for value in near_values if _fits(value, json_type, schema)]
+    other_texts = [] if seen_values else [value for value in index.get("", ()) if _fits(value, json_type, schema)]
+    other_texts = [value for value in other_texts if len(str(value)) <= _MOST_TEXT_CHARS]
+    new_words = [word for word in rng.sample(_WORDS, _NEW_WORDS) if _fits(word, json_type, schema)]
+    return seen_values + rng.sample(other_texts, min(_MOST_OTHER_TEXTS, len(other_texts))) + new_words
 
 
-def _matching(name: str, index: Seen) -> Iterator[_Scalar]:
+def _find_seen(name: str, index: ValueIndex) -> Iterator[_Scalar]:
     """Values seen under this name, or else under a name that ends it or that it ends."""
     key = name_of(name)
     if key in index:
@@ -186,8 +185,8 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
         return matches is None or matches(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
-    above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)
-    return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
+    is_above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)
+    return is_above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -203,14 +202,14 @@ def _compile(pattern: str) -> Callable[[str], bool] | None:
 
 def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference within the document stands for, merged with what stands beside the reference."""
-    for _ in range(_DEEP):
+    for _ in range(_MOST_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
         target: Any = root
-        for part in reference.removeprefix("#/").split("/"):
-            target = target.get(part, {}) if isinstance(target, Mapping) else {}
-        schema = {**target, **{name: value for name, value in schema.items() if name != "$ref"}}
+        for segment in reference.removeprefix("#/").split("/"):
+            target = target.get(segment, {}) if isinstance(target, Mapping) else {}
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     return {}

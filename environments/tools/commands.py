@@ -11,18 +11,18 @@ from .environment import ToolEnvironment
 from .wording import JOINER, calls_with_observations
 
 ACT, PARAMETER, ENDING = "act", "command", "finish"
-# The most characters of a command; commands offered of each verb.
-_LONGEST, _OF_VERB = 300, 8
+# Limits on the characters of a command, and on the commands offered per verb.
+_MOST_CHARS, _MOST_PER_VERB = 300, 8
 
 
 def tools(example: str) -> list[dict[str, Any]]:
     """The documents of both tools; `example` is a command of the world."""
-    command = {"type": "string", "description": f'The command, "{example}" say.'}
-    takes = {"type": "object", "properties": {PARAMETER: command}, "required": [PARAMETER]}
-    ends = "Ends the episode. A task of the benchmark ends by itself when it is completed."
+    command_schema = {"type": "string", "description": f'The command, "{example}" say.'}
+    act_schema = {"type": "object", "properties": {PARAMETER: command_schema}, "required": [PARAMETER]}
+    end_description = "Ends the episode. A task of the benchmark ends by itself when it is completed."
     return [
-        {"name": ACT, "description": "Carries out one command in the world.", "parameters": takes},
-        {"name": ENDING, "description": ends, "parameters": {"type": "object", "properties": {}}},
+        {"name": ACT, "description": "Carries out one command in the world.", "parameters": act_schema},
+        {"name": ENDING, "description": end_description, "parameters": {"type": "object", "properties": {}}},
     ]
 
 
@@ -37,27 +37,27 @@ def environment(
     concurrency: int,
     splits: Mapping[str, Sequence[Task]],
     judge: Callable[[Any], Evaluation],
-    **others: Any,
+    **options: Any,
 ) -> ToolEnvironment:
     """The environment of such a world. `judge`, world → verdict, decides on the tasks of `splits`.
 
     `example` is a command. `others` are further arguments of ToolEnvironment.
     """
-    official = {task.id for tasks in splits.values() for task in tasks}
+    official_ids = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(
         name,
         tools=tools(example),
         splits=splits,
-        judge=lambda task, world, answer, finished: judge(world) if task.id in official else None,
+        judge=lambda task, world, answer, finished: judge(world) if task.id in official_ids else None,
         lookups=(),
         ending=ENDING,
         traits=traits(concurrency),
-        **others,
+        **options,
     )
 
 
 # Kinds of a system message.
-_KINDS = ("full", "brief")
+_MESSAGE_KINDS = ("full", "brief")
 
 
 def system_message(file: Path, kind: str) -> str:
@@ -65,8 +65,8 @@ def system_message(file: Path, kind: str) -> str:
 
     Raises ValueError for another kind.
     """
-    if kind not in _KINDS:
-        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(_KINDS)}")
+    if kind not in _MESSAGE_KINDS:
+        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(_MESSAGE_KINDS)}")
     brief, _, commands = file.read_text(encoding="utf-8").removesuffix("\n").partition("\n\n")
     return f"{brief}\n{commands}" if kind == "full" else brief
 
@@ -80,8 +80,8 @@ def command_of(name: str, arguments: Mapping[str, Any]) -> str:
     command = arguments.get(PARAMETER)
     if name != ACT or set(arguments) != {PARAMETER} or not isinstance(command, str):
         raise ValueError(f"{ACT} takes a text called {PARAMETER}")
-    if len(command) > _LONGEST:
-        raise ValueError(f"the command has {len(command):,} characters; at most {_LONGEST} are taken")
+    if len(command) > _MOST_CHARS:
+        raise ValueError(f"the command has {len(command):,} characters; at most {_MOST_CHARS} are taken")
     return " ".join(command.split())
 
 
@@ -92,14 +92,14 @@ def verb(command: str) -> str:
 
 def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]]]:
     """(tool, arguments) of some of the commands, drawn by `salt`: of each verb one, then a second, and so on."""
-    by_verb: dict[str, list[str]] = {}
+    commands_by_verb: dict[str, list[str]] = {}
     for command in sorted(set(commands)):
-        by_verb.setdefault(verb(command), []).append(command)
+        commands_by_verb.setdefault(verb(command), []).append(command)
     samples = [
-        random.Random(repr((salt, name))).sample(group, min(_OF_VERB, len(group)))
-        for name, group in sorted(by_verb.items())
+        random.Random(repr((salt, command_verb))).sample(commands, min(_MOST_PER_VERB, len(commands)))
+        for command_verb, commands in sorted(commands_by_verb.items())
     ]
-    selection = [group[number] for number in range(_OF_VERB) for group in samples if number < len(group)]
+    selection = [commands[rank] for rank in range(_MOST_PER_VERB) for commands in samples if rank < len(commands)]
     return [(ACT, {PARAMETER: command}) for command in selection]
 
 
@@ -108,8 +108,8 @@ def phrase(steps: Sequence[Triplet], unasked_verbs: Collection[str]) -> str | No
 
     None if a command was refused, if the verb of one is in `unasked_verbs`, or if there is no command.
     """
-    calls = [entry for entry, _ in calls_with_observations(steps) if entry.name != ENDING]
-    commands = [entry.arguments.get(PARAMETER, "") for entry in calls]
+    calls = [call for call, _ in calls_with_observations(steps) if call.name != ENDING]
+    commands = [call.arguments.get(PARAMETER, "") for call in calls]
     if not all(isinstance(text, str) and verb(text) and verb(text) not in unasked_verbs for text in commands):
         return None
-    return f"Please {JOINER.join(' '.join(text.split()) for text in commands)}." if commands else None
+    return f"Please {JOINER.join(' '.join(command.split()) for command in commands)}." if commands else None

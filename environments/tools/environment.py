@@ -28,18 +28,18 @@ from cojax.types import (
     content_hash,
 )
 from . import wording
-from .arguments import Seen, calls_of, seen_in
+from .arguments import ValueIndex, calls_of, seen_in
 from .toolset import DONE, Refused, Tool, perform, toolset
 
 _TRAITS = Traits(worded_alike=True)
 # The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
-# The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
-_SETUPS, _ENDS, _LOOKED, _LOOKS = 100_000, 10_000, 3, 4
-# Seconds for all these calls, unless a single call may take longer.
-_PATIENCE = 10.0
+# Limits on the setups read and the ends kept; a look-up is found by _TRIAL_CALLS calls on each of _TRIAL_SETUPS setups.
+_MOST_SETUPS, _MOST_ENDS, _TRIAL_SETUPS, _TRIAL_CALLS = 100_000, 10_000, 3, 4
+# Seconds for these calls of one tool, unless a single call may take longer.
+_TRIAL_TIMEOUT_S = 10.0
 
-End = tuple[Any, Any, str | None]  # of a task's solution: the states in which it begins and ends, and the answer
+SolutionEnd = tuple[Any, Any, str | None]  # the states in which a solution begins and ends, and its answer
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
 Tasks = Sequence[Task | Mapping[str, Any]]
 
@@ -69,22 +69,22 @@ class ToolEnvironment:
     ):
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
-        by_name = toolset(tools, none=ending == "")
-        end_tool = ending_tool(by_name, ending)
-        own_traits = traits if traits.commands else _with_command(traits, by_name)
+        tool_map = toolset(tools, none=ending == "")
+        end_tool = ending_tool(tool_map, ending)
+        own_traits = traits if traits.commands else _add_command(traits, tool_map)
         self.name, self.traits = name, dataclasses.replace(own_traits, ending=end_tool.name)
         # These are the same in all episodes.
-        self._tools, self._ending, self._open, self._fork = by_name, end_tool, open, fork
+        self._tools, self._ending, self._open, self._fork = tool_map, end_tool, open, fork
         self._judge, self._affordances, self._instructions = judge, affordances, instructions
-        self._documents = tuple(tool.document() for tool in {**by_name, end_tool.name: end_tool}.values() if tool.name)
-        self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
-        self._setups = _bare_tasks(name, setups)
+        self._documents = tuple(tool.document() for tool in {**tool_map, end_tool.name: end_tool}.values() if tool.name)
+        self._phrase, self._lookup_names = phrase, None if lookups is None else frozenset(lookups)
+        self._setups = _make_bare_tasks(name, setups)
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._splits.values()):
-            _check_calls(task, {*by_name, end_tool.name})
-        self._ends: dict[str, End] = {}
+            _check_calls(task, {*tool_map, end_tool.name})
+        self._end_by_solution: dict[str, SolutionEnd] = {}
         self._lookups: dict[str, bool | None] = {}  # None: its trial did not end
-        self._lock, self._trying = threading.Lock(), threading.Lock()
+        self._lock, self._trial_lock = threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
@@ -96,12 +96,12 @@ class ToolEnvironment:
         Raises ValueError for an unknown split.
         """
         if split == "seed":
-            starts = list(self._setups)
-            random.Random(repr(("setups", seed))).shuffle(starts)
-            return tuple(starts[:count])
+            bare_tasks = list(self._setups)
+            random.Random(repr(("setups", seed))).shuffle(bare_tasks)
+            return tuple(bare_tasks[:count])
         if split not in self._splits:
-            names = ", ".join(("seed", *self._splits))
-            raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {names}")
+            split_names = ", ".join(("seed", *self._splits))
+            raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {split_names}")
         return self._splits[split][:count]
 
     def start(self, task: Task) -> "ToolEpisode":
@@ -111,9 +111,9 @@ class ToolEnvironment:
         if self._phrase is not None:
             return self._phrase(steps)
         if self._ends_by_text:
-            steps = [_with_call(step) for step in steps]
-        names = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
-        return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, names)))
+            steps = [_add_call(step) for step in steps]
+        tool_names = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
+        return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, tool_names)))
 
     @property
     def _ends_by_text(self) -> bool:
@@ -124,15 +124,15 @@ class ToolEnvironment:
         """Whether a tool never changes the world. The environment says so, or else the tool must have worked on the
         first setups and left every state as it was. Raises EnvironmentFailure if trying it does not end within ten
         seconds, or within the deadline of the traits if that is longer."""
-        if self._given_lookups is not None:
-            return tool in self._given_lookups
-        with self._trying:  # one trial at a time: side by side they would slow one another down
+        if self._lookup_names is not None:
+            return tool in self._lookup_names
+        with self._trial_lock:  # one trial at a time: side by side they would slow one another down
             if tool not in self._lookups:
                 results: list[bool] = []
-                trial = threading.Thread(target=lambda: results.append(self._changes_nothing(tool)), daemon=True)
-                trial.start()
-                trial.join(max(_PATIENCE, self.traits.deadline or 0.0))
-                self._lookups[tool] = None if trial.is_alive() else results == [True]
+                thread = threading.Thread(target=lambda: results.append(self._changes_nothing(tool)), daemon=True)
+                thread.start()
+                thread.join(max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0))
+                self._lookups[tool] = None if thread.is_alive() else results == [True]
             verdict = self._lookups[tool]
         if verdict is None:
             raise EnvironmentFailure(
@@ -141,54 +141,54 @@ class ToolEnvironment:
             )
         return verdict
 
-    def _changes_nothing(self, tool: str) -> bool:
+    def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_worked = False
-        for task in self._setups[:_LOOKED]:
+        for task in self._setups[:_TRIAL_SETUPS]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.calls_of, tool)[:_LOOKS]:
-                    before = ask(episode.state)["world"]
+                for call in ask(episode.calls_of, tool_name)[:_TRIAL_CALLS]:
+                    world_before = ask(episode.state)["world"]
                     any_worked |= ask(episode.step, Action(calls=(call,))).ok
-                    if ask(episode.state)["world"] != before:
+                    if ask(episode.state)["world"] != world_before:
                         return False
         return any_worked
 
-    def _end_of(self, task: Task) -> End:
+    def _find_end(self, task: Task) -> SolutionEnd:
         """The end of a task's solution, which is played once."""
         key = content_hash([task.setup, [[[call.name, call.arguments] for call in act.calls] for act in task.solution]])
         with self._lock:
-            if key in self._ends:
-                return self._ends[key]
+            if key in self._end_by_solution:
+                return self._end_by_solution[key]
         try:
             with contextlib.closing(self.start(task)) as episode:
                 episode.reset()
                 episode.retire()  # a server might tell a later episode of the solution
-                start, _ = episode.end()
+                start_state, _ = episode.end()
                 for action in task.solution:
                     episode.step(action)
-                end = (start, *episode.end())
+                end = (start_state, *episode.end())
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
         with self._lock:
-            if len(self._ends) >= _ENDS:
-                del self._ends[next(iter(self._ends))]
-            return self._ends.setdefault(key, end)
+            if len(self._end_by_solution) >= _MOST_ENDS:
+                del self._end_by_solution[next(iter(self._end_by_solution))]
+            return self._end_by_solution.setdefault(key, end)
 
 
-def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
+def _add_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
     """The traits; in them, a world's only tool takes a command if it takes free text and nothing else."""
     if len(tools) != 1:
         return traits
     (tool,) = tools.values()
     properties = tool.parameters["properties"]
-    if len(properties) != 1 or not isinstance(inner := properties[tool.first], Mapping):
+    if len(properties) != 1 or not isinstance(parameter_schema := properties[tool.first], Mapping):
         return traits
-    free = inner.get("type") == "string" and "enum" not in inner
-    return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if free else traits
+    is_free_text = parameter_schema.get("type") == "string" and "enum" not in parameter_schema
+    return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if is_free_text else traits
 
 
-def _with_call(step: Triplet) -> Triplet:
+def _add_call(step: Triplet) -> Triplet:
     """The step. If its text ends the episode, it becomes a call of the nameless tool that ends it."""
     if step.action.calls:
         return step
@@ -197,14 +197,14 @@ def _with_call(step: Triplet) -> Triplet:
     return Triplet(Action(calls=(call,)), Observation((Message("tool", ""),), done=True), step.run)
 
 
-def _bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
+def _make_bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
     """A bare task for each different setup. Raises ValueError if there is none, or one is not a JSON object."""
     tasks: dict[str, Task] = {}
-    for number, setup in enumerate(itertools.islice(setups, _SETUPS), 1):
+    for setup_number, setup in enumerate(itertools.islice(setups, _MOST_SETUPS), 1):
         if not isinstance(setup, Mapping):
-            raise ValueError(f"setup {number} is {setup!r:.100}; expected a JSON object")
+            raise ValueError(f"setup {setup_number} is {setup!r:.100}; expected a JSON object")
         try:
-            task = Task(name, "", plain_json(setup, f"setup {number}"))
+            task = Task(name, "", plain_json(setup, f"setup {setup_number}"))
         except TypeError as error:
             raise ValueError(str(error)) from error
         tasks.setdefault(task.id, task)
@@ -213,30 +213,30 @@ def _bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, .
     return tuple(tasks.values())
 
 
-def _divide(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool) -> dict[str, tuple[Task, ...]]:
+def _divide(env_name: str, splits: Mapping[str, Tasks] | Tasks | None, end_tool: Tool) -> dict[str, tuple[Task, ...]]:
     """The tasks of each split. Tasks without splits are divided by a hash of their setups: a fifth is for dev."""
     if isinstance(splits, Mapping):
-        return {split: tuple(_task(name, entry, ending) for entry in tasks) for split, tasks in splits.items()}
-    by_split: dict[str, tuple[Task, ...]] = {"dev": (), "eval": ()}
+        return {split: tuple(_to_task(env_name, entry, end_tool) for entry in tasks) for split, tasks in splits.items()}
+    tasks_by_split: dict[str, tuple[Task, ...]] = {"dev": (), "eval": ()}
     for entry in splits or ():
-        task = _task(name, entry, ending)
+        task = _to_task(env_name, entry, end_tool)
         split = "dev" if int(content_hash(["split", task.setup]), 16) % 5 == 0 else "eval"
-        by_split[split] = (*by_split[split], task)
-    return by_split
+        tasks_by_split[split] = (*tasks_by_split[split], task)
+    return tasks_by_split
 
 
-def _check_calls(task: Task, names: Collection[str]) -> None:
+def _check_calls(task: Task, tool_names: Collection[str]) -> None:
     """Raises ValueError if the task's solution calls a tool that does not exist: such a call would do nothing."""
     for call in itertools.chain.from_iterable(action.calls for action in task.solution):
-        if call.name not in names:
-            tools = ", ".join(sorted(filter(None, names)))
+        if call.name not in tool_names:
+            tool_list = ", ".join(sorted(filter(None, tool_names)))
             raise ValueError(
                 f"the solution of the task {task.query!r:.100} calls {call.name!r}, which is not a tool; "
-                f"the tools are {tools}"
+                f"the tools are {tool_list}"
             )
 
 
-def _task(name: str, entry: Task | Mapping[str, Any], ending: Tool) -> Task:
+def _to_task(env_name: str, entry: Task | Mapping[str, Any], end_tool: Tool) -> Task:
     """The task, with a solution that ends the episode. Raises ValueError if a part is missing."""
     if isinstance(entry, Task):
         return entry
@@ -247,24 +247,24 @@ def _task(name: str, entry: Task | Mapping[str, Any], ending: Tool) -> Task:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a task is {entry!r:.200}; expected query, setup and solution ({error})") from error
     solution = [Action(calls=(call,)) for call in calls]
-    if not calls or calls[-1].name != ending.name:
-        solution.append(Action(calls=(Call(ending.name),)) if ending.name else Action())
-    return Task(name, query, setup, tuple(solution))
+    if not calls or calls[-1].name != end_tool.name:
+        solution.append(Action(calls=(Call(end_tool.name),)) if end_tool.name else Action())
+    return Task(env_name, query, setup, tuple(solution))
 
 
 # The most calls of an action that are carried out.
-_CALLS = 64
-# The most actions offered in all, offered of one tool, and tried of one tool.
-_OFFERED, _OF_TOOL, _TRIED = 200, 8, 24
-# Observations whose values are offered as arguments, and as answers; the most characters of an answer offered.
-_REMEMBERED, _ANSWERS, _ANSWER = 8, 4, 200
+_MOST_CALLS = 64
+# Limits on the actions offered in all and of one tool, and on the calls of one tool that are tried.
+_MOST_OFFERED, _MOST_PER_TOOL, _MOST_TRIED = 200, 8, 24
+# The last _MOST_TEXTS observations yield arguments. The short ones among them yield answers.
+_MOST_TEXTS, _MOST_ANSWERS, _ANSWER_CHARS = 8, 4, 200
 # The most conditions of a verdict that are listed by themselves.
-_CHECKS = 50
+_MOST_CHECKS = 50
 
 
-def ability(world: Any, name: str) -> Callable[..., Any] | None:
+def ability(world: Any, method_name: str) -> Callable[..., Any] | None:
     """An optional method of a world, beside its state and its calls; None if it has none."""
-    return getattr(world, name, None)
+    return getattr(world, method_name, None)
 
 
 def is_json(world: Any) -> bool:
@@ -272,13 +272,13 @@ def is_json(world: Any) -> bool:
     return isinstance(world, (dict, list))
 
 
-def plain_json(value: Any, what: str) -> Any:
-    """A copy of a JSON value. Raises TypeError for a value that is not JSON; the error says `what` it is."""
+def plain_json(value: Any, value_name: str) -> Any:
+    """A copy of a JSON value. Raises TypeError for a value that is not JSON; the error calls it `value_name`."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"{what} is no JSON: {error}; expected objects, lists, text, finite numbers, truth values and None"
+            f"{value_name} is no JSON: {error}; expected objects, lists, text, finite numbers, truth values and None"
         ) from error
 
 
@@ -307,13 +307,13 @@ class ToolEpisode:
             )
         self._is_open = True
         if on_offer := ability(self._world, "on_offer"):
-            self._tools = self._on_offer(on_offer())
+            self._tools = self._find_offered(on_offer())
         instructions = self._environment._instructions
         paragraphs = [instructions if isinstance(instructions, str) else instructions(dict(self._task.setup))]
         if introduction := ability(self._world, "introduction"):
             paragraphs.append(introduction())
-        text = "\n\n".join(filter(None, paragraphs))
-        return (*([Message("system", text)] if text else []), Message("user", self._task.query))
+        system_text = "\n\n".join(filter(None, paragraphs))
+        return (*([Message("system", system_text)] if system_text else []), Message("user", self._task.query))
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         names = {*self._tools, self._environment._ending.name}
@@ -324,37 +324,37 @@ class ToolEpisode:
         if self._is_finished:
             return self._refuse("the episode is over")
         if listen := ability(self._world, "listen"):
-            listen(self._before_its_end(action))
+            listen(self._cut_at_end(action))
         if not action.calls and self._environment._ends_by_text and action.error in ("", NO_CALL):
             self.answer, self._is_finished = spoken_answer(action), True
             return Observation(done=True)
         if not action.calls:
             return self._refuse((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
-        messages, ok = [], True
-        for number, call in enumerate(action.calls, 1):
-            refuses_rest = self._is_finished or number > _CALLS
+        messages, all_ok = [], True
+        for call_number, call in enumerate(action.calls, 1):
+            is_last = self._is_finished or call_number > _MOST_CALLS
             try:
                 if self._is_finished:
                     raise Refused("the episode is over; the rest were not carried out")
-                if number > _CALLS:
-                    raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
-                text = self._carry_out(call)
+                if call_number > _MOST_CALLS:
+                    raise Refused(f"only {_MOST_CALLS} calls at once; the rest were not carried out")
+                reply_text = self._carry_out(call)
             except Refused as refusal:
-                ok, text = False, f"error: {refusal}"
-            self._is_finished |= self._over()
-            messages.append(Message("tool", text))
-            if refuses_rest:
+                all_ok, reply_text = False, f"error: {refusal}"
+            self._is_finished |= self._world_is_over()
+            messages.append(Message("tool", reply_text))
+            if is_last:
                 break
         if finish_listening := ability(self._world, "listened"):
             finish_listening()
-            self._is_finished |= self._over()
-        return Observation(tuple(messages), ok=ok, done=self._is_finished)
+            self._is_finished |= self._world_is_over()
+        return Observation(tuple(messages), ok=all_ok, done=self._is_finished)
 
-    def _before_its_end(self, action: Action) -> Action:
+    def _cut_at_end(self, action: Action) -> Action:
         """The action, without the first call that ends the episode and without those after it."""
-        ends = (index for index, call in enumerate(action.calls) if call.name == self._environment._ending.name)
-        end = None if self._environment._ends_by_text else next(ends, None)
-        return action if end is None else dataclasses.replace(action, calls=action.calls[:end])
+        end_indices = (index for index, call in enumerate(action.calls) if call.name == self._environment._ending.name)
+        end_index = None if self._environment._ends_by_text else next(end_indices, None)
+        return action if end_index is None else dataclasses.replace(action, calls=action.calls[:end_index])
 
     def state(self) -> Mapping[str, Any]:
         """The world, the answer, and whether the episode is finished."""
@@ -367,13 +367,13 @@ class ToolEpisode:
         if self._is_finished:
             return ()
         state = state_of(self._world)
-        calls = self._calls(state)[:_OFFERED]
-        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER][:_ANSWERS]
+        calls = self._list_calls(state)[:_MOST_OFFERED]
+        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MOST_ANSWERS]
         if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
-        ending, parameter = self._environment._ending.name, self._environment._ending.first
-        ends = [Call(ending, {parameter: text}) for text in answers] if parameter is not None else []
-        return tuple(Action(calls=(call,)) for call in (*calls, *ends, Call(ending)))
+        end_name, parameter = self._environment._ending.name, self._environment._ending.first
+        end_calls = [Call(end_name, {parameter: text}) for text in answers] if parameter is not None else []
+        return tuple(Action(calls=(call,)) for call in (*calls, *end_calls, Call(end_name)))
 
     def evaluate(self) -> Evaluation:
         """The judge's verdict, or the comparison with the end of the task's solution, played in a second world.
@@ -391,20 +391,20 @@ class ToolEpisode:
                 return verdict if isinstance(verdict, Evaluation) else Evaluation(float(verdict))
         if not self._task.solution:
             return Evaluation(0.0)
-        final = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
-        start_state, goal_state, answer = self._environment._end_of(self._task)
-        start, goal, now = (dict(_leaves(state)) for state in (start_state, goal_state, final))
+        end_state = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
+        start_state, goal_state, answer = self._environment._find_end(self._task)
+        start, goal, final = (dict(_leaves(state)) for state in (start_state, goal_state, end_state))
         changes = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
-        other_paths = (start.keys() | goal.keys() | now.keys()) - set(changes)
-        holds = [now.get(path) == goal.get(path) for path in changes]
-        wrong = sum(now.get(path) != goal.get(path) for path in other_paths)
-        checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_CHECKS], holds, strict=False)]
-        checks.append(Check("all else as expected", not wrong and all(holds[_CHECKS:])))
+        other_paths = (start.keys() | goal.keys() | final.keys()) - set(changes)
+        holds = [final.get(path) == goal.get(path) for path in changes]
+        wrong_count = sum(final.get(path) != goal.get(path) for path in other_paths)
+        checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_MOST_CHECKS], holds, strict=False)]
+        checks.append(Check("all else as expected", not wrong_count and all(holds[_MOST_CHECKS:])))
         if answer is not None:
             holds.append(same_answer(self.answer, answer))
             checks.append(Check("answer", holds[-1]))
         checks.append(Check("finished", self._is_finished))
-        partial = sum(holds) / max(1, len(holds) + wrong)
+        partial = sum(holds) / max(1, len(holds) + wrong_count)
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
@@ -421,66 +421,66 @@ class ToolEpisode:
             retire()
 
     def _carry_out(self, call: Call) -> str:
-        ending = self._environment._ending
-        if call.name != ending.name or self._environment._ends_by_text:
-            text = perform(self._tools, self._world, call)
-            if text != DONE:
-                self._texts = [*self._texts, text][-_REMEMBERED:]
-            return text
-        value = call.arguments.get(ending.first) if ending.first is not None else None
+        end_tool = self._environment._ending
+        if call.name != end_tool.name or self._environment._ends_by_text:
+            reply_text = perform(self._tools, self._world, call)
+            if reply_text != DONE:
+                self._texts = [*self._texts, reply_text][-_MOST_TEXTS:]
+            return reply_text
+        value = call.arguments.get(end_tool.first) if end_tool.first is not None else None
         try:
             answer = value if value is None or isinstance(value, str) else canonical(plain_json(value, "the answer"))
         except TypeError as error:
             raise Refused(str(error)) from error
-        text = ending.call(self._world, call.arguments)
+        reply_text = end_tool.call(self._world, call.arguments)
         self.answer, self._is_finished = self.answer if answer is None else answer, True
-        return text
+        return reply_text
 
-    def _over(self) -> bool:
+    def _world_is_over(self) -> bool:
         """Whether the world has ended the episode."""
-        over = ability(self._world, "over")
-        return over is not None and bool(over())
+        is_over = ability(self._world, "over")
+        return is_over is not None and bool(is_over())
 
-    def _on_offer(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
+    def _find_offered(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
         """The tools of these documents. Raises EnvironmentFailure for one that the environment lacks or documents
         differently: the policy would be told of another tool."""
-        own = self._environment._tools
+        own_tools = self._environment._tools
         tools = toolset(documents, none=True)
         for name, tool in tools.items():
-            if name not in own or own[name].document() != tool.document():
+            if name not in own_tools or own_tools[name].document() != tool.document():
                 raise EnvironmentFailure(
                     f"the episode offers the tool {name!r:.100}, which the environment lacks or documents differently; "
                     "expected the same tools in every episode, or some of them"
                 )
-        return {name: own[name] for name in tools}
+        return {name: own_tools[name] for name in tools}
 
     def _refuse(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._is_finished)
 
-    def calls_of(self, tool: str) -> list[Call]:
+    def calls_of(self, tool_name: str) -> list[Call]:
         """The calls of one tool that are worth trying now."""
-        return [call for call in self._calls(state_of(self._world), tool) if call.name == tool]
+        return [call for call in self._list_calls(state_of(self._world), tool_name) if call.name == tool_name]
 
-    def _calls(self, state: Any, only: str = "") -> list[Call]:
+    def _list_calls(self, state: Any, only_tool: str = "") -> list[Call]:
         """The calls that the environment's own `affordances` names, or else calls from schemas and from values seen:
-        a first one of each tool, or of the tool `only`, then a second, and so on."""
+        a first one of each tool, or of the tool `only_tool`, then a second, and so on."""
         if self._environment._affordances is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
-        index = seen_in(*(read(text) for text in reversed(self._texts)), state, self._task.setup)
+        value_index = seen_in(*(read(text) for text in reversed(self._texts)), state, self._task.setup)
         salt = canonical(state)
-        tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
-        of_tools = [self._of_tool(tool, index, salt) for tool in tools]
-        return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
+        tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
+        calls_by_tool = [self._draw_calls(tool, value_index, salt) for tool in tools]
+        return [calls[rank] for rank in range(_MOST_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
 
-    def _of_tool(self, tool: Tool, index: Seen, salt: str) -> list[Call]:
+    def _draw_calls(self, tool: Tool, value_index: ValueIndex, salt: str) -> list[Call]:
         rng = random.Random(repr((tool.name, salt)))
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(calls_of(tool, index, _TRIED, rng))
+            calls = list(calls_of(tool, value_index, _MOST_TRIED, rng))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
-        return [call for call in calls if self._works(call)][:_OF_TOOL]
+        return [call for call in calls if self._works(call)][:_MOST_PER_TOOL]
 
     def _works(self, call: Call) -> bool:
         """Whether the call works on a copy of the world; true if there is no copy."""
@@ -500,40 +500,40 @@ class ToolEpisode:
 def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """The parts of a state, at most four levels deep, as (path, canonical JSON)."""
     if isinstance(state, dict) and state and len(path) < 4:
-        for name, inner in state.items():
-            yield from _leaves(inner, (*path, name))
+        for key, member in state.items():
+            yield from _leaves(member, (*path, key))
     else:
         yield path, canonical(state)
 
 
 # If a tool of the world has the first name, the second is used, and then the second with a number.
-_NAME, _OTHER = "finish", "finish_episode"
-_SAID = "End the episode, with the answer if one was asked for."
-_TAKES = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
+_END_NAME, _OTHER_NAME = "finish", "finish_episode"
+_END_TEXT = "End the episode, with the answer if one was asked for."
+_END_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
 
 
 def free_name(tool_names: Collection[str]) -> str:
     """The name of the tool that ends an episode in a world whose tools have the names `tool_names`."""
-    names = itertools.chain((_NAME, _OTHER), (f"{_OTHER}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in tool_names)
+    candidates = itertools.chain((_END_NAME, _OTHER_NAME), (f"{_OTHER_NAME}_{suffix}" for suffix in itertools.count(2)))
+    return next(name for name in candidates if name not in tool_names)
 
 
 def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
     """The world's tool of that name, or else a new one. None stands for a free name."""
     end_name = free_name(tools) if name is None else name
-    return tools.get(end_name) or Tool(end_name, _SAID, _TAKES, lambda world, arguments: _end(arguments))
+    return tools.get(end_name) or Tool(end_name, _END_TEXT, _END_SCHEMA, lambda world, arguments: _check_end(arguments))
 
 
-def end_task(task: Task, ending: str) -> Task:
-    """The task, with a call of the tool `ending` at the end of its solution, if it has one."""
-    if not task.solution or ending in [call.name for call in task.solution[-1].calls]:
+def end_task(task: Task, end_name: str) -> Task:
+    """The task, with a call of the tool `end_name` at the end of its solution, if it has one."""
+    if not task.solution or end_name in [call.name for call in task.solution[-1].calls]:
         return task
-    return dataclasses.replace(task, solution=(*task.solution, Action(calls=(Call(ending),))))
+    return dataclasses.replace(task, solution=(*task.solution, Action(calls=(Call(end_name),))))
 
 
-def _end(arguments: Mapping[str, Any]) -> str:
-    if strange := [name for name in arguments if name != "answer"]:
-        raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
+def _check_end(arguments: Mapping[str, Any]) -> str:
+    if unknown_names := [argument_name for argument_name in arguments if argument_name != "answer"]:
+        raise Refused(f"unknown argument {unknown_names[0]!r:.100}; expected answer, or nothing")
     return "ok"
 
 
@@ -542,11 +542,11 @@ def spoken_answer(action: Action) -> str | None:
     return action.text.rpartition("</think>")[2].strip() or None
 
 
-def same_answer(text: str | None, goal_text: str) -> bool:
+def same_answer(answer_text: str | None, goal_text: str) -> bool:
     """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
-    if text is None:
+    if answer_text is None:
         return False
-    answer, goal = read(text), read(goal_text)
+    answer, goal = read(answer_text), read(goal_text)
     if isinstance(answer, str) and isinstance(goal, str):
         return " ".join(answer.casefold().split()) == " ".join(goal.casefold().split())
     return canonical(answer) == canonical(goal)

@@ -18,13 +18,12 @@ from ..worker.venv import Recipe, interpreter
 from .environment import ToolEnvironment, end_task, free_name
 from .toolset import Refused
 
-# The most calls of an action that are sent: as many as environments/tools carries out. Characters of a text, and of
-# arguments.
-_CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000
-# Tasks of a split of a package.
-MOST = 10_000
-# Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
-_VERDICT = 6
+# At most this much of an action is sent. environments/tools carries out as many calls.
+_MOST_CALLS, _MOST_TEXT_CHARS, _MOST_ARGUMENT_BYTES = 64, 100_000, 100_000
+# The most tasks of one split of a package.
+MOST_TASKS = 10_000
+# A verdict may take this many times the deadline of one call: it opens a second world and makes the solution's calls.
+_VERDICT_CALLS = 6
 
 
 def opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
@@ -40,7 +39,7 @@ class WorkerWorld:
         (message,) = episode.reset()
         facts = json.loads(message.content)
         self._episode, self._introduction, self.incomparable = episode, facts["introduction"], facts["incomparable"]
-        self._over = False
+        self._is_over = False
         self._replies: collections.deque[tuple[Call, str, bool]] = collections.deque()
 
     def on_offer(self) -> tuple[Mapping[str, Any], ...]:
@@ -52,10 +51,10 @@ class WorkerWorld:
 
     def listen(self, action: Action) -> None:
         """Sends the action, and keeps the answers to its calls."""
-        calls = tuple(_sendable(action.calls[:_CALLS]))
-        text = action.text[:_TEXT].encode("utf-8", "replace").decode()
-        reply = self._episode.step(Action(text, calls, action.error[:_TEXT]))
-        self._over |= reply.done
+        calls = tuple(_make_sendable(action.calls[:_MOST_CALLS]))
+        text = action.text[:_MOST_TEXT_CHARS].encode("utf-8", "replace").decode()
+        reply = self._episode.step(Action(text, calls, action.error[:_MOST_TEXT_CHARS]))
+        self._is_over |= reply.done
         messages = reply.messages if len(reply.messages) == len(calls) else reply.messages[:1] * len(calls)
         # A message with the role "user" is an error: an action may have calls that work and calls that do not.
         self._replies = collections.deque(
@@ -64,13 +63,13 @@ class WorkerWorld:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The answer to a call of the action that was sent. Raises Refused for an error."""
-        for index, (call, text, ok) in enumerate(self._replies):
+        for position, (call, reply_text, is_result) in enumerate(self._replies):
             if call.name == name and dict(call.arguments) == dict(arguments):
-                for _ in range(index + 1):
+                for _ in range(position + 1):
                     self._replies.popleft()
-                if not ok:
-                    raise Refused(text)
-                return text
+                if not is_result:
+                    raise Refused(reply_text)
+                return reply_text
         raise Refused("the call was not carried out: it is too long, or no JSON")
 
     def listened(self) -> None:
@@ -79,7 +78,7 @@ class WorkerWorld:
 
     def over(self) -> bool:
         """Whether the episode has ended itself, and all its answers were taken."""
-        return self._over and not self._replies
+        return self._is_over and not self._replies
 
     def state(self) -> Mapping[str, Any]:
         return self._episode.state()
@@ -92,18 +91,18 @@ class WorkerWorld:
         self._episode.close()
 
 
-def read_json(name: str, setting: str) -> Any:
+def read_json(setting_name: str, setting_text: str) -> Any:
     """The value of a setting that is JSON. Raises ValueError, which names the setting."""
     try:
-        return json.loads(setting)
+        return json.loads(setting_text)
     except ValueError as error:
-        raise ValueError(f"{name} is {setting!r:.200}, which is not JSON: {error}") from error
+        raise ValueError(f"{setting_name} is {setting_text!r:.200}, which is not JSON: {error}") from error
 
 
-def examine_success(full: float) -> None:
+def examine_success(full_reward: float) -> None:
     """Raises ValueError for a number that cannot be the reward of success."""
-    if not 0 < full < math.inf:
-        raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
+    if not 0 < full_reward < math.inf:
+        raise ValueError(f"full is {full_reward}; expected the reward of a solved task, more than 0")
 
 
 def folders(setting: str) -> tuple[str, ...]:
@@ -112,7 +111,7 @@ def folders(setting: str) -> tuple[str, ...]:
 
 
 def package_environment(
-    home: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
+    package: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
 ) -> ToolEnvironment:
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
 
@@ -121,19 +120,19 @@ def package_environment(
     `affordances` in place of its name: `lookups` are names of tools, separated by commas; a call may take `deadline`
     seconds, and each process `memory` GiB. `worker_settings` go to the worker, as do `path` and `arguments`.
     """
-    deadline, path = settings["deadline"], folders(settings["path"])
+    deadline, import_folders = settings["deadline"], folders(settings["path"])
     worker = isolate(
-        f"{home}.inside",
+        f"{package}.inside",
         python=settings["python"] or interpreter(name, recipe),
         bounds=Bounds(deadline=deadline, memory=int(settings["memory"] * 2**30), processes=64),
-        visible=(*path, *folders(settings["visible"])),
-        path=path,
+        visible=(*import_folders, *folders(settings["visible"])),
+        path=import_folders,
         arguments=json.loads(settings["arguments"]),
         **worker_settings,
     )
     try:
-        splits = {split: worker.tasks(split, MOST) for split in ("train", "dev", "eval")}
-        official = {task.id for tasks in splits.values() for task in tasks}
+        splits = {split: worker.tasks(split, MOST_TASKS) for split in ("train", "dev", "eval")}
+        official_ids = {task.id for tasks in splits.values() for task in tasks}
         open_world = opener(worker, name)
         with contextlib.closing(open_world(splits["train"][0].setup)) as world:
             tools, incomparable = worker.tools() or world.on_offer(), world.incomparable
@@ -146,14 +145,14 @@ def package_environment(
             splits={
                 split: [end_task(task, ending) if ending else task for task in tasks] for split, tasks in splits.items()
             },
-            judge=lambda task, world, answer, finished: world.verdict() if task.id in official else None,
+            judge=lambda task, world, answer, finished: world.verdict() if task.id in official_ids else None,
             affordances=settings["affordances"],
             lookups=settings["lookups"].split(",") if settings["lookups"] else None,
             instructions=settings["instructions"],
             ending=ending,
             traits=Traits(
                 concurrency=settings["concurrency"],
-                deadline=_VERDICT * deadline,
+                deadline=_VERDICT_CALLS * deadline,
                 worded_alike=True,
                 incomparable=incomparable or worker.traits.incomparable,
             ),
@@ -191,59 +190,59 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
+def function_of(function_path: str, import_folders: Sequence[str]) -> Callable[..., Any] | None:
     """The function package.module:function within the worker; None for no name. `path` are the user's folders.
 
     Raises ValueError for a module that is missing or cannot be imported, and for a name that it does not define.
     """
-    if not name:
+    if not function_path:
         return None
-    module, _, attribute = name.partition(":")
+    module, _, attribute = function_path.partition(":")
     try:
         namespace = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
-        raise ValueError(f"{name!r} {missing(module, error, path)}") from error
+        raise ValueError(f"{function_path!r} {missing(module, error, import_folders)}") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise ValueError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{function_path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if attribute not in namespace:
         raise ValueError(
-            f"{name!r} is not there: {namespace.get('__file__') or module} defines no {attribute!r}; expected "
+            f"{function_path!r} is not there: {namespace.get('__file__') or module} defines no {attribute!r}; expected "
             "package.module:name"
         )
     return namespace[attribute]
 
 
-def missing(module: str, error: ModuleNotFoundError, path: Sequence[str]) -> str:
+def missing(module: str, error: ModuleNotFoundError, import_folders: Sequence[str]) -> str:
     """Why a worker cannot import a module: the module is missing, or one that it imports is."""
-    absent = error.name or module
-    places = ", ".join(path) or "no folder, as `path` names none (the current folder is not read)"
-    where = f"in {places}, nor among the packages of {sys.prefix}"
-    if module == absent or module.startswith(f"{absent}."):
-        return f"is not there: no module {absent!r} {where}; name its folder in `path`"
-    return f"cannot be imported: it needs {absent!r}, which is not {where}"
+    absent_module = error.name or module
+    folder_list = ", ".join(import_folders) or "no folder, as `path` names none (the current folder is not read)"
+    search_place = f"in {folder_list}, nor among the packages of {sys.prefix}"
+    if module == absent_module or module.startswith(f"{absent_module}."):
+        return f"is not there: no module {absent_module!r} {search_place}; name its folder in `path`"
+    return f"cannot be imported: it needs {absent_module!r}, which is not {search_place}"
 
 
-def share_of(total: float, full: float, what: str) -> float:
+def share_of(total: float, full_reward: float, reward_name: str) -> float:
     """A package's reward over that of success, as a number in [0, 1]. Raises ValueError for one that is not finite."""
-    return min(max(finite(total, what) / full, 0.0), 1.0)
+    return min(max(finite(total, reward_name) / full_reward, 0.0), 1.0)
 
 
-def finite(reward: Any, what: str) -> float:
+def finite(reward: Any, reward_name: str) -> float:
     """A reward as a number; `what` names it in an error. Raises ValueError for one that is not finite."""
     try:
-        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
+        value = math.nan if isinstance(reward, (str, bytes)) else float(reward)
     except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {reward!r:.100}; expected a finite number")
-    return number
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{reward_name} is {reward!r:.100}; expected a finite number")
+    return value
 
 
-def _sendable(calls: tuple[Call, ...]) -> Iterator[Call]:
+def _make_sendable(calls: tuple[Call, ...]) -> Iterator[Call]:
     """The calls; one that is too long or not JSON becomes a call that no tool takes."""
     for call in calls:
         try:
-            size = len(json.dumps([call.name, dict(call.arguments)], allow_nan=False, ensure_ascii=False).encode())
+            num_bytes = len(json.dumps([call.name, dict(call.arguments)], allow_nan=False, ensure_ascii=False).encode())
         except (TypeError, ValueError, RecursionError):  # also for half a character
-            size = _ARGUMENTS + 1
-        yield call if size <= _ARGUMENTS else Call("")
+            num_bytes = _MOST_ARGUMENT_BYTES + 1
+        yield call if num_bytes <= _MOST_ARGUMENT_BYTES else Call("")

@@ -15,10 +15,10 @@ from cojax.environment import EnvironmentFailure
 from cojax.types import Call
 
 # The most characters of a result, of which `play` keeps fewer.
-_RESULT = 200_000
+_MAX_TEXT = 200_000
 # The observation of a call that returns nothing.
 DONE = "ok"
-_NAME = re.compile(r"\w[\w./:-]{0,127}")
+_TOOL_NAME = re.compile(r"\w[\w./:-]{0,127}")
 
 
 class Refused(Exception):
@@ -64,22 +64,22 @@ class Tool:
         except (Refused, EnvironmentFailure, MemoryError):
             raise
         except Exception as error:
-            raise Refused(_reason(error)) from error
-        return _text(self.name, result)
+            raise Refused(_explain_error(error)) from error
+        return _write_text(self.name, result)
 
 
 def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, none: bool = False) -> dict[str, Tool]:
     """The tools by name. Raises ValueError for one that cannot be read, for two with one name, and for no tool at all
     unless `none` allows that."""
-    by_name: dict[str, Tool] = {}
-    for number, source in enumerate(tools, 1):
-        tool = _of_document(source, number) if isinstance(source, Mapping) else _of_function(source, number)
-        if tool.name in by_name:
+    tool_by_name: dict[str, Tool] = {}
+    for position, source in enumerate(tools, 1):
+        tool = _read_document(source, position) if isinstance(source, Mapping) else _read_function(source, position)
+        if tool.name in tool_by_name:
             raise ValueError(f"two tools are called {tool.name!r}; give each a name of its own")
-        by_name[tool.name] = tool
-    if not by_name and not none:
+        tool_by_name[tool.name] = tool
+    if not tool_by_name and not none:
         raise ValueError("there are no tools; expected functions, or documents with name and parameters")
-    return by_name
+    return tool_by_name
 
 
 def perform(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
@@ -90,12 +90,12 @@ def perform(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
     return tool.call(world, call.arguments)
 
 
-def _of_document(document: Mapping[str, Any], number: int) -> Tool:
+def _read_document(document: Mapping[str, Any], position: int) -> Tool:
     """The tool of a document in our form, OpenAI's, or MCP's."""
-    inner = document["function"] if isinstance(document.get("function"), Mapping) else document
-    name, parameters = inner.get("name"), inner.get("parameters") or inner.get("inputSchema") or {}
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        raise ValueError(f"tool {number} has the name {name!r:.100}; expected letters, digits and any of _ . - / :")
+    spec = document["function"] if isinstance(document.get("function"), Mapping) else document
+    name, parameters = spec.get("name"), spec.get("parameters") or spec.get("inputSchema") or {}
+    if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
+        raise ValueError(f"tool {position} has the name {name!r:.100}; expected letters, digits and any of _ . - / :")
     try:
         schema = json.loads(json.dumps(parameters, allow_nan=False))
     except (TypeError, ValueError) as error:
@@ -104,23 +104,23 @@ def _of_document(document: Mapping[str, Any], number: int) -> Tool:
         raise ValueError(
             f"the parameters of tool {name!r} are {parameters!r:.100}; expected a JSON schema of an object"
         )
-    return Tool(name, str(inner.get("description") or ""), {"type": "object", **schema})
+    return Tool(name, str(spec.get("description") or ""), {"type": "object", **schema})
 
 
-def _of_function(function: Any, number: int) -> Tool:
+def _read_function(function: Any, position: int) -> Tool:
     """The tool of a function whose first parameter is the world; pydantic reads the others and checks arguments."""
     if not callable(function):
-        raise ValueError(f"tool {number} is of type {type(function).__name__}; expected a function or a document")
+        raise ValueError(f"tool {position} is of type {type(function).__name__}; expected a function or a document")
     name = getattr(function, "__name__", "")
-    if not _NAME.fullmatch(name) or name == "<lambda>":
-        raise ValueError(f"tool {number}, {function!r:.100}, has no name; define it with `def`")
+    if not _TOOL_NAME.fullmatch(name) or name == "<lambda>":
+        raise ValueError(f"tool {position}, {function!r:.100}, has no name; define it with `def`")
     inputs = list(inspect.signature(function).parameters.values())
     if not inputs or inputs[0].kind not in (inputs[0].POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD):
         raise ValueError(f"tool {name!r} takes no world; its first parameter must be the world that it acts on")
     parameters = inputs[1:]
-    if strange := [p.name for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
+    if unnamed := [p.name for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
         raise ValueError(
-            f"tool {name!r} has the parameter {strange[0]!r}, which has no fixed name; name each parameter"
+            f"tool {name!r} has the parameter {unnamed[0]!r}, which has no fixed name; name each parameter"
         )
     schema, check = _make_checker(function, parameters)
 
@@ -140,16 +140,16 @@ def _make_checker(
     from pydantic_core import ArgsKwargs, to_jsonable_python
 
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        type_hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise ValueError(f"the type hints of tool {function.__name__!r} cannot be read: {error}") from error
 
     def collect(**arguments: Any) -> dict[str, Any]:
         return arguments
 
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    collect.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    collect.__annotations__ = {one.name: hints[one.name] for one in parameters if one.name in hints}
+    keyword_parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    collect.__signature__ = inspect.Signature(keyword_parameters)  # type: ignore[attr-defined]
+    collect.__annotations__ = {p.name: type_hints[p.name] for p in parameters if p.name in type_hints}
     try:
         adapter: Any = pydantic.TypeAdapter(collect)  # type: ignore[arg-type]
         schema = adapter.json_schema()
@@ -158,7 +158,7 @@ def _make_checker(
         raise ValueError(f"the type hints of tool {function.__name__!r} make no JSON schema: {reason}") from error
     schema.setdefault("properties", {})
 
-    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             values = adapter.validate_python(ArgsKwargs((), dict(arguments)))
         except pydantic.ValidationError as error:
@@ -167,36 +167,36 @@ def _make_checker(
         except TypeError as error:  # a name that is no text
             raise Refused(str(error)) from error
         # Text such as "nan" has become a number by now, also within a model of the user's. Defaults are the tool's own.
-        explicit = {one.name: values[one.name] for one in parameters if values[one.name] is not one.default}
+        explicit_arguments = {p.name: values[p.name] for p in parameters if values[p.name] is not p.default}
         with contextlib.suppress(ValueError):  # nested too deeply to be read
-            _require_finite(to_jsonable_python(explicit, serialize_unknown=True, bytes_mode="base64"))
+            _require_finite(to_jsonable_python(explicit_arguments, serialize_unknown=True, bytes_mode="base64"))
         return values
 
-    return schema, check
+    return schema, check_arguments
 
 
 def _require_finite(arguments: Mapping[str, Any]) -> None:
     """Raises Refused for an argument with a number that is not finite: no state with it would be JSON."""
     for name, argument in arguments.items():
-        stack = [argument]
-        while stack:
-            match stack.pop():
+        pending_values = [argument]
+        while pending_values:
+            match pending_values.pop():
                 case float(number) if not math.isfinite(number):
                     raise Refused(f"{name}: found {number}; expected a finite number")
                 case dict(members):
-                    stack += members.values()
+                    pending_values += members.values()
                 case list(members):
-                    stack += members
+                    pending_values += members
 
 
-def _reason(error: Exception) -> str:
+def _explain_error(error: Exception) -> str:
     """What a refusal says: the message, with the type before it if the message alone would not explain it."""
-    text = " ".join(str(error).split())
-    plain = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
-    return (text if plain and text else f"{type(error).__name__}: {text}".rstrip(": "))[:2_000]
+    message = " ".join(str(error).split())
+    is_plain = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
+    return (message if is_plain and message else f"{type(error).__name__}: {message}".rstrip(": "))[:2_000]
 
 
-def _text(name: str, result: Any) -> str:
+def _write_text(tool_name: str, result: Any) -> str:
     if result is None:
         return DONE
     if not isinstance(result, str):
@@ -204,6 +204,6 @@ def _text(name: str, result: Any) -> str:
             result = json.dumps(result, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(
-                f"tool {name!r} returned {type(result).__name__}; expected text, JSON or None: {error}"
+                f"tool {tool_name!r} returned {type(result).__name__}; expected text, JSON or None: {error}"
             ) from error
-    return result if len(result) <= _RESULT else f"{result[:_RESULT]}\n[{len(result) - _RESULT} characters cut]"
+    return result if len(result) <= _MAX_TEXT else f"{result[:_MAX_TEXT]}\n[{len(result) - _MAX_TEXT} characters cut]"

@@ -10,7 +10,7 @@ from cojax.types import Call, Triplet
 
 JOINER = ", then "
 # The most characters of a value that is looked up and used, or told; and of the words for a place that is looked up.
-_LONGEST, _PLACE = 200, 4_000
+_MOST_VALUE_CHARS, _MOST_PLACE_CHARS = 200, 4_000
 
 
 def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> str | None:
@@ -22,24 +22,24 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     """
     exchanges = calls_with_observations(steps)
     clauses: list[str] = []
-    used: set[int] = set()
-    clause = _clauses(exchanges, lookups, used)
-    for index, (call, _) in enumerate(exchanges):
+    sources: set[int] = set()
+    word_call = _worder(exchanges, lookups, sources)
+    for call_index, (call, _) in enumerate(exchanges):
         if call.name == ending:
-            if index < len(exchanges) - 1:
+            if call_index < len(exchanges) - 1:
                 return None
             if answer := next(iter(call.arguments.values()), None):
-                lookup = index - 1
-                if lookup < 0 or exchanges[lookup][0].name not in lookups or exchanges[lookup][1] != answer:
+                previous = call_index - 1
+                if previous < 0 or exchanges[previous][0].name not in lookups or exchanges[previous][1] != answer:
                     return None
-                if len(str(answer)) > _LONGEST:
+                if len(str(answer)) > _MOST_VALUE_CHARS:
                     return None
-                used.add(lookup)
-                clauses.append(f"tell what {clause(lookup)} says")
+                sources.add(previous)
+                clauses.append(f"tell what {word_call(previous)} says")
         elif call.name not in lookups:
-            clauses.append(clause(index))
-    looked_up = {index for index, (call, _) in enumerate(exchanges) if call.name in lookups}
-    return JOINER.join(clauses) if clauses and looked_up <= used else None
+            clauses.append(word_call(call_index))
+    lookup_indices = {call_index for call_index, (call, _) in enumerate(exchanges) if call.name in lookups}
+    return JOINER.join(clauses) if clauses and lookup_indices <= sources else None
 
 
 def words_of(name: str) -> str:
@@ -47,58 +47,58 @@ def words_of(name: str) -> str:
     return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
 
 
-def _clauses(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> Callable[[int], str]:
-    """Index of a call → the call in words. Adds to `used` the indices of the look-ups that arguments come from."""
+def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sources: set[int]) -> Callable[[int], str]:
+    """Index of a call → the call in words. Adds to `sources` the indices of the look-ups that arguments come from."""
 
     @functools.cache
-    def clause(index: int) -> str:
-        call, _ = exchanges[index]
-        phrases = [f"{words_of(name)} {word_value(value, index)}" for name, value in call.arguments.items()]
+    def word_call(call_index: int) -> str:
+        call, _ = exchanges[call_index]
+        phrases = [f"{words_of(name)} {word_value(value, call_index)}" for name, value in call.arguments.items()]
         verb = words_of(call.name)
         return f"{verb} with {' and '.join(phrases)}" if phrases else verb
 
-    def word_value(value: Any, position: int) -> str:
+    def word_value(value: Any, call_index: int) -> str:
         """An argument in words: the place where the latest earlier look-up shows it, or the value itself.
 
         It must be the only place in the observation, and its words must be few: where each look-up takes two values of
         another one, words double. A value that an earlier call already took is known, and is worded as itself.
         """
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            for index in reversed(range(position)):
-                call, observation = exchanges[index]
+            for lookup_index in reversed(range(call_index)):
+                call, observation = exchanges[lookup_index]
                 if value in call.arguments.values():
                     break
-                place = _place(value, observation) if call.name in lookups else None
-                if place is not None and len(words := clause(index)) <= _PLACE:
-                    used.add(index)
+                place = _word_place(value, observation) if call.name in lookups else None
+                if place is not None and len(words := word_call(lookup_index)) <= _MOST_PLACE_CHARS:
+                    sources.add(lookup_index)
                     return f"{place} {words} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
-    return clause
+    return word_call
 
 
-def _place(value: str | int | float, observation: str) -> str | None:
+def _word_place(value: str | int | float, observation: str) -> str | None:
     """Where an observation shows a value, in words; None if it shows it nowhere or in several places."""
-    if len(observation) > 50 * _LONGEST:
+    if len(observation) > 50 * _MOST_VALUE_CHARS:
         return None
     if observation == str(value):
         return "what"
     try:
-        paths = _places(json.loads(observation), value)
+        paths = _find_paths(json.loads(observation), value)
     except (ValueError, RecursionError):
         return None
     return f"the {' '.join(map(words_of, paths[0]))} that" if len(paths) == 1 and paths[0] else None
 
 
-def _places(tree: Any, value: Any) -> list[tuple[str, ...]]:
+def _find_paths(json_value: Any, value: Any) -> list[tuple[str, ...]]:
     """The paths of keys to a value in some JSON."""
-    if isinstance(tree, Mapping):
-        return [(str(key), *path) for key, inner in tree.items() for path in _places(inner, value)]
-    if isinstance(tree, list):
+    if isinstance(json_value, Mapping):
+        return [(str(key), *path) for key, member in json_value.items() for path in _find_paths(member, value)]
+    if isinstance(json_value, list):
         # Elements have no names of their own: a list of several shows a value in no place that words can name.
-        paths = [path for inner in tree for path in _places(inner, value)]
-        return paths if len(tree) == 1 else [(), *paths] if paths else []
-    return [()] if tree == value and type(tree) is type(value) else []
+        paths = [path for member in json_value for path in _find_paths(member, value)]
+        return paths if len(json_value) == 1 else [(), *paths] if paths else []
+    return [()] if json_value == value and type(json_value) is type(value) else []
 
 
 def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:

@@ -44,12 +44,12 @@ def make(
     sys.path += path
     train = Source.of(taskset, path, arguments, most)
     held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
-    read = function_of(state, path)
-    splits, row_of = divide(train, held_out, function_of(solution, path))
+    read_state = function_of(state, path)
+    splits, find_row = divide(train, held_out, function_of(solution, path))
     tools = documents([train, *([held_out] if held_out else [])])
     return Episodes(
         "verifiers",
-        lambda task: RolloutEpisode(*row_of(task.setup), read, full),
+        lambda task: RolloutEpisode(*find_row(task.setup), read_state, full),
         splits,
         lambda: tools,
         Traits(incomparable="" if state else train.incomparable()),
@@ -57,14 +57,14 @@ def make(
 
 
 # The most characters of a tool's answer.
-_ANSWER = 200_000
+_MOST_ANSWER_CHARS = 200_000
 
 
 class RolloutEpisode:
-    """An episode of one task. `read`, (trace, toolsets) → JSON, adds to its state; `full` is the reward of success."""
+    """An episode of one task. `read_state`, (trace, toolsets) → JSON, adds to its state; `full` is success's reward."""
 
-    def __init__(self, source: Source, task: Any, read: Callable[..., Any] | None, full: float) -> None:
-        self._source, self._task, self._read, self._full = source, task, read, full
+    def __init__(self, source: Source, task: Any, read_state: Callable[..., Any] | None, full: float) -> None:
+        self._source, self._task, self._read_state, self._full = source, task, read_state, full
         self._trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             state=state_cls(type(task))(),
@@ -73,38 +73,38 @@ class RolloutEpisode:
         self._runner = asyncio.Runner()
         self._runtime = make_runtime(SubprocessConfig(), name=self._trace.id)
         self._messages: list[Any] = []
-        self._tools: dict[str, tuple[MCPServer, str]] = {}
+        self._server_by_tool: dict[str, tuple[MCPServer, str]] = {}
         self._toolsets: list[Any] = []
         self._tool_documents: list[Mapping[str, Any]] = []
-        self._documents: list[vf.Tool] = []
-        self._numbers = itertools.count(1)
+        self._package_tools: list[vf.Tool] = []
+        self._call_numbers = itertools.count(1)
         self._verdict: Evaluation | None = None
-        self._over = False
+        self._is_over = False
 
     def reset(self) -> tuple[Message, ...]:
         self._runner.run(self._open())
-        system = system_of(self._task)
-        self._messages = [vf.SystemMessage(content=system)] if system else []
+        system_text = system_of(self._task)
+        self._messages = [vf.SystemMessage(content=system_text)] if system_text else []
         self._messages.append(vf.UserMessage(content=query_of(self._task)))
-        return opening(system)
+        return opening(system_text)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self._tool_documents)
 
     def step(self, action: Action) -> Observation:
         """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
-        if self._over:
+        if self._is_over:
             return Observation(tuple(Message("user", "the episode is over") for _ in action.calls), done=True)
-        observation = self._runner.run(self._turn(action))
-        self._over = observation.done
+        observation = self._runner.run(self._take_turn(action))
+        self._is_over = observation.done
         return observation
 
     def state(self) -> Mapping[str, Any]:
         """The taskset's own state, and what the reader adds; nothing if there is none."""
-        own = self._trace.state.model_dump(mode="json", exclude={"artifacts"})
-        if self._read is None:
-            return own
-        return {**own, "read": self._read(self._trace, list(self._toolsets))}
+        own_state = self._trace.state.model_dump(mode="json", exclude={"artifacts"})
+        if self._read_state is None:
+            return own_state
+        return {**own_state, "read": self._read_state(self._trace, list(self._toolsets))}
 
     def affordances(self) -> tuple[Action, ...]:
         return ()
@@ -113,10 +113,10 @@ class RolloutEpisode:
         """The taskset's rewards, over the reward of success, as a number in [0, 1]. It scores only once."""
         if self._verdict is None:
             self._runner.run(self._score())
-            rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
-            for name, one in rewards.items():
-                finite(one.value, f"the taskset's reward {name!r} of task {self._task.data.idx}")
-            checks = tuple(Check(name, one.score >= 1.0) for name, one in rewards.items())
+            rewards = {name: reward for name, reward in self._trace.rewards.items() if reward is not None}
+            for name, reward in rewards.items():
+                finite(reward.value, f"the taskset's reward {name!r} of task {self._task.data.idx}")
+            checks = tuple(Check(name, reward.score >= 1.0) for name, reward in rewards.items())
             share = share_of(self._trace.reward, self._full, "the sum of the taskset's rewards")
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
@@ -127,20 +127,20 @@ class RolloutEpisode:
     async def _open(self) -> None:
         await self._runtime.start()
         await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
-        for toolset, own in self._source.toolsets(self._task):
+        for toolset, is_task_toolset in self._source.toolsets(self._task):
             self._share_state(toolset)
             await toolset.setup()
-            if own:
+            if is_task_toolset:
                 await toolset.setup_task(self._task.data)
             self._toolsets.append(toolset)
             server = serve(toolset)
             for tool in await server.list_tools():
                 self._tool_documents.append(document_of(toolset, tool))
                 document = self._tool_documents[-1]["function"]
-                self._tools[document["name"]] = (server, tool.name)
-                self._documents.append(vf.Tool(**document))
-        if stop := await self._find_stop():
-            raise ValueError(f"the episode is over before its first action: the stop {stop} holds")
+                self._server_by_tool[document["name"]] = (server, tool.name)
+                self._package_tools.append(vf.Tool(**document))
+        if stop_name := await self._find_stop():
+            raise ValueError(f"the episode is over before its first action: the stop {stop_name} holds")
 
     def _share_state(self, toolset: Any) -> None:
         """Has the toolset read and write the trace's state directly, instead of through the package's HTTP channel."""
@@ -155,50 +155,50 @@ class RolloutEpisode:
 
         toolset._pull_state, toolset._push_state = pull, push
 
-    async def _turn(self, action: Action) -> Observation:
-        calls = [(f"call_{next(self._numbers)}", call) for call in action.calls]
+    async def _take_turn(self, action: Action) -> Observation:
+        calls = [(f"call_{next(self._call_numbers)}", call) for call in action.calls]
         self._commit(action, calls)
-        answers = [(await self._answer(call), number, call) for number, call in calls]
-        for (text, _), number, call in answers:
-            self._messages.append(vf.ToolMessage(tool_call_id=number, content=text, name=call.name))
+        answers = [(await self._answer(call), call_id, call) for call_id, call in calls]
+        for (answer_text, _), call_id, call in answers:
+            self._messages.append(vf.ToolMessage(tool_call_id=call_id, content=answer_text, name=call.name))
         if action.error and not calls:
             self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
-        messages = tuple(Message("tool" if ok else "user", text) for (text, ok), _, _ in answers)
+        messages = tuple(Message("tool" if is_ok else "user", answer_text) for (answer_text, is_ok), _, _ in answers)
         return Observation(messages, done=await self._check_stops())
 
     def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
         """Adds the action to the trace as the reply of a model, with its thought as the reasoning."""
         thought, _, text = action.text.rpartition("</think>")
         vf_calls = [
-            vf.ToolCall(id=number, name=call.name, arguments=json.dumps(dict(call.arguments))) for number, call in calls
+            vf.ToolCall(id=id_, name=call.name, arguments=json.dumps(dict(call.arguments))) for id_, call in calls
         ]
         body = text.partition("<tool_call>")[0].strip() if vf_calls else text.strip()
         message = vf.AssistantMessage(
             content=body, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=vf_calls or None
         )
-        turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
+        turn = graph.prepare_turn(self._trace, list(self._messages), self._package_tools)
         reason = "tool_calls" if vf_calls else "stop"
         turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
         self._messages.append(message)
 
     async def _answer(self, call: Call) -> tuple[str, bool]:
         """The answer to a call, and whether it worked."""
-        if call.name not in self._tools:
+        if call.name not in self._server_by_tool:
             return f"error: unknown tool {call.name!r:.100}", False
-        server, name = self._tools[call.name]
+        server, tool_name = self._server_by_tool[call.name]
         try:
-            result = await server.call_tool(name, dict(call.arguments))
+            result = await server.call_tool(tool_name, dict(call.arguments))
         except ToolError as error:
-            return str(error)[:_ANSWER], False
+            return str(error)[:_MOST_ANSWER_CHARS], False
         blocks = [block.text if block.type == "text" else str(block) for block in result.content]
-        return "\n".join(blocks)[:_ANSWER], not result.is_error
+        return "\n".join(blocks)[:_MOST_ANSWER_CHARS], not result.is_error
 
     async def _check_stops(self) -> bool:
         """Whether a stop of the task ends the rollout, as the package asks before each turn."""
-        if stop := await self._find_stop():
-            graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
-            self._trace.stop(stop)
-        return bool(stop)
+        if stop_name := await self._find_stop():
+            graph.prepare_turn(self._trace, list(self._messages), self._package_tools).commit_prompt()
+            self._trace.stop(stop_name)
+        return bool(stop_name)
 
     async def _find_stop(self) -> str:
         """The name of a stop of the task that holds now, "" if none does. Raises TypeError for an answer that is not
@@ -218,6 +218,6 @@ class RolloutEpisode:
         try:
             await self._task.score(self._trace, self._runtime)
         except TaskError as error:  # its reason names no reward
-            names = [name for name, one in self._trace.rewards.items() if one is None]
-            raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(names)}: {error}") from error
+            reward_names = [name for name, reward in self._trace.rewards.items() if reward is None]
+            raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(reward_names)}: {error}") from error
         self._trace.ok = True

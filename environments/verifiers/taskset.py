@@ -20,11 +20,11 @@ from ..tools.toolset import document
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here the policy plays its part, with only the taskset's tools.
-_PLAIN = "bash"
-# Of a taskset without evaluation tasks, one task in so many is held out, in halves for dev and eval.
-_HELD_OUT = 5
-_NO_STATE = "the taskset declares no State of its own"
-_NO_TOOLS = "the taskset has no tools"
+_PLAIN_HARNESS = "bash"
+# Of a taskset without evaluation tasks, one task in this many is held out; half of these are for dev, half for eval.
+_TASKS_PER_HELD_OUT = 5
+_NO_STATE_REASON = "the taskset declares no State of its own"
+_NO_TOOLS_REASON = "the taskset has no tools"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,29 +48,29 @@ class Source:
             package = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
             raise ValueError(f"the taskset {module!r} {missing(package, cause, path)}") from error
         config = config_type.model_validate({**arguments, "id": module})
-        if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
-            raise _unplayable(module, f"its environment {kind.__name__} plays agents of its own against the policy")
-        if (harness := default_harness_id(module)) != _PLAIN:
+        if (env_type := vf.environment_class(module)) is not vf.SingleAgentEnv:
+            raise _unplayable(module, f"its environment {env_type.__name__} plays agents of its own against the policy")
+        if (harness := default_harness_id(module)) != _PLAIN_HARNESS:
             raise _unplayable(module, f"the harness {harness!r} that it brings runs the agent itself")
         taskset = vf.load_taskset(config)
         tasks = list(taskset.take(most))
         if not tasks:
             raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
         source = cls(taskset, tasks)
-        of_kinds = (reason for index, task in source.kinds() for reason in _obstacles(index, task))
-        of_tasks = (reason for index, task in enumerate(tasks) for reason in _obstacles_of_data(index, task))
-        for reason in itertools.chain(of_kinds, of_tasks):
+        kind_reasons = (reason for index, task in source.kinds() for reason in _find_obstacles(index, task))
+        task_reasons = (reason for index, task in enumerate(tasks) for reason in _find_data_obstacles(index, task))
+        for reason in itertools.chain(kind_reasons, task_reasons):
             raise _unplayable(module, reason)
         return source
 
     def kinds(self) -> list[tuple[int, Any]]:
         """The first task of each class and configuration, with its index: these decide what the others have too."""
         # Most tasks share one configuration object, whose text is then made once.
-        texts = {id(task.config): repr(task.config) for task in self.tasks}
-        firsts: dict[tuple[type, str], tuple[int, Any]] = {}
+        config_texts = {id(task.config): repr(task.config) for task in self.tasks}
+        first_tasks: dict[tuple[type, str], tuple[int, Any]] = {}
         for index, task in enumerate(self.tasks):
-            firsts.setdefault((type(task), texts[id(task.config)]), (index, task))
-        return list(firsts.values())
+            first_tasks.setdefault((type(task), config_texts[id(task.config)]), (index, task))
+        return list(first_tasks.values())
 
     def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
         """The toolsets of an episode, and whether each is the task's. Raises ValueError for one served elsewhere."""
@@ -85,17 +85,17 @@ class Source:
 
     def incomparable(self) -> str:
         """Why the states of two episodes cannot be compared, "" if those of all tasks can."""
-        lacking = [(index, self._lacks(task)) for index, task in self.kinds()]
-        reasons = [(index, reason) for index, reason in lacking if reason]
+        all_reasons = [(index, self._explain_lack(task)) for index, task in self.kinds()]
+        reasons = [(index, reason) for index, reason in all_reasons if reason]
         if not reasons:
             return ""
         index, reason = reasons[0]
-        return reason if len({reason for _, reason in lacking}) == 1 else f"task {index}: {reason}"
+        return reason if len({reason for _, reason in all_reasons}) == 1 else f"task {index}: {reason}"
 
-    def _lacks(self, task: Any) -> str:
+    def _explain_lack(self, task: Any) -> str:
         if not self.toolsets(task):
-            return _NO_TOOLS
-        return "" if set(state_cls(type(task)).model_fields) - set(vf.State.model_fields) else _NO_STATE
+            return _NO_TOOLS_REASON
+        return "" if set(state_cls(type(task)).model_fields) - set(vf.State.model_fields) else _NO_STATE_REASON
 
 
 def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
@@ -103,29 +103,29 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
     first_uses: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for source in sources:
         for index, task in source.kinds():
-            own: set[str] = set()
+            own_names: set[str] = set()
             for toolset, _ in source.toolsets(task):
                 for tool in asyncio.run(serve(toolset).list_tools()):
                     tool_document = document_of(toolset, tool)
                     name = tool_document["function"]["name"]
-                    origin, first_document = first_uses.setdefault(name, (index, tool_document))
-                    if name in own:
+                    first_idx, first_document = first_uses.setdefault(name, (index, tool_document))
+                    if name in own_names:
                         raise ValueError(
                             f"task {index}: two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own"
                         )
                     if first_document != tool_document:
                         raise ValueError(
-                            f"task {index}: the tool {name!r} differs from that of task {origin}; give one toolset "
+                            f"task {index}: the tool {name!r} differs from that of task {first_idx}; give one toolset "
                             "a TOOL_PREFIX of its own"
                         )
-                    own.add(name)
+                    own_names.add(name)
     return tuple(tool_document for _, tool_document in first_uses.values())
 
 
 def document_of(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
-    name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-    return document(name, tool.description or "", tool.input_schema)
+    tool_name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
+    return document(tool_name, tool.description or "", tool.input_schema)
 
 
 def serve(toolset: Any) -> MCPServer:
@@ -144,33 +144,33 @@ def divide(
     hash of each, is divided between the two.
     """
     sources = {"train": train, **({"eval": held_out} if held_out else {})}
-    by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
-    for name, source in sources.items():
-        for index, row in enumerate(source.tasks):
-            task = _task(name, index, row, solution)
-            split = name
+    tasks_by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
+    for source_name, source in sources.items():
+        for index, record in enumerate(source.tasks):
+            task = _to_task(source_name, index, record, solution)
+            split = source_name
             if held_out is None:
-                place = int(content_hash(["held out", row.key]), 16) % (2 * _HELD_OUT)
-                split = "dev" if place == 0 else "eval" if place == 1 else "train"
-            by_split[split].append(task)
+                remainder = int(content_hash(["held out", record.key]), 16) % (2 * _TASKS_PER_HELD_OUT)
+                split = "dev" if remainder == 0 else "eval" if remainder == 1 else "train"
+            tasks_by_split[split].append(task)
     if held_out is not None:
-        by_split["dev"] = by_split["eval"]
-    if not by_split["train"]:
-        by_split = {"train": [*by_split["dev"], *by_split["eval"]], "dev": [], "eval": []}
-    distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in by_split.items()}
+        tasks_by_split["dev"] = tasks_by_split["eval"]
+    if not tasks_by_split["train"]:
+        tasks_by_split = {"train": [*tasks_by_split["dev"], *tasks_by_split["eval"]], "dev": [], "eval": []}
+    distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in tasks_by_split.items()}
     held_out_queries = {task.query for split in ("dev", "eval") for task in distinct[split]}
     distinct["train"] = tuple(task for task in distinct["train"] if task.query not in held_out_queries)
     if not distinct["train"]:
         raise ValueError("every task to train on is also evaluated on; give `evaluation` settings of other tasks")
 
-    def row_of(setup: Mapping[str, Any]) -> tuple[Source, Any]:
+    def find_row(setup: Mapping[str, Any]) -> tuple[Source, Any]:
         """Raises ValueError for a setup that names no task."""
         source, index = sources.get(setup.get("of", "")), setup.get("task")
         if source is None or not isinstance(index, int) or not 0 <= index < len(source.tasks):
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected a task of {', '.join(sources)}")
         return source, source.tasks[index]
 
-    return distinct, row_of
+    return distinct, find_row
 
 
 def system_of(task: Any) -> str:
@@ -186,14 +186,14 @@ def query_of(task: Any) -> str:
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
 
 
-def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None) -> Task:
-    actions = actions_of(solution(row.data)) if solution else ()
+def _to_task(source_name: str, index: int, record: Any, solution: Callable[..., Any] | None) -> Task:
+    actions = actions_of(solution(record.data)) if solution else ()
     if actions and actions[-1].calls:
         actions = (*actions, Action())
-    return Task(NAME, query_of(row), {"of": source, "task": index}, actions)
+    return Task(NAME, query_of(record), {"of": source_name, "task": index}, actions)
 
 
-def _obstacles(index: int, task: Any) -> Iterator[str]:
+def _find_obstacles(index: int, task: Any) -> Iterator[str]:
     """What a kind of task, of which `task` is the first, has without a counterpart here."""
     if task.NEEDS_CONTAINER:
         yield f"task {index} needs a container"
@@ -206,7 +206,7 @@ def _obstacles(index: int, task: Any) -> Iterator[str]:
         yield f"task {index}: its judges ask a model over a network, and so have no verifiable reward"
 
 
-def _obstacles_of_data(index: int, task: Any) -> Iterator[str]:
+def _find_data_obstacles(index: int, task: Any) -> Iterator[str]:
     """What a single task has that has no counterpart here."""
     data, prompt = task.data, task.data.prompt
     if data.image or data.agent_user or data.skills:
@@ -214,9 +214,9 @@ def _obstacles_of_data(index: int, task: Any) -> Iterator[str]:
     if not prompt:
         yield f"task {index} has no prompt: its user, a model, opens the conversation"
     if isinstance(prompt, list):
-        if [one.role for one in prompt] != ["system"] * (len(prompt) - 1) + ["user"]:
+        if [said.role for said in prompt] != ["system"] * (len(prompt) - 1) + ["user"]:
             yield f"the prompt of task {index} is a conversation; expected system messages and one of a user"
-        if any(part.type != "text" for one in prompt if not isinstance(one.content, str) for part in one.content):
+        if any(part.type != "text" for said in prompt if not isinstance(said.content, str) for part in said.content):
             yield f"the prompt of task {index} holds images; a policy reads text alone"
     try:
         # The package hashes the data as JSON.

@@ -237,7 +237,7 @@ def test_look_ups_are_the_tools_that_changed_nothing_when_they_were_tried():
 
 
 def test_a_trial_that_does_not_end_asks_for_the_names_of_look_ups(monkeypatch):
-    monkeypatch.setattr(tools_environment, "_PATIENCE", 0.05)
+    monkeypatch.setattr(tools_environment, "_TRIAL_TIMEOUT_S", 0.05)
     going_on = threading.Event()
 
     def wait(world) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import environments
-from environments.mcp import _setups, cases, make
+from environments.mcp import _read_setups, cases, make
 from environments.mcp.launch import address_of, files_of, headers_of, variables_of, words_of
 from environments.mcp.resources import pages
 
@@ -46,20 +46,20 @@ def test_a_bare_variable_has_its_value_here(monkeypatch) -> None:
 
 
 def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
-    assert _setups("", None) == [{}]
+    assert _read_setups("", None) == [{}]
     folders = tmp_path / "starts"
     for name in ("b", "a"):
         (folders / name).mkdir(parents=True)
-    assert _setups("", folders) == [{"folder": "a"}, {"folder": "b"}]
+    assert _read_setups("", folders) == [{"folder": "a"}, {"folder": "b"}]
     given = [{"calls": [{"name": "add", "arguments": {"title": "tea"}}]}, {"folder": "a"}]
     (tmp_path / "setups.json").write_text(json.dumps(given))
-    assert _setups(str(tmp_path / "setups.json"), folders) == given
+    assert _read_setups(str(tmp_path / "setups.json"), folders) == given
     with pytest.raises(ValueError, match="a setup names the folder 'c'"):
-        _setups('[{"folder": "c"}]', folders)
+        _read_setups('[{"folder": "c"}]', folders)
     with pytest.raises(ValueError, match="expected a list of objects"):
-        _setups("[]", folders)
+        _read_setups("[]", folders)
     with pytest.raises(ValueError, match="holds no folders"):
-        _setups("", tmp_path / "none")
+        _read_setups("", tmp_path / "none")
 
 
 @pytest.mark.parametrize(
