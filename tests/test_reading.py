@@ -200,16 +200,16 @@ TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @settings(deadline=None)
 @given(TEXTS)
 def test_calls_are_those_between_an_opening_and_the_next_closing(text):
-    assert chat._bodies(text) == OLD_CALL.findall(text)
+    assert chat._find_call_bodies(text) == OLD_CALL.findall(text)
 
 
 @settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_calls_are_those_outside_of_thoughts(thought, text):
     expected = OLD_CALL.findall(text)
-    assert chat._bodies(f"<think>{thought}</think>{text}") == expected
-    assert chat._bodies(f"{thought}</think>{text}", thinks=True) == expected
-    assert chat._bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
+    assert chat._find_call_bodies(f"<think>{thought}</think>{text}") == expected
+    assert chat._find_call_bodies(f"{thought}</think>{text}", thinks=True) == expected
+    assert chat._find_call_bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1", "\n"]), max_size=10).map("".join)

@@ -31,7 +31,7 @@ from cojax.policy.sharding import Mesh, constrain
 from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
 
-_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
+_LEAST_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
@@ -54,7 +54,7 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `names` are the names of the prompt's whole chunks, () if part of the prompt is cached already. The chunks from
+    `chunk_names` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
     index `next_chunk` on are still to be computed. Another thread may end `result` early, which aborts the request.
     """
 
@@ -63,7 +63,7 @@ class Request:
     sampling: Sampling
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
-    names: tuple[bytes, ...] = ()
+    chunk_names: tuple[bytes, ...] = ()
     next_chunk: int = 0
     new_tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
@@ -118,18 +118,18 @@ class Batcher:
             session.version, session.cache_length = self._version, 0
         request.chunks.extend(chunks(len(request.prompt) - 1 - session.cache_length, self._chunk_sizes))
         if not session.cache_length:
-            request.names = chunk_names(request.prompt[:-1], request.chunks)
-            request.next_chunk = len(request.names)
+            request.chunk_names = chunk_names(request.prompt[:-1], request.chunks)
+            request.next_chunk = len(request.chunk_names)
         if session.slot < 0:
-            session.slot = self._take_slot(request.names)
+            session.slot = self._take_slot(request.chunk_names)
         self._start(request)
 
-    def _take_slot(self, names: Sequence[bytes]) -> int:
+    def _take_slot(self, chunk_digests: Sequence[bytes]) -> int:
         """Takes a free slot: one that holds the prompt's longest prefix in any slot, otherwise the one freed first."""
-        count = leading(names, self._prefixes.holders)
-        holders = self._prefixes.holders[names[count - 1]] if count else {}
+        held_count = leading(chunk_digests, self._prefixes.holders)
+        holders = self._prefixes.holders[chunk_digests[held_count - 1]] if held_count else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
-        self._prefixes.drop(slot, count if slot in holders else 0)
+        self._prefixes.drop(slot, held_count if slot in holders else 0)
         return self._free.pop(self._free.index(slot))
 
     def _start(self, request: Request) -> None:
@@ -137,32 +137,32 @@ class Batcher:
 
         If another request is about to compute further chunks of the same prompt, this one waits for them instead.
         """
-        count = leading(request.names, self._prefixes.holders)
-        if leading(request.names, self._prefixes.pending) > count:
+        held_count = leading(request.chunk_names, self._prefixes.holders)
+        if leading(request.chunk_names, self._prefixes.pending) > held_count:
             self._waiting_for_chunks.append(request)
             return
-        request.next_chunk = count
-        if count:
+        request.next_chunk = held_count
+        if held_count:
             self._reuse(request)
-        self._prefixes.pending.update(request.names[count:])
+        self._prefixes.pending.update(request.chunk_names[held_count:])
         (self._prefilling if request.chunks else self._decoding).append(request)
 
     def _reuse(self, request: Request) -> None:
         """Gives the request's slot the chunks before `next_chunk`, which some slot holds."""
-        session, names, holders = request.session, request.names[: request.next_chunk], self._prefixes.holders
-        source = next(iter(holders[names[-1]]))
+        session, names, holders = request.session, request.chunk_names[: request.next_chunk], self._prefixes.holders
+        source_slot = next(iter(holders[names[-1]]))
         session.cache_length = sum(request.chunks.popleft() for _ in names)
         self.reused += session.cache_length
         if session.slot not in holders[names[-1]]:
-            self._copies.append((source, session.slot, self._span(session.cache_length)))
-        for name in names:
-            request.routes.append(holders[name][source])
-            self._prefixes.add(session.slot, name, holders[name][source])
+            self._copies.append((source_slot, session.slot, self._span(session.cache_length)))
+        for chunk_name in names:
+            request.routes.append(holders[chunk_name][source_slot])
+            self._prefixes.add(session.slot, chunk_name, holders[chunk_name][source_slot])
 
     def _start_waiting(self) -> None:
         """Starts waiting requests whose chunks some slot has by now, or never will as the other request is gone."""
-        waiting, self._waiting_for_chunks = self._waiting_for_chunks, []
-        for request in waiting:
+        requests, self._waiting_for_chunks = self._waiting_for_chunks, []
+        for request in requests:
             self._start(request)
 
     def free(self, session: Session) -> None:
@@ -176,7 +176,7 @@ class Batcher:
         for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
-                self._prefixes.pending.difference_update(request.names[request.next_chunk :])
+                self._prefixes.pending.difference_update(request.chunk_names[request.next_chunk :])
         self._start_waiting()
 
     def wait(self) -> None:
@@ -199,10 +199,10 @@ class Batcher:
         """
         while self._copies:
             batch, self._copies = self._copies[: self._slots], self._copies[self._slots :]
-            pairs = np.zeros((2, self._slots), np.int32)
-            pairs[:, : len(batch)] = np.array([copy[:2] for copy in batch], np.int32).T
+            slot_pairs = np.zeros((2, self._slots), np.int32)
+            slot_pairs[:, : len(batch)] = np.array([copy[:2] for copy in batch], np.int32).T
             span = max(span for *_, span in batch)
-            self._cache = copy_prefixes(self._cache, *pairs, np.int32(len(batch)), span)
+            self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(batch)), span)
 
     def _prefill_is_due(self) -> bool:
         """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.
@@ -220,34 +220,34 @@ class Batcher:
 
     def _span(self, end: int) -> int:
         """Number of positions to attend to for the first `end`: a power of two, or all. Each has its own program."""
-        return min(max(_SPAN, 1 << (end - 1).bit_length()), self._length)
+        return min(max(_LEAST_SPAN, 1 << (end - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
-        size, span = shape = self._prefill_shape(self._prefilling[0])
+        chunk, span = shape = self._prefill_shape(self._prefilling[0])
         batch = [request for request in self._prefilling if self._prefill_shape(request) == shape][: self._rows]
-        tokens = np.full((self._rows, size), -1, np.int32)
-        start = np.zeros(self._rows, np.int32)
+        tokens = np.full((self._rows, chunk), -1, np.int32)
+        first_positions = np.zeros(self._rows, np.int32)
         slots = np.full(self._rows, self._slots, np.int32)
         for row, request in enumerate(batch):
             session = request.session
-            piece = request.prompt[session.cache_length : min(session.cache_length + size, len(request.prompt) - 1)]
-            tokens[row, : len(piece)] = piece
-            start[row], slots[row] = session.cache_length, session.slot
-            session.cache_length += len(piece)
-            self.computed += len(piece)
+            fed = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
+            tokens[row, : len(fed)] = fed
+            first_positions[row], slots[row] = session.cache_length, session.slot
+            session.cache_length += len(fed)
+            self.computed += len(fed)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
         self._cache, routes = prefill(
-            self._config, self._params, self._cache, tokens, start, slots, span, self._routes, self._mesh
+            self._config, self._params, self._cache, tokens, first_positions, slots, span, self._routes, self._mesh
         )
         for row, request in enumerate(batch):
             # Of this row alone: a chunk that a slot holds keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
             request.routes.append(row_routes)
-            if request.next_chunk < len(request.names):
-                self._prefixes.add(request.session.slot, request.names[request.next_chunk], row_routes)
+            if request.next_chunk < len(request.chunk_names):
+                self._prefixes.add(request.session.slot, request.chunk_names[request.next_chunk], row_routes)
                 request.next_chunk += 1
         self._steps_since_prefill = 0
         self._start_waiting()
@@ -255,13 +255,13 @@ class Batcher:
     def _decode(self) -> list[Request]:
         inputs = np.zeros((2, self._slots), np.int32)
         inputs[1] = self._length  # idle slots write nothing
-        chance = np.zeros((2, self._slots), np.float32)
+        draw_settings = np.zeros((2, self._slots), np.float32)
         for request in self._decoding:
-            slot, index = request.session.slot, len(request.new_tokens)
-            inputs[:, slot] = (request.new_tokens[-1] if index else request.prompt[-1]), request.session.cache_length
-            chance[:, slot] = request.uniforms[index], request.sampling.temperature
+            slot, count = request.session.slot, len(request.new_tokens)
+            inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
+            draw_settings[:, slot] = request.uniforms[count], request.sampling.temperature
         next_tokens, next_logprobs, self._cache, routes = decode(
-            self._config, self._params, self._cache, inputs, chance, self._routes, self._mesh
+            self._config, self._params, self._cache, inputs, draw_settings, self._routes, self._mesh
         )
         tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
         for request in self._decoding:
@@ -283,9 +283,9 @@ class Batcher:
         if not at_stop and len(request.new_tokens) < len(request.uniforms):
             return None
         assert self._version is not None
-        reason: Literal["stop", "length"] = "stop" if at_stop else "length"
+        finish_reason: Literal["stop", "length"] = "stop" if at_stop else "length"
         tokens, logprobs = tuple(request.new_tokens), tuple(request.logprobs)
-        return Completion(tokens, logprobs, self._version, reason, routes=self._new_routes(request))
+        return Completion(tokens, logprobs, self._version, finish_reason, routes=self._new_routes(request))
 
     def _new_routes(self, request: Request) -> str:
         """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""
@@ -293,25 +293,25 @@ class Batcher:
             return ""
         routes = np.concatenate([np.asarray(array)[index] for array, index in request.routes])
         session = request.session
-        start, session.reported_count = session.reported_count, session.cache_length
-        return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - start) :])
+        reported_count, session.reported_count = session.reported_count, session.cache_length
+        return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - reported_count) :])
 
 
-def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...]:
-    """The names of the whole chunks among those of `sizes` that `tokens` are cut into, from the first token on."""
-    names: list[bytes] = []
-    name, end = b"", 0
-    for size in sizes:
-        piece, end = tokens[end : end + size], end + size
+def chunk_names(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[bytes, ...]:
+    """The names of the whole chunks among those of `chunk_sizes` into which `tokens` are cut, from the first one on."""
+    digests: list[bytes] = []
+    digest, end = b"", 0
+    for size in chunk_sizes:
+        chunk, end = tokens[end : end + size], end + size
         if end <= len(tokens):
-            name = hashlib.sha256(name + np.asarray(piece, np.int32).tobytes()).digest()
-            names.append(name)
-    return tuple(names)
+            digest = hashlib.sha256(digest + np.asarray(chunk, np.int32).tobytes()).digest()
+            digests.append(digest)
+    return tuple(digests)
 
 
-def leading(names: Sequence[bytes], among: Container[bytes]) -> int:
-    """The number of leading chunks of a prompt up to the last whose name is in `among`; 0 if none is."""
-    return next((count for count in range(len(names), 0, -1) if names[count - 1] in among), 0)
+def leading(names: Sequence[bytes], held_names: Container[bytes]) -> int:
+    """The number of leading chunks of a prompt up to the last whose name is in `held_names`; 0 if none is."""
+    return next((count for count in range(len(names), 0, -1) if names[count - 1] in held_names), 0)
 
 
 class Prefixes:
@@ -363,12 +363,12 @@ def prefill(
     """
     length, layers = cache[0].key.shape[-1], params["layers"]
     embedding_params = {name: arrays for name, arrays in params.items() if name != "layers"}
-    x, positions = _embed(config, embedding_params, tokens, start, length, mesh)
+    x, positions = _embed_tokens(config, embedding_params, tokens, start, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
-    for number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
-        last = number == len(layers)
-        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, window, last, with_routes, mesh)
+    for layer_number, (cached, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
+        last = layer_number == len(layers)
+        x, new, routes = _run_layer(config, arrays, cached, x, positions, slots, span, window, last, with_routes, mesh)
         new_cache.append(new)
         if routes is not None:
             layer_routes.append(routes)
@@ -376,15 +376,15 @@ def prefill(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
-def _embed(
-    config: ModelConfig, ends: Params, tokens: jax.Array, start: jax.Array, length: int, mesh: Mesh | None
+def _embed_tokens(
+    config: ModelConfig, end_params: Params, tokens: jax.Array, start: jax.Array, length: int, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
-    return constrain(transformer.embedding_and_head(config, ends).embed(jnp.maximum(tokens, 0)), mesh), positions
+    return constrain(transformer.embedding_and_head(config, end_params).embed(jnp.maximum(tokens, 0)), mesh), positions
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span", "last", "with_routes", "mesh"), donate_argnames="old")
-def _layer(
+@functools.partial(jax.jit, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old")
+def _run_layer(
     config: ModelConfig,
     arrays: Params,
     old: Cache,
@@ -393,15 +393,15 @@ def _layer(
     slots: jax.Array,
     span: int,
     window: jax.Array | int | None,
-    last: bool,
+    is_last: bool,
     with_routes: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
-    """Runs one layer. Nobody reads the output of the `last` layer, so it is not computed."""
-    x, new, routes = transformer.cached_layer(
+    """Runs one layer. Nobody reads the output of the last layer (`is_last`), so it is not computed."""
+    x, new_cache, routes = transformer.cached_layer(
         config, arrays, old, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
     )
-    return None if last else x, new, routes
+    return None if is_last else x, new_cache, routes
 
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
@@ -419,11 +419,11 @@ def copy_prefixes(
         prefix = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
         return jax.lax.dynamic_update_slice(array, prefix, (targets[index], 0, 0, 0))
 
-    def copy(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        return tuple(Cache(move(index, key, size, span), move(index, value, span, size)) for key, value in cache)
+    def copy_layers(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        return tuple(Cache(move(index, key, width, span), move(index, value, span, width)) for key, value in cache)
 
-    size = cache[0].key.shape[2]
-    return jax.lax.fori_loop(0, count, copy, cache)
+    width = cache[0].key.shape[2]
+    return jax.lax.fori_loop(0, count, copy_layers, cache)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
@@ -472,28 +472,28 @@ def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
 
     The token's block is found first, then the token within the block: a cumulative sum over the vocabulary is slow.
     """
-    count = weights.shape[-1]
-    size = max(1, math.isqrt(count))
-    blocks = jnp.pad(weights, ((0, 0), (0, -count % size))).reshape(weights.shape[0], -1, size)
-    sums = jnp.sum(blocks, axis=-1)
-    ends = jnp.cumsum(sums, axis=-1)
-    total = ends[:, -1]
-    block = _first_above(ends, sums, uniform * total)
+    vocabulary = weights.shape[-1]
+    block_size = max(1, math.isqrt(vocabulary))
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary % block_size))).reshape(weights.shape[0], -1, block_size)
+    block_sums = jnp.sum(blocks, axis=-1)
+    cumulative_sums = jnp.cumsum(block_sums, axis=-1)
+    total = cumulative_sums[:, -1]
+    block = _first_above(cumulative_sums, block_sums, uniform * total)
     block_weights = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    sum_before = jnp.take_along_axis(ends - sums, block[:, None], axis=1)[:, 0]
-    index = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * total - sum_before)
-    return block * size + index, total
+    sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block[:, None], axis=1)[:, 0]
+    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * total - sum_before)
+    return block * block_size + index_in_block, total
 
 
-def _first_above(sums: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
+def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
     """int32[S]: the first index whose cumulative sum exceeds the target.
 
     If rounding leaves no such index, it is the last one with a weight above 0. An index of weight 0 is never returned.
     """
-    possible = weights > 0
-    above = (sums > target[:, None]) & possible
-    last = weights.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
-    return jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last)
+    is_possible = weights > 0
+    is_above = (cumulative_weights > target[:, None]) & is_possible
+    last_possible = weights.shape[-1] - 1 - jnp.argmax(is_possible[:, ::-1], axis=-1)
+    return jnp.where(jnp.any(is_above, axis=-1), jnp.argmax(is_above, axis=-1), last_possible)
 
 
 def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
@@ -502,8 +502,8 @@ def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
     A larger `count` appends numbers; the first ones stay the same.
     """
     digest = hashlib.sha256(repr(tuple(int(number) for number in seed)).encode()).digest()
-    bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
-    return ((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
+    random_bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
+    return ((random_bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
 
 
 def chunks(count: int, sizes: Sequence[int]) -> list[int]:

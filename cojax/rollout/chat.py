@@ -26,9 +26,9 @@ from cojax.rollout.engine import Engine, Sampling
 from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn, nesting, parse_json
 
 # The marks that decide where a call begins and ends, and whether it lies within a thought.
-_BOUNDARY = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
-_TEXT_CHARACTERS = 100_000
-_DEPTH = 32
+_BOUNDARY_PATTERN = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
+_MOST_CHARACTERS = 100_000
+_MOST_NESTING = 32
 
 
 def parse(text: str, thinks: bool = False) -> Action:
@@ -38,62 +38,62 @@ def parse(text: str, thinks: bool = False) -> Action:
     before a `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither
     mark counts within a string of a call's JSON.
     """
-    bodies = _bodies(text[:_TEXT_CHARACTERS], thinks)
-    if not bodies:
+    call_bodies = _find_call_bodies(text[:_MOST_CHARACTERS], thinks)
+    if not call_bodies:
         return Action(text, (), NO_CALL)
     calls = []
-    for body in bodies:
+    for call_body in call_bodies:
         try:
-            value = read_json(body)
+            call_json = read_json(call_body)
         except ValueError as error:
             # An unfinished call in a thought may leave a string open, which hides the end of the thought.
-            action = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
+            action = parse(text[:_MOST_CHARACTERS].rpartition("</think>")[2]) if "</think>" in call_body else Action()
             return Action(text, action.calls, "" if action.calls else f"tool call is {error}")
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        if not isinstance(call_json, dict) or not isinstance(call_json.get("name"), str):
             return Action(text, (), "tool call needs a name")
-        arguments = value.get("arguments", {})
+        arguments = call_json.get("arguments", {})
         if not isinstance(arguments, dict):
             return Action(text, (), "arguments must be an object")
-        calls.append(Call(value["name"], arguments))
+        calls.append(Call(call_json["name"], arguments))
     return Action(text, tuple(calls))
 
 
-def _bodies(text: str, thinks: bool = False) -> list[str]:
+def _find_call_bodies(text: str, thinks: bool = False) -> list[str]:
     """The text between each `<tool_call>` and the next `</tool_call>`, without thoughts, in linear time."""
-    bodies: list[str] = []
-    start, in_string = -1, False  # where the call began, -1 outside of one; whether a string in it is open
-    for boundary in _BOUNDARY.finditer(text):
+    call_bodies: list[str] = []
+    call_start, in_string = -1, False  # where the call began, -1 outside of one; whether a string in it is open
+    for boundary in _BOUNDARY_PATTERN.finditer(text):
         match boundary[0]:
             case '"':
-                in_string = start >= 0 and not in_string
-            case "<think>" if start < 0:
+                in_string = call_start >= 0 and not in_string
+            case "<think>" if call_start < 0:
                 thinks = True
             case "</think>" if not in_string:
                 if not thinks:
-                    bodies.clear()
-                start, thinks = -1, False
-            case "<tool_call>" if start < 0 and not thinks:
-                start, in_string = boundary.end(), False
-            case "</tool_call>" if start >= 0:
-                bodies.append(text[start : boundary.start()])
-                start, in_string = -1, False
-    return bodies
+                    call_bodies.clear()
+                call_start, thinks = -1, False
+            case "<tool_call>" if call_start < 0 and not thinks:
+                call_start, in_string = boundary.end(), False
+            case "</tool_call>" if call_start >= 0:
+                call_bodies.append(text[call_start : boundary.start()])
+                call_start, in_string = -1, False
+    return call_bodies
 
 
-def read_json(body: str) -> Any:
+def read_json(call_body: str) -> Any:
     """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
     try:
-        value = parse_json(body)
+        value = parse_json(call_body)
     except ValueError:
         raise ValueError("not valid JSON") from None
-    if nesting(body) > _DEPTH:
+    if nesting(call_body) > _MOST_NESTING:
         raise ValueError("nested too deeply")
     return value
 
 
-def _read_template(name: str) -> str:
+def _read_template(file_name: str) -> str:
     """A template beside this file, on one line."""
-    return Path(__file__).with_name(name).read_text().strip().replace("\n", "")
+    return Path(__file__).with_name(file_name).read_text().strip().replace("\n", "")
 
 
 # The ChatML template that Qwen uses, of tokenizers that are made here (vocabulary.py).
@@ -107,11 +107,11 @@ TOOLS_SECTION = _read_template("tools_section.jinja")
 _WORD = {"word": {"type": "string", "description": "the word"}}
 _LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
 PROBE: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
-_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
-_USER = {"role": "user", "content": MARK}
-_SYSTEM = {"role": "system", "content": MARK}
+_PROBE_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
+_ASK = {"role": "user", "content": MARK}
+_SYSTEM_MESSAGE = {"role": "system", "content": MARK}
 # What a template, which is third-party code, may raise.
-_FAILURES = (
+_TEMPLATE_ERRORS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 
@@ -119,11 +119,11 @@ _FAILURES = (
 def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
-        visible = _documents(tokenizer, tool, [_USER])
-        call = render_messages(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
+        is_visible = _is_documented(tokenizer, tool, [_ASK])
+        text = render_messages(tokenizer, [_ASK, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}])
     except ValueError:
         return False
-    return visible and ("lookup" not in call or bool(parse(call).calls))
+    return is_visible and ("lookup" not in text or bool(parse(text).calls))
 
 
 def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> None:
@@ -131,26 +131,26 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
 
     A template that takes no system message at all need not show tools beside one.
     """
-    openings = [[_USER]]
+    openings = [[_ASK]]
     try:
-        render_messages(tokenizer, [_SYSTEM, _USER])
-        openings.append([_SYSTEM, _USER])
+        render_messages(tokenizer, [_SYSTEM_MESSAGE, _ASK])
+        openings.append([_SYSTEM_MESSAGE, _ASK])
     except ValueError:
         pass
     for messages in openings:
         try:
-            visible, why = _documents(tokenizer, tool, messages), ""
+            is_visible, why = _is_documented(tokenizer, tool, messages), ""
         except ValueError as error:
-            visible, why = False, f" ({error})"
-        if not visible:
-            beside = " beside a system message" if len(messages) > 1 else ""
+            is_visible, why = False, f" ({error})"
+        if not is_visible:
+            where = " beside a system message" if len(messages) > 1 else ""
             raise ValueError(
-                f"the chat template shows no tools{beside}, nor the system message that cojax would show them in{why}; "
+                f"the chat template shows no tools{where}, nor the system message that cojax would show them in{why}; "
                 "choose --config.model.tools=none, or save a template that shows either"
             )
 
 
-def _documents(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
+def _is_documented(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
     """Whether offering the tool changes how these messages are rendered."""
     return render_messages(tokenizer, messages, tools=[dict(tool)]) != render_messages(tokenizer, messages)
 
@@ -160,16 +160,16 @@ def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterab
 
     Only text that ends like a turn, with the tokenizer's eos_token, is a message.
     """
-    before = render_messages(tokenizer, [_USER]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
-    words = re.sub("|".join(map(re.escape, literals)), " ", before).split()
+    preamble = render_messages(tokenizer, [_ASK]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
+    words = re.sub("|".join(map(re.escape, literals)), " ", preamble).split()
     return " ".join(words[1:] if words[:1] == ["system"] else words)
 
 
-def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: Any) -> str:
+def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **template_options: Any) -> str:
     """The text of the messages, by the template. Raises ValueError, which names their roles, if it refuses them."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
-    except _FAILURES as error:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **template_options))
+    except _TEMPLATE_ERRORS as error:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
             f"the chat template refuses messages of the roles {roles}: {type(error).__name__}: {error!s:.200}; "
@@ -178,10 +178,10 @@ def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str,
 
 
 # The "<" of a literal that begins or ends a tool call or a thought.
-_ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
+_LITERAL_ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
 # Control tokens that end a text or a turn, in the families of models that have them.
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<eos>", "</s>")
-_STUB = (Message("user", "x"), Message("assistant", MARK))
+_END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<eos>", "</s>")
+_STUB_MESSAGES = (Message("user", "x"), Message("assistant", MARK))
 Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
 
 
@@ -192,8 +192,8 @@ def whole_document(tool: Tool) -> Tool | None:
 
 def names_only(tool: Tool) -> Tool | None:
     """The tool's name and the names of its arguments, for a policy with a short context."""
-    function = tool["function"]
-    return {"name": function["name"], "arguments": list(function.get("parameters", {}).get("properties", {}))}
+    document = tool["function"]
+    return {"name": document["name"], "arguments": list(document.get("parameters", {}).get("properties", {}))}
 
 
 def no_document(tool: Tool) -> Tool | None:
@@ -227,26 +227,26 @@ class Chat:
         for name in ("chat_template", "eos_token"):
             if not getattr(tokenizer, name):
                 raise ValueError(
-                    f"the tokenizer{_folder(tokenizer)} has no {name}; save that of the model's family in its "
+                    f"the tokenizer{_describe_folder(tokenizer)} has no {name}; save that of the model's family in its "
                     "tokenizer_config.json"
                 )
         self.tokenizer = tokenizer
         self.document = document
         self.end: int = tokenizer.eos_token_id
-        self._end_text: str = tokenizer.eos_token
-        self._controls = ControlTokens(tokenizer)
+        self._eos_text: str = tokenizer.eos_token
+        self._control_tokens = ControlTokens(tokenizer)
         # Padding does not end a text for a policy from scratch, which never learned that.
-        ends = () if tokenizer.chat_template == CHATML else _ENDS
-        self.stops = (self.end, *(i for text, i in self._controls.ids.items() if text in ends and i != self.end))
+        known = () if tokenizer.chat_template == CHATML else _END_TEXTS
+        self.stops = (self.end, *(i for text, i in self._control_tokens.ids.items() if text in known and i != self.end))
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
         try:
-            self.notes = tuple(self._adapt())
+            self.notes = tuple(self._adapt_template())
             # Whether an action begins within a thought, because the generation prompt ends in <think>.
-            self._thinks = "<think>" in self._template(_STUB[:1], generate=True).rpartition("</think>")[2]
-            self._check()
+            self._in_thought = "<think>" in self._render(_STUB_MESSAGES[:1], generate=True).rpartition("</think>")[2]
+            self._check_template()
         except ValueError as error:
-            raise ValueError(f"the tokenizer{_folder(tokenizer)}: {error}") from error
+            raise ValueError(f"the tokenizer{_describe_folder(tokenizer)}: {error}") from error
 
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
@@ -258,39 +258,39 @@ class Chat:
         documents = json.loads(tools)
 
         def render(mask: Mask) -> str:
-            masked_documents = self._controls.mask_json(documents, mask)
-            return self._template(_mask(messages, mask), generate=True, tools=masked_documents)
+            masked_documents = self._control_tokens.mask_json(documents, mask)
+            return self._render(_mask(messages, mask), generate=True, tools=masked_documents)
 
-        return self._controls.render(render, tools + _contents(messages))
+        return self._control_tokens.render(render, tools + _join_contents(messages))
 
     def _extend(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.
 
         `at_stop` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        tokens = self._controls.render(lambda mask: self._cut(_mask(messages, mask))[1], _contents(messages))
+        tokens = self._control_tokens.render(lambda mask: self._cut(_mask(messages, mask))[1], _join_contents(messages))
         return (() if at_stop else (self.end,)) + tokens
 
     @staticmethod
     def write(calls: Iterable[Call]) -> str:
         """The text by which the policy makes these calls; within a call "<" of a literal is written as \\u003c."""
-        bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-        texts = (_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
-        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in texts)
+        call_objects = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
+        call_texts = (_LITERAL_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in call_objects)
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in call_texts)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
         text = action.text or self.write(action.calls)
-        thought = "</think>\n\n" if self._thinks and "</think>" not in text else ""
-        return (*self._controls.encode_action(thought + text), self.end)
+        thought = "</think>\n\n" if self._in_thought and "</think>" not in text else ""
+        return (*self._control_tokens.encode_action(thought + text), self.end)
 
     def read(self, tokens: Sequence[int]) -> Action:
         """The action in sampled tokens, with its calls parsed; never raises."""
-        body = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
-        text = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse(str(text), self._thinks)
+        action_tokens = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
+        text = self.tokenizer.decode(list(action_tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return parse(str(text), self._in_thought)
 
-    def _template(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
+    def _render(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
         return render_messages(
             self.tokenizer,
             [{"role": message.role, "content": message.content} for message in messages],
@@ -303,11 +303,11 @@ class Chat:
 
         Both come from one rendering: a template may write an action differently while it is the last one.
         """
-        before, _, after = self._template((*_STUB, *messages), generate=True).partition(MARK)
-        suffix, end, tail = after.partition(self._end_text)
-        return end and before + suffix, tail
+        before_mark, _, after_mark = self._render((*_STUB_MESSAGES, *messages), generate=True).partition(MARK)
+        stub_end, end_literal, rest_text = after_mark.partition(self._eos_text)
+        return end_literal and before_mark + stub_end, rest_text
 
-    def _adapt(self) -> Iterator[str]:
+    def _adapt_template(self) -> Iterator[str]:
         """Adds a tools section to a template that needs one; yields what a user should know about the template."""
         tool, template = self.document(PROBE), self.tokenizer.get_chat_template()
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
@@ -317,25 +317,25 @@ class Chat:
             require_tools(self.tokenizer, tool)
         if tool and template.startswith(TOOLS_SECTION):
             yield "it does not show tools in the form that cojax parses; cojax adds a section that does"
-        if system_message := injected_system_message(self.tokenizer, self._controls.ids):
+        if system_message := injected_system_message(self.tokenizer, self._control_tokens.ids):
             yield f"if a conversation begins without a system message, it adds {system_message!r}"
 
-    def _check(self) -> None:
+    def _check_template(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
-        opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
-        heads = {self._cut(messages)[0] for messages in (reply, reply + opening)}
-        if "" in heads:
+        opening, tool_reply = (Message("user", "a b"),), (Message("tool", "c"),)
+        stub_renderings = {self._cut(messages)[0] for messages in (tool_reply, tool_reply + opening)}
+        if "" in stub_renderings:
             raise ValueError(
-                f"the chat template does not show an action that ends in eos_token, {self._end_text!r}; set eos_token "
+                f"the chat template does not show an action that ends in eos_token, {self._eos_text!r}; set eos_token "
                 "in tokenizer_config.json to the token by which the template ends a turn"
             )
-        if len(heads) > 1:
+        if len(stub_renderings) > 1:
             raise ValueError(
                 "the chat template rewrites earlier turns when messages are added, so a conversation cannot only grow; "
                 "save a template that leaves them as they are"
             )
         ours = self.open(opening)
-        theirs = self.tokenizer(self._template(opening, generate=True), add_special_tokens=False).input_ids
+        theirs = self.tokenizer(self._render(opening, generate=True), add_special_tokens=False).input_ids
         if list(ours) != list(theirs):
             raise ValueError(
                 f"the chat template renders to the tokens {list(ours)} here but to {list(theirs)} by the tokenizer "
@@ -344,12 +344,12 @@ class Chat:
             )
 
 
-def _folder(tokenizer: PreTrainedTokenizerBase) -> str:
+def _describe_folder(tokenizer: PreTrainedTokenizerBase) -> str:
     """Where the tokenizer was loaded from, for a message."""
     return f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
 
 
-def _contents(messages: Iterable[Message]) -> str:
+def _join_contents(messages: Iterable[Message]) -> str:
     return "".join(message.content for message in messages)
 
 
@@ -386,32 +386,32 @@ class PolicyActors:
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of one episode: renders the new messages, samples an action, and keeps every token."""
-        prefix, tokens, turns = self.prefix(session), tuple[int, ...](), 0
+        prefix_actions, tokens, turn_count = self.prefix(session), tuple[int, ...](), 0
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            nonlocal tokens, turns
+            nonlocal tokens, turn_count
             if tokens:
-                new = self.chat.extend(messages, tokens[-1] == self.chat.end)
+                new_tokens = self.chat.extend(messages, tokens[-1] == self.chat.end)
             else:
-                new = self.chat.open(messages, ask(episode.tools))
-            prompt, turn, turns = tokens + new, turns, turns + 1
-            if turn < len(prefix):
-                prefix_tokens = self.chat.encode_action(prefix[turn])
+                new_tokens = self.chat.open(messages, ask(episode.tools))
+            prompt, turn_index, turn_count = tokens + new_tokens, turn_count, turn_count + 1
+            if turn_index < len(prefix_actions):
+                prefix_tokens = self.chat.encode_action(prefix_actions[turn_index])
                 tokens = prompt + prefix_tokens
-                return Turn(self.chat.read(prefix_tokens), prompt_tokens=new + prefix_tokens)
+                return Turn(self.chat.read(prefix_tokens), prompt_tokens=new_tokens + prefix_tokens)
             start = time.perf_counter()
-            completion = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn))
-            seconds = time.perf_counter() - start
+            completion = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn_index))
+            engine_seconds = time.perf_counter() - start
             tokens = prompt + completion.tokens
             return Turn(
                 action=self.chat.read(completion.tokens),
-                prompt_tokens=new,
+                prompt_tokens=new_tokens,
                 action_tokens=completion.tokens,
                 action_logprobs=completion.logprobs,
                 weights_version=completion.weights_version,
                 spans=completion.spans,
                 routes=completion.routes,
-                engine_seconds=seconds,
+                engine_seconds=engine_seconds,
             )
 
         return act

@@ -26,12 +26,12 @@ from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
 # Phase → outcome. A hang in `step` is attributed to the action if it happens twice, any other to the infrastructure.
-_OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
+_HANG_OUTCOMES: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
 # If an environment runs code that a policy wrote, that code may also make the evaluation hang.
-_OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
+_CODE_HANG_OUTCOMES: dict[str, Outcome] = {**_HANG_OUTCOMES, "evaluate": "timeout"}
 _NO_EPISODES: Mapping[str, Trajectory] = types.MappingProxyType({})
 # Seconds between two checks of the deadlines.
-_CHECK_EVERY = 0.05
+_CHECK_INTERVAL = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,39 +99,39 @@ class EpisodeThreads:
     def play(
         self,
         jobs: Sequence[EpisodeRequest],
-        results: dict[int, Trajectory],
-        enough: Callable[[Mapping[int, Trajectory]], bool],
-        stop: Callable[[], bool],
+        result_by_index: dict[int, Trajectory],
+        has_enough: Callable[[Mapping[int, Trajectory]], bool],
+        should_stop: Callable[[], bool],
     ) -> list[Trajectory]:
-        """Plays the jobs that are not in `results`, until all of them are or `enough` says that the results suffice.
+        """Plays the jobs without a result until all have one, or `has_enough` says that the results suffice.
 
-        Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
-        for have the outcome `cut`. Raises Interrupted soon after `stop` turns true.
+        Adds to `result_by_index`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not
+        waited for have the outcome `cut`. Raises Interrupted soon after `should_stop` turns true.
         """
-        self.waiting.extend(job for job in jobs if job.index not in results)
+        self.waiting.extend(job for job in jobs if job.index not in result_by_index)
         try:
-            while len(results) < len(jobs) and not enough(results):
-                if stop():
-                    raise Interrupted(f"stopped with {len(results)} of {len(jobs)} episodes played")
+            while len(result_by_index) < len(jobs) and not has_enough(result_by_index):
+                if should_stop():
+                    raise Interrupted(f"stopped with {len(result_by_index)} of {len(jobs)} episodes played")
                 while self.waiting and len(self.running) < self.limits.concurrency:
-                    self._start(self.waiting.popleft())
-                self._receive(results)
+                    self._start_episode(self.waiting.popleft())
+                self._receive(result_by_index)
         finally:
             for job in list(self.running.values()):
                 self._abandon(job)
-        return [results.get(job.index) or job.to_trajectory("cut", "not waited for") for job in jobs]
+        return [result_by_index.get(job.index) or job.to_trajectory("cut", "not waited for") for job in jobs]
 
-    def _start(self, job: EpisodeRequest) -> None:
+    def _start_episode(self, job: EpisodeRequest) -> None:
         """Plays the episode on its own thread, which puts its future into `end_queue`."""
-        progress, session, actions = job.progress, job.session, job.follows
+        progress, session, replayed_actions = job.progress, job.session, job.follows
 
-        def work() -> Trajectory:
+        def play_episode() -> Trajectory:
             try:
                 return play(
                     self.environment,
                     job.task,
-                    self.actors(session, job.seed) if actions is None else follow(actions),
-                    max_turns=self.limits.max_turns if actions is None else len(actions),
+                    self.actors(session, job.seed) if replayed_actions is None else follow(replayed_actions),
+                    max_turns=self.limits.max_turns if replayed_actions is None else len(replayed_actions),
                     episode=job.episode,
                     progress=progress,
                 )
@@ -140,49 +140,49 @@ class EpisodeThreads:
 
         progress.since = running()
         self.running[job.index] = job
-        future = on_thread(f"episode {session}", work)
+        future = on_thread(f"episode {session}", play_episode)
         future.add_done_callback(lambda future: self.end_queue.put((job, progress, future)))
 
-    def _receive(self, results: dict[int, Trajectory]) -> None:
+    def _receive(self, result_by_index: dict[int, Trajectory]) -> None:
         """Waits a moment for an episode to end; if none does, looks for those that exceeded a deadline."""
         try:
-            job, progress, future = self.end_queue.get(timeout=_CHECK_EVERY)
+            job, progress, future = self.end_queue.get(timeout=_CHECK_INTERVAL)
         except queue.Empty:
-            self._end_late(results)
+            self._end_late(result_by_index)
             return
         if not progress.abandoned:
             del self.running[job.index]
-            self._note(job, future.result(), results)
+            self._record_result(job, future.result(), result_by_index)
 
-    def _note(self, job: EpisodeRequest, result: Trajectory, results: dict[int, Trajectory]) -> None:
-        """Adds the result to `results`, unless its episode is played again."""
-        trajectory = self._attribute(job, result)
-        if trajectory is None or self._retry(job, trajectory):
+    def _record_result(self, job: EpisodeRequest, result: Trajectory, result_by_index: dict[int, Trajectory]) -> None:
+        """Adds the result to `result_by_index`, unless its episode is played again."""
+        trajectory = self._attribute_loss(job, result)
+        if trajectory is None or self._queue_retry(job, trajectory):
             return
-        results[job.index] = trajectory
+        result_by_index[job.index] = trajectory
         self.on_episode(trajectory)
 
-    def _attribute(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
+    def _attribute_loss(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
         """The result, a timeout if its actions made the environment fail; None while further plays must decide that."""
-        suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
+        is_suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
         if job.loss is None:
-            if suspicious:
+            if is_suspicious:
                 job.loss = result
-                self._queue(job, tuple(turn.action for turn in result.turns))
-            return None if suspicious else result
-        if job.follows and suspicious:
-            self._queue(job, ())
+                self._queue_play(job, tuple(turn.action for turn in result.turns))
+            return None if is_suspicious else result
+        if job.follows and is_suspicious:
+            self._queue_play(job, ())
             return None
         # If an episode without actions is `truncated`, it was evaluated.
-        at_fault = job.follows == () and result.outcome == "truncated"
+        is_at_fault = job.follows == () and result.outcome == "truncated"
         loss, job.loss, job.follows = job.loss, None, None
-        if not at_fault:
+        if not is_at_fault:
             return loss
         job.hung = True  # it was played again already
         _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, loss.error)
         return dataclasses.replace(loss, outcome="timeout")
 
-    def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
+    def _queue_retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds. Returns False if the result is final.
 
         An episode that hung is played again once, so that a hang counts against the policy only if it is repeated. An
@@ -198,12 +198,12 @@ class EpisodeThreads:
             return False
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
         job.attempt += 1
-        self._queue(job, None)
+        self._queue_play(job, None)
         return True
 
-    def _queue(self, job: EpisodeRequest, follows: tuple[Action, ...] | None) -> None:
+    def _queue_play(self, job: EpisodeRequest, actions: tuple[Action, ...] | None) -> None:
         """Queues the episode to be played again, with these actions; with None the policy acts."""
-        job.follows, job.progress = follows, Progress()
+        job.follows, job.progress = actions, Progress()
         self.waiting.append(job)
 
     def _abandon(self, job: EpisodeRequest) -> None:
@@ -212,23 +212,23 @@ class EpisodeThreads:
         del self.running[job.index]
         self.actors.release(job.session)
 
-    def _end_late(self, results: dict[int, Trajectory]) -> None:
+    def _end_late(self, result_by_index: dict[int, Trajectory]) -> None:
         """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
         now = running()
         for job in [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]:
             phase, progress = job.progress.phase, job.progress
             self._abandon(job)
             if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
-                self._note(job, progress.result, results)
+                self._record_result(job, progress.result, result_by_index)
                 continue
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
                 error += ADVICE
-            outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
-            outcome: Outcome = outcomes.get(phase, "environment_error")
+            hang_outcomes = _CODE_HANG_OUTCOMES if self.policy_code else _HANG_OUTCOMES
+            outcome: Outcome = hang_outcomes.get(phase, "environment_error")
             trajectory = job.to_trajectory(outcome, error)
             progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
-            self._note(job, trajectory, results)
+            self._record_result(job, trajectory, result_by_index)
 
     def _deadline(self, job: EpisodeRequest) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
@@ -278,17 +278,17 @@ class EpisodeCollector:
         ]
         by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
-        trajectories = threads.play(jobs, by_index, lambda results: self._enough(results, len(jobs)), stop)
-        _raise_above(self.limits.error_rate, trajectories)
+        trajectories = threads.play(jobs, by_index, lambda results: self._has_enough(results, len(jobs)), stop)
+        _check_loss_rate(self.limits.error_rate, trajectories)
         return [Group(task, tuple(trajectories[index * size : (index + 1) * size])) for index, task in enumerate(tasks)]
 
-    def _enough(self, results: Mapping[int, Trajectory], jobs: int) -> bool:
+    def _has_enough(self, results: Mapping[int, Trajectory], total: int) -> bool:
         """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
         size = self.group_size
         quorum = math.ceil(self.quorum * size - 1e-9)
-        groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, jobs, size))
-        complete = (sum(t.valid for t in group) >= quorum or len(group) == size for group in groups)
-        return quorum < size and all(complete)
+        groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, total, size))
+        is_complete = (sum(t.valid for t in group) >= quorum or len(group) == size for group in groups)
+        return quorum < size and all(is_complete)
 
 
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
@@ -296,13 +296,13 @@ def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     return dict(sorted(collections.Counter(trajectory.outcome for trajectory in trajectories).items()))
 
 
-def _raise_above(rate: float, trajectories: Sequence[Trajectory]) -> None:
+def _check_loss_rate(rate: float, trajectories: Sequence[Trajectory]) -> None:
     losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
     if len(losses) <= rate * len(trajectories):
         return
     causes = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
-    cause, count = causes.most_common(1)[0]
+    cause, cause_count = causes.most_common(1)[0]
     raise RolloutError(
         f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
-        f"error_rate allows; {count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
+        f"error_rate allows; {cause_count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
     )

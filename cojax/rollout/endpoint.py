@@ -42,32 +42,32 @@ def chat_endpoint(
     raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can be
     obtained or it is no longer wanted.
     """
-    url, down = url.rstrip("/"), ""  # why no further request can succeed
+    url, outage = url.rstrip("/"), ""  # why no further request can succeed
     api = ApiClient(url, model, "--endpoint", "--endpoint_model")
 
     def complete(
-        messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], stop: threading.Event
+        messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], cancel_event: threading.Event
     ) -> ChatReply:
-        nonlocal down
+        nonlocal outage
         until = time.monotonic() + deadline
-        body: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
-        body |= {"temperature": temperature, "max_tokens": max_tokens}
+        request: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
+        request |= {"temperature": temperature, "max_tokens": max_tokens}
 
         def attempt() -> ChatReply:
-            if stop.is_set():
+            if cancel_event.is_set():
                 raise EngineError(f"{url}: nobody waits for the reply any more")
-            if down:
-                raise EngineError(down)
-            return api.chat(body, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
+            if outage:
+                raise EngineError(outage)
+            return api.chat(request, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
 
         try:
-            return with_retries(attempt, attempts, lambda: until - time.monotonic(), stop.wait)
+            return with_retries(attempt, attempts, lambda: until - time.monotonic(), cancel_event.wait)
         except CallFailed as failure:
             if failure.kind == "too_long":
                 raise OutOfContext(failure.reason) from None
             reason = f"{url}: {failure.reason}"
             if failure.kind == "unauthorised":
-                down = reason
+                outage = reason
             suffix = f"; given up after {failure.attempts} attempts" if failure.passing else ""
             raise EngineError(reason + suffix) from None
 
@@ -85,13 +85,13 @@ def _first_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
         (str(call.get("id") or ""), call["function"]["name"], call["function"].get("arguments") or "{}")
         for call in (message.get("tool_calls") or ())[:_MOST_CALLS]
     ]
-    if not all(isinstance(part, str) for part in (text, *(part for call in calls for part in call))):
+    if not all(isinstance(field, str) for field in (text, *(field for call in calls for field in call))):
         raise TypeError("content, names and arguments must be text")
 
-    def clean(text: str) -> str:
+    def mask(text: str) -> str:
         return redact(text.encode("utf-8", "replace").decode())
 
-    return clean(text[:MOST_TEXT]), tuple((clean(i), clean(name), clean(raw)) for i, name, raw in calls)
+    return mask(text[:MOST_TEXT]), tuple((mask(call_id), mask(name), mask(raw)) for call_id, name, raw in calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,31 +99,31 @@ class EndpointActors:
     """`Actors` that all ask one endpoint. Seeds are ignored: they are not sent."""
 
     complete: Complete
-    _stops: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
+    _cancel_events: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of one episode. It keeps the messages so far, and the ids of the calls that wait for results."""
-        stop = self._stops.setdefault(session, threading.Event())
-        history, tools, waiting = list[JsonObject](), tuple[Mapping[str, Any], ...](), tuple[str, ...]()
+        cancel_event = self._cancel_events.setdefault(session, threading.Event())
+        history, tools, waiting_ids = list[JsonObject](), tuple[Mapping[str, Any], ...](), tuple[str, ...]()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            nonlocal tools, waiting
+            nonlocal tools, waiting_ids
             if not history:
                 tools = tuple(ask(episode.tools))
-            history.extend(environment_messages(messages, waiting))
-            start = time.perf_counter()
-            reply = self.complete(history, tools, stop)
-            seconds = time.perf_counter() - start
+            history.extend(environment_messages(messages, waiting_ids))
+            start_time = time.perf_counter()
+            reply = self.complete(history, tools, cancel_event)
+            seconds = time.perf_counter() - start_time
             action = action_of(reply)
-            message, waiting = assistant_message(reply, action, turn=len(history))
+            message, waiting_ids = assistant_message(reply, action, turn=len(history))
             history.append(message)
             return Turn(action, engine_seconds=seconds)
 
         return act
 
     def release(self, session: str) -> None:
-        if (stop := self._stops.pop(session, None)) is not None:
-            stop.set()
+        if (cancel_event := self._cancel_events.pop(session, None)) is not None:
+            cancel_event.set()
 
 
 def action_of(reply: ChatReply) -> Action:
@@ -131,17 +131,17 @@ def action_of(reply: ChatReply) -> Action:
 
     Never raises. If one call cannot be parsed, the action has no calls.
     """
-    text, raw_calls = reply
-    if not raw_calls:
+    text, reply_calls = reply
+    if not reply_calls:
         return parse(text)
     calls = []
-    for _, name, raw in raw_calls:
+    for _, name, arguments_json in reply_calls:
         try:
-            arguments = read_json(raw)
+            arguments = read_json(arguments_json)
             if not isinstance(arguments, dict):
                 raise ValueError("without an object of arguments")
         except ValueError as error:
-            return Action("\n".join(filter(None, (text, _as_text(raw_calls)))), (), f"tool call is {error}")
+            return Action("\n".join(filter(None, (text, _write_calls(reply_calls)))), (), f"tool call is {error}")
         calls.append(Call(name, arguments))
     return Action(text, tuple(calls))
 
@@ -151,38 +151,38 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
 
     Calls that cannot be parsed are written as text: many servers refuse a history with invalid JSON arguments.
     """
-    text, raw_calls = reply
-    if not raw_calls or action.error:
+    text, reply_calls = reply
+    if not reply_calls or action.error:
         return {"role": "assistant", "content": action.text}, ()
-    ids = [call_id for call_id, _, _ in raw_calls]
-    if len(set(ids)) < len(ids) or not all(ids):
-        ids = [f"call_{turn}_{place}" for place in range(len(ids))]
+    call_ids = [call_id for call_id, _, _ in reply_calls]
+    if len(set(call_ids)) < len(call_ids) or not all(call_ids):
+        call_ids = [f"call_{turn}_{index}" for index in range(len(call_ids))]
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": raw}}
-        for call_id, (_, name, raw) in zip(ids, raw_calls, strict=True)
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments_json}}
+        for call_id, (_, name, arguments_json) in zip(call_ids, reply_calls, strict=True)
     ]
-    return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(ids)
+    return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(call_ids)
 
 
-def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
+def environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]) -> list[JsonObject]:
     """New messages of the environment as messages of the history.
 
     Each waiting call gets one result, and the last one also gets any extra results. If no call waits, results become
     user messages.
     """
-    results = [message.content for message in messages if message.role == "tool"] if waiting else []
-    last = len(waiting) - 1
-    texts = [*results[:last], "\n".join(results[last:])]
-    texts += [""] * (len(waiting) - len(texts))
-    answers: list[JsonObject] = [
-        {"role": "tool", "tool_call_id": call, "content": text} for call, text in zip(waiting, texts, strict=False)
+    results = [message.content for message in messages if message.role == "tool"] if waiting_ids else []
+    last_index = len(waiting_ids) - 1
+    texts = [*results[:last_index], "\n".join(results[last_index:])]
+    texts += [""] * (len(waiting_ids) - len(texts))
+    tool_messages: list[JsonObject] = [
+        {"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(waiting_ids, texts, strict=False)
     ]
-    others = [message for message in messages if message.role != "tool" or not waiting]
+    others = [message for message in messages if message.role != "tool" or not waiting_ids]
     roles = {"system", "user", "assistant"}
-    return answers + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
+    return tool_messages + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
 
 
-def _as_text(calls: Sequence[tuple[str, str, str]]) -> str:
+def _write_calls(calls: Sequence[tuple[str, str, str]]) -> str:
     """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw}}}\n</tool_call>' for _, name, raw in calls

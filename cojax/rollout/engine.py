@@ -35,10 +35,10 @@ class Sampling:
         # Outside this range logits / temperature leave float32, and servers take smaller values for 0.
         if isinstance(value, bool) or not isinstance(value, Real) or not (value == 0 or _LEAST <= value <= 1 / _LEAST):
             raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {value!r}")
-        if _not_whole([self.max_tokens]) or self.max_tokens < 1:
+        if _name_wrong_types([self.max_tokens]) or self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, a whole number; found {self.max_tokens!r}")
-        if wrong := _not_whole(self.stop_tokens):
-            raise ValueError(f"stop_tokens hold {wrong}; expected tokens, which are whole numbers")
+        if wrong_types := _name_wrong_types(self.stop_tokens):
+            raise ValueError(f"stop_tokens hold {wrong_types}; expected tokens, which are whole numbers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +83,28 @@ def check_length(max_length: int, positions: int) -> None:
         raise ValueError(f"max_length {max_length} exceeds the model's max_position_embeddings {positions}")
 
 
-def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[int]:
+def checked_prompt(prompt: Iterable[int], vocabulary: int, context_length: int) -> list[int]:
     """The tokens of a prompt.
 
-    Raises ValueError for a prompt that no engine can continue, OutOfContext for one as long as `length`.
+    Raises ValueError for a prompt that no engine can continue, OutOfContext for one as long as `context_length`.
     """
-    values = list(prompt)
-    if wrong := _not_whole(values):
-        raise ValueError(f"the prompt holds {wrong}; expected tokens, which are whole numbers")
-    tokens = list(map(int, values))
+    prompt_tokens = list(prompt)
+    if wrong_types := _name_wrong_types(prompt_tokens):
+        raise ValueError(f"the prompt holds {wrong_types}; expected tokens, which are whole numbers")
+    tokens = list(map(int, prompt_tokens))
     if not tokens:
         raise ValueError("the prompt is empty; give at least one token")
     if min(tokens) < 0 or max(tokens) >= vocabulary:
         raise ValueError(f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
-    if len(tokens) + 1 > length:
-        raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {length}")
+    if len(tokens) + 1 > context_length:
+        raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {context_length}")
     return tokens
 
 
-def _not_whole(values: Iterable[object]) -> str:
+def _name_wrong_types(values: Iterable[object]) -> str:
     """Names of the types of values that are not whole numbers; a conversion would take 2.7 for token 2, True for 1."""
-    kinds = set(map(type, values))
-    return ", ".join(sorted(kind.__name__ for kind in kinds if kind is bool or not issubclass(kind, (int, np.integer))))
+    types = set(map(type, values))
+    return ", ".join(sorted(cls.__name__ for cls in types if cls is bool or not issubclass(cls, (int, np.integer))))
 
 
 @runtime_checkable
@@ -150,21 +150,21 @@ class BusyTime:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running, self._since, self._total = 0, 0.0, 0.0
+        self._running_blocks, self._busy_since, self._total_seconds = 0, 0.0, 0.0
 
     @property
     def seconds(self) -> float:
         with self._lock:
-            return self._total + (time.perf_counter() - self._since if self._running else 0.0)
+            return self._total_seconds + (time.perf_counter() - self._busy_since if self._running_blocks else 0.0)
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._running:
-                self._since = time.perf_counter()
-            self._running += 1
+            if not self._running_blocks:
+                self._busy_since = time.perf_counter()
+            self._running_blocks += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._running -= 1
-            if not self._running:
-                self._total += time.perf_counter() - self._since
+            self._running_blocks -= 1
+            if not self._running_blocks:
+                self._total_seconds += time.perf_counter() - self._busy_since

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # dtype → the integer type that holds a number's bits, and the bits of its exponent.
-_EXPONENT: dict[str, tuple[Any, int]] = {
+_EXPONENT_BITS: dict[str, tuple[Any, int]] = {
     "float32": (np.uint32, 0x7F80_0000),
     "bfloat16": (np.uint16, 0x7F80),
     "float16": (np.uint16, 0x7C00),
@@ -41,9 +41,9 @@ _LABEL = "served.json"
 _TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja")
 # Names of folders that are about to become a version, and of versions that are about to be removed.
 _TEMPORARY_NAME = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
-_PARAMS, _FILES = "params", "files.json"
-_DTYPES = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
-_SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
+_PARAMS, _SIZES_FILE = "params", "files.json"
+_DTYPE_FIELDS = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
+_SLICE_LENGTH = 1 << 18  # numbers checked at a time: they fit into the processor's cache
 
 
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -87,9 +87,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
             raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {LARGEST_JSON:,} bytes")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        for name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
-            if not name.isprintable() or os.sep in name:
-                raise ValueError(f"a chat template has the name {name!r:.80}")
+        for template_name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
+            if not template_name.isprintable() or os.sep in template_name:
+                raise ValueError(f"a chat template has the name {template_name!r:.80}")
         return tokenizer
     except Exception as error:  # of any type: the package trusts its files
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
@@ -104,7 +104,7 @@ def write_weights(
     config: ModelConfig,
     arrays: Iterable[tuple[str, np.ndarray]],
     dtype: str = "",
-    largest: int = pretrained.LARGEST_FILE,
+    file_bytes: int = pretrained.LARGEST_FILE,
     label: str = "",
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
@@ -116,7 +116,7 @@ def write_weights(
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     with replace_folder(folder, label) as new_folder:
-        pretrained.write_arrays(new_folder, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
+        pretrained.write_arrays(new_folder, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), file_bytes)
 
 
 @contextlib.contextmanager
@@ -153,16 +153,16 @@ def check_weights(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if a server could not load all of `folder`. Reads only the headers."""
     if not (folder / pretrained.CONFIG).exists():
         raise FileNotFoundError(f"no {pretrained.CONFIG} in {folder}; expected a model folder in HF format")
-    names = {pretrained.SINGLE}
+    file_names = {pretrained.SINGLE}
     if (folder / pretrained.INDEX).exists():
-        names = set(pretrained.weight_map(folder).values())
-    for name in sorted(names):
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"no {name} in {folder}; expected a whole model folder. Write it again.")
-        size = (folder / name).stat().st_size
-        for entry in pretrained.read_header(folder / name).values():
-            if fault := entry.damage(size):
-                raise pretrained.DamagedFile(f"{fault}. Write {folder} again.")
+        file_names = set(pretrained.weight_map(folder).values())
+    for file_name in sorted(file_names):
+        if not (folder / file_name).exists():
+            raise FileNotFoundError(f"no {file_name} in {folder}; expected a whole model folder. Write it again.")
+        file_bytes = (folder / file_name).stat().st_size
+        for tensor in pretrained.read_header(folder / file_name).values():
+            if damage := tensor.damage(file_bytes):
+                raise pretrained.DamagedFile(f"{damage}. Write {folder} again.")
 
 
 def read_label(folder: Path) -> str:
@@ -175,29 +175,29 @@ def read_label(folder: Path) -> str:
         raise pretrained.DamagedFile(f"{folder / _LABEL} holds no label: {error}. Write {folder} again.") from error
 
 
-def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
+def prune_weights(folder: Path, kept_folders: Iterable[Path]) -> None:
     """Removes every version in `folder` except those to keep; a version is a subfolder whose name is a number."""
-    keep_paths = {path.absolute() for path in keep}
+    kept_paths = {path.absolute() for path in kept_folders}
     for path in list(folder.absolute().iterdir()) if folder.is_dir() else []:
-        if is_number(path.name) and path not in keep_paths:
+        if is_number(path.name) and path not in kept_paths:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays cast to `dtype`. Raises ValueError for one that is not finite."""
     for name, array in arrays:
-        cast = array.astype(dtype, copy=False)
-        if not _is_finite(cast):
+        cast_array = array.astype(dtype, copy=False)
+        if not _is_finite(cast_array):
             raise ValueError(f"{name} is not finite in {dtype.name}; training has diverged, nothing was written")
-        yield name, cast
+        yield name, cast_array
 
 
 def _is_finite(array: np.ndarray) -> bool:
     """Whether all numbers are finite, that is, no exponent has all bits set. `np.isfinite` is slow for bfloat16."""
-    bits, mask = _EXPONENT[array.dtype.name]
-    flat = np.ascontiguousarray(array).reshape(-1).view(bits)
-    slices = (flat[start : start + _SLICE] for start in range(0, flat.size, _SLICE))
-    return all(int((piece & bits(mask)).max()) != mask for piece in slices)
+    bits_dtype, exponent_mask = _EXPONENT_BITS[array.dtype.name]
+    bits_array = np.ascontiguousarray(array).reshape(-1).view(bits_dtype)
+    bit_slices = (bits_array[start : start + _SLICE_LENGTH] for start in range(0, bits_array.size, _SLICE_LENGTH))
+    return all(int((bit_slice & bits_dtype(exponent_mask)).max()) != exponent_mask for bit_slice in bit_slices)
 
 
 def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], None], dtype: str, label: str) -> None:
@@ -215,35 +215,35 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
             raise
         sync_tree(new_folder / _PARAMS)
         write_json(new_folder / pretrained.CONFIG, config.to_hf())
-        write_json(new_folder / _FILES, _sizes(new_folder / _PARAMS))
+        write_json(new_folder / _SIZES_FILE, _file_sizes(new_folder / _PARAMS))
 
 
 def is_item(folder: Path) -> bool:
     """Whether `write_item` wrote the version; otherwise it is a model folder."""
-    return (folder / _FILES).exists()
+    return (folder / _SIZES_FILE).exists()
 
 
 def check_item(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if the files are not those that were written. Reads no arrays."""
-    sizes, record = _sizes(folder / _PARAMS), read_json(folder / _FILES)
-    if wrong := sorted(name for name in sizes.keys() | record.keys() if sizes.get(name) != record.get(name)):
-        name = wrong[0]
-        size, full_size = sizes.get(name, "no"), record.get(name, "no")
+    sizes, record = _file_sizes(folder / _PARAMS), read_json(folder / _SIZES_FILE)
+    if wrong_names := sorted(path for path in sizes.keys() | record.keys() if sizes.get(path) != record.get(path)):
+        path = wrong_names[0]
+        size, full_size = sizes.get(path, "no"), record.get(path, "no")
         raise pretrained.DamagedFile(
-            f"{folder / _PARAMS / name} has {size} bytes, expected {full_size}; let the trainer write another version"
+            f"{folder / _PARAMS / path} has {size} bytes, expected {full_size}; let the trainer write another version"
         )
 
 
 def item_bytes(folder: Path) -> int:
     """The size of the parameters on disk."""
-    return sum(_sizes(folder / _PARAMS).values())
+    return sum(_file_sizes(folder / _PARAMS).values())
 
 
 def other_model(folder: Path, config: ModelConfig) -> str:
     """How the model of a version differs from the expected one; empty if only in its dtype."""
-    values, expected_values = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(config)
-    names = [name for name in expected_values if name not in _DTYPES and values[name] != expected_values[name]]
-    return ", ".join(f"{name} {values[name]}, expected {expected_values[name]}" for name in names)
+    values, expected_fields = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(config)
+    names = [name for name in expected_fields if name not in _DTYPE_FIELDS and values[name] != expected_fields[name]]
+    return ", ".join(f"{name} {values[name]}, expected {expected_fields[name]}" for name in names)
 
 
 def restore_item(item: Path, folder: Path, label: str) -> None:
@@ -252,25 +252,25 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
     Raises FileNotFoundError if a file is missing, ValueError for arrays that do not match config.json.
     """
     config = ModelConfig.from_hf(item)
-    specs = {row.path: (row.shape(config), config.param_dtype) for row in parameters(config)}
+    specs = {parameter.path: (parameter.shape(config), config.param_dtype) for parameter in parameters(config)}
     outlines = saved_outlines(item / _PARAMS)
-    if wrong := sorted(path for path in specs.keys() | outlines.keys() if specs.get(path) != outlines.get(path)):
-        path = wrong[0]
+    if wrong_paths := sorted(path for path in specs.keys() | outlines.keys() if specs.get(path) != outlines.get(path)):
+        path = wrong_paths[0]
         raise pretrained.DamagedFile(
             f"{'/'.join(path)} in {item / _PARAMS} is {outlines.get(path, 'missing')}, expected "
             f"{specs.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
-    write_weights(folder, config, _arrays(config, item / _PARAMS), label=label)
+    write_weights(folder, config, _restored_arrays(config, item / _PARAMS), label=label)
 
 
-def _arrays(config: ModelConfig, params: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _restored_arrays(config: ModelConfig, params_folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     reader = reader_of_arrays()
-    for row in parameters(config):
-        leaf = read_saved(reader, params, row.path, row.shape(config), config.param_dtype)
-        for index, name in row.hf_names(config):
-            yield name, row.to_hf(leaf[index], config)
+    for parameter in parameters(config):
+        stacked_array = read_saved(reader, params_folder, parameter.path, parameter.shape(config), config.param_dtype)
+        for layer_index, hf_name in parameter.hf_names(config):
+            yield hf_name, parameter.to_hf(stacked_array[layer_index], config)
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def _file_sizes(folder: Path) -> dict[str, int]:
     """File → bytes."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}

@@ -48,14 +48,14 @@ class Lane:
         self._busy, self._on_failure = busy, on_failure
         self.batcher = batcher  # used by the thread; others only read its counts
         # Shared with callers, under the lock.
-        self._wake = threading.Condition()
+        self._condition = threading.Condition()
         self._sessions: dict[str, Session] = {}
         self._queue: collections.deque[Request] = collections.deque()
         self._released_sessions: list[Session] = []
         # Weights that the thread has not taken yet: their version, the parameters, and the future that it sets.
-        self._update: tuple[int, Params, Future[None]] | None = None
-        self._resting = self._idle = False
-        self._down = ""
+        self._pending_weights: tuple[int, Params, Future[None]] | None = None
+        self._is_resting = self._is_idle = False
+        self._failure = ""
         self._thread = threading.Thread(target=self._run, name="LocalEngine", daemon=True)
         self._thread.start()
 
@@ -66,69 +66,69 @@ class Lane:
 
         Both this call and the future raise EngineError if the lane is down.
         """
-        with self._wake:
-            self._wake.wait_for(lambda: self._update is None or self._down)
+        with self._condition:
+            self._condition.wait_for(lambda: self._pending_weights is None or self._failure)
             self._raise_if_down()
             future = Future[None]()
-            self._update = version, params, future
-            self._wake.notify_all()
+            self._pending_weights = version, params, future
+            self._condition.notify_all()
             return future
 
     def rest(self) -> None:
         """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
-        with self._wake:
-            self._resting, self._idle = True, False
-            self._wake.notify_all()
-            self._wake.wait_for(lambda: self._idle or self._down)
+        with self._condition:
+            self._is_resting, self._is_idle = True, False
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._is_idle or self._failure)
 
     def resume(self) -> None:
         """Ends a rest, if there is one."""
-        with self._wake:
-            self._resting = False
-            self._wake.notify_all()
+        with self._condition:
+            self._is_resting = False
+            self._condition.notify_all()
 
-    def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Future[Completion]:
+    def submit(self, prompt: list[int], sampling: Sampling, uniforms: np.ndarray, session: str) -> Future[Completion]:
         """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
 
         Raises ValueError, or EngineError when the lane is down; the future raises it when the session is released or
         the lane goes down.
         """
-        with self._wake:
+        with self._condition:
             self._raise_if_down()
-            state = self._sessions.setdefault(session, Session())
-            if state.request is not None:
+            session_state = self._sessions.setdefault(session, Session())
+            if session_state.request is not None:
                 raise ValueError(f"session {session!r} is still generating; one call at a time")
-            if prompt[: len(state.tokens)] != state.tokens:
+            if prompt[: len(session_state.tokens)] != session_state.tokens:
                 raise ValueError(
-                    f"the prompt of session {session!r} does not extend its first {len(state.tokens)} tokens; "
+                    f"the prompt of session {session!r} does not extend its first {len(session_state.tokens)} tokens; "
                     "append to what was sampled, or release the session"
                 )
-            request = state.request = Request(state, prompt, sampling, chances)
+            request = session_state.request = Request(session_state, prompt, sampling, uniforms)
             self._queue.append(request)
-            self._wake.notify_all()
+            self._condition.notify_all()
         return request.result
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
-        with self._wake:
-            state = self._sessions.pop(session, None)
-            if state is None:
+        with self._condition:
+            session_state = self._sessions.pop(session, None)
+            if session_state is None:
                 return
-            if state.request is not None:
-                _abort(state.request.result, f"session {session!r} was released while generating")
-            self._released_sessions.append(state)
-            self._wake.notify_all()
+            if session_state.request is not None:
+                _abort_request(session_state.request.result, f"session {session!r} was released while generating")
+            self._released_sessions.append(session_state)
+            self._condition.notify_all()
 
     def stop(self, reason: str) -> None:
         """Stops the thread after its current forward; waiting callers get EngineError. May be called twice."""
-        with self._wake:
-            self._down = self._down or reason
+        with self._condition:
+            self._failure = self._failure or reason
             for session in self._sessions.values():
                 if session.request is not None:
-                    _abort(session.request.result, self._down)
-            if self._update is not None:
-                _abort(self._update[-1], self._down)
-            self._wake.notify_all()
+                    _abort_request(session.request.result, self._failure)
+            if self._pending_weights is not None:
+                _abort_request(self._pending_weights[-1], self._failure)
+            self._condition.notify_all()
 
     def join(self) -> None:
         """Returns once the thread has ended, after `stop`."""
@@ -136,8 +136,8 @@ class Lane:
             self._thread.join()
 
     def _raise_if_down(self) -> None:
-        if self._down:
-            raise EngineError(self._down)
+        if self._failure:
+            raise EngineError(self._failure)
 
     # --- the thread ---
 
@@ -153,34 +153,34 @@ class Lane:
 
     def _admit(self) -> bool:
         """Admits queued requests and new weights, and waits until something can run. False once the lane is down."""
-        with self._wake:
-            while not self._down:
-                if self._resting:
+        with self._condition:
+            while not self._failure:
+                if self._is_resting:
                     self.batcher.wait()
-                    self._idle = True
-                    self._wake.notify_all()
-                    self._wake.wait()
+                    self._is_idle = True
+                    self._condition.notify_all()
+                    self._condition.wait()
                     continue
                 self.batcher.drop_aborted()
                 for session in self._released_sessions:
                     self.batcher.free(session)
                 self._released_sessions.clear()
-                if self._update is not None and not self.batcher.busy:
-                    version, params, future = self._update
+                if self._pending_weights is not None and not self.batcher.busy:
+                    version, params, future = self._pending_weights
                     self.batcher.use(version, params)
-                    self._update = None
+                    self._pending_weights = None
                     future.set_result(None)
-                    self._wake.notify_all()
-                while self._queue and self._update is None:
+                    self._condition.notify_all()
+                while self._queue and self._pending_weights is None:
                     if not (request := self._queue.popleft()).result.done():
                         self.batcher.admit(request)
                 if self.batcher.busy:
                     return True
-                self._wake.wait()
+                self._condition.wait()
             return False
 
     def _deliver(self, requests: list[Request]) -> None:
-        with self._wake:
+        with self._condition:
             for request in requests:
                 if request.result.done():
                     continue
@@ -190,10 +190,10 @@ class Lane:
                 request.result.set_result(request.completion)
 
 
-def _abort(result: Future[Any], reason: str) -> None:
+def _abort_request(future: Future[Any], reason: str) -> None:
     """Wakes the caller; the thread drops an aborted request before its next forward. The lock must be held."""
-    if not result.done():
-        result.set_exception(EngineError(reason))
+    if not future.done():
+        future.set_exception(EngineError(reason))
 
 
 class LocalEngine:
@@ -226,28 +226,28 @@ class LocalEngine:
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
         self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else replicas(mesh)
-        self._several = mesh is not None and mesh.size > len(self._replicas)
-        if self._several and lanes > 1:
+        self._has_device_groups = mesh is not None and mesh.size > len(self._replicas)
+        if self._has_device_groups and lanes > 1:
             raise ValueError(
                 f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1"
             )
-        count = lanes * len(self._replicas)
-        if slots % count:
+        lane_count = lanes * len(self._replicas)
+        if slots % lane_count:
             on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
-            raise ValueError(f"slots {slots} is no multiple of lanes {count}{on}; every lane holds equally many")
+            raise ValueError(f"slots {slots} is no multiple of lanes {lane_count}{on}; every lane holds equally many")
         if mesh is not None:
             check_divides(config, mesh)
         if routes:
             RouteShape.of(config)
-        self._config, self._length, self.tells_routes, self.slots = config, max_length, routes, slots
+        self._config, self._max_length, self.tells_routes, self.slots = config, max_length, routes, slots
         self._busy = BusyTime()
         # Guarded by the lock. If a lane's lock is needed too, this one is taken first.
         self._lock = threading.Lock()
-        self._loaded, self._down = False, ""
-        self._lane_of: dict[str, int] = {}  # session → index of its lane
-        self._free = [slots // count] * count
-        self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
-        make = functools.partial(Batcher, config, slots // count, max_length, prefill_rows, prefill_chunks, routes)
+        self._has_weights, self._failure = False, ""
+        self._lane_by_session: dict[str, int] = {}  # session → index of its lane
+        self._free_slots = [slots // lane_count] * lane_count
+        self._waiting_events: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
+        make = functools.partial(Batcher, config, slots // lane_count, max_length, prefill_rows, prefill_chunks, routes)
         self._lanes = [Lane(make(replica), self._busy, self._stop) for _ in range(lanes) for replica in self._replicas]
 
     @property
@@ -274,7 +274,7 @@ class LocalEngine:
         """
         self.rest()
         try:
-            copies = jax.block_until_ready(self._copies(weights))
+            copies = jax.block_until_ready(self._make_copies(weights))
         finally:
             for lane in self._lanes:
                 lane.resume()
@@ -282,14 +282,14 @@ class LocalEngine:
         # the others.
         futures = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
         with self._lock:
-            self._loaded = True
+            self._has_weights = True
         for future in futures:
             future.result()
 
-    def _copies(self, weights: Weights) -> list[Params]:
+    def _make_copies(self, weights: Weights) -> list[Params]:
         """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
 
-        def place(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
+        def place_array(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
             has_layers = row.axes[0] == "layers"
             spec = PartitionSpec(*partition(row)[has_layers:])
             shardings = [None if replica is None else NamedSharding(replica, spec) for replica in self._replicas]
@@ -298,9 +298,9 @@ class LocalEngine:
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
             return tuple(copies)
 
-        tree = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place)
-        take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
-        return [unstack(self._config, take(lambda leaf, i=i: leaf[i], tree)) for i in range(len(self._replicas))]
+        tree = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place_array)
+        map_copies = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        return [unstack(self._config, map_copies(lambda leaf, i=i: leaf[i], tree)) for i in range(len(self._replicas))]
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far: it must begin with all earlier tokens of the session.
@@ -308,33 +308,33 @@ class LocalEngine:
         Raises OutOfContext if the prompt leaves no room for a token, ValueError for a prompt that does not extend the
         session or another wrong argument, EngineError if the engine fails, is closed, or the session is released.
         """
-        tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
-        chances = uniforms(seed, min(sampling.max_tokens, self._length - len(tokens)))
+        tokens = checked_prompt(prompt, self._config.vocab_size, self._max_length)
+        uniform_numbers = uniforms(seed, min(sampling.max_tokens, self._max_length - len(tokens)))
         self._wait_for_slot(session)
         with self._lock:
             # Look-up and submission share the lock: a session released in between would never free its slot.
-            if session not in self._lane_of:
-                raise EngineError(self._down or f"session {session!r} was released while it waited for a slot")
-            lane = self._lanes[self._lane_of[session]]
-            completion = lane.submit(tokens, sampling, chances, session)
+            if session not in self._lane_by_session:
+                raise EngineError(self._failure or f"session {session!r} was released while it waited for a slot")
+            lane = self._lanes[self._lane_by_session[session]]
+            completion = lane.submit(tokens, sampling, uniform_numbers, session)
         return completion.result()
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
         with self._lock:
-            lane = self._lane_of.pop(session, None)
-            if lane is not None:
-                self._lanes[lane].release(session)
-                self._free[lane] += 1
+            lane_index = self._lane_by_session.pop(session, None)
+            if lane_index is not None:
+                self._lanes[lane_index].release(session)
+                self._free_slots[lane_index] += 1
                 self._assign_lanes()
-            elif session in self._waiting:
-                self._waiting.pop(session).set()
+            elif session in self._waiting_events:
+                self._waiting_events.pop(session).set()
 
     def rest(self) -> None:
         """Does nothing, unless a replica has several devices: then it returns once no forward runs, and none begins
         until the next `load`. Open sessions keep their cache.
         """
-        if self._several:
+        if self._has_device_groups:
             for lane in self._lanes:
                 lane.rest()
 
@@ -347,32 +347,32 @@ class LocalEngine:
     def _wait_for_slot(self, session: str) -> None:
         """Waits until the session has a lane, or is released. A new session gets the lane with the most free slots."""
         with self._lock:
-            if self._down:
-                raise EngineError(self._down)
-            if not self._loaded:
+            if self._failure:
+                raise EngineError(self._failure)
+            if not self._has_weights:
                 raise EngineError("the engine has no weights; call load first")
-            if session in self._lane_of:
+            if session in self._lane_by_session:
                 return
-            if session in self._waiting:
+            if session in self._waiting_events:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
-            event = self._waiting[session] = threading.Event()
+            event = self._waiting_events[session] = threading.Event()
             self._assign_lanes()
         with waiting():  # for the sessions that have slots; their deadlines bound this
             event.wait()
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""
-        while self._waiting and any(self._free):
-            session, lane = next(iter(self._waiting)), self._free.index(max(self._free))
-            self._lane_of[session] = lane
-            self._free[lane] -= 1
-            self._waiting.pop(session).set()
+        while self._waiting_events and any(self._free_slots):
+            session, lane_index = next(iter(self._waiting_events)), self._free_slots.index(max(self._free_slots))
+            self._lane_by_session[session] = lane_index
+            self._free_slots[lane_index] -= 1
+            self._waiting_events.pop(session).set()
 
     def _stop(self, reason: str) -> None:
         with self._lock:
-            self._down = self._down or reason
-            for event in self._waiting.values():
+            self._failure = self._failure or reason
+            for event in self._waiting_events.values():
                 event.set()
-            self._waiting.clear()
+            self._waiting_events.clear()
         for lane in self._lanes:
-            lane.stop(self._down)
+            lane.stop(self._failure)

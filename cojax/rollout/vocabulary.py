@@ -23,7 +23,7 @@ CONTROLS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 # One digit | a name or word with the space before it | punctuation as JSON runs it together | white space.
-_PIECES = r"\p{N}| ?[\p{L}\p{M}_]+| ?[^\s\p{L}\p{M}\p{N}_]+(?: [^\s\p{L}\p{M}\p{N}_]+)*|\s"
+_PIECE_PATTERN = r"\p{N}| ?[\p{L}\p{M}_]+| ?[^\s\p{L}\p{M}\p{N}_]+(?: [^\s\p{L}\p{M}\p{N}_]+)*|\s"
 _ROLES = ("system\n", "user\n", "assistant\n")
 
 
@@ -36,18 +36,18 @@ def word_tokenizer(
     documents in OpenAI function format; the names of tools and of their arguments get their own tokens.
     """
     names = sorted({*names, *(tool["function"]["name"] for tool in tools)}, key=lambda name: (-len(name), name))
-    keys = sorted({key for tool in tools for key in tool["function"]["parameters"].get("properties", {})})
-    runs = sorted(_runs(keys), key=lambda run: (-len(run), run))
-    pattern = _pattern(names, runs)
+    argument_names = sorted({key for tool in tools for key in tool["function"]["parameters"].get("properties", {})})
+    fixed_runs = sorted(_list_fixed_runs(argument_names), key=lambda run: (-len(run), run))
+    pattern = _build_pattern(names, fixed_runs)
     splitter = re.compile(pattern)
-    words = sorted({piece for text in texts for piece in splitter.findall(text)})
+    words = sorted({word for text in texts for word in splitter.findall(text)})
     vocabulary = {"<unk>": 0}
-    for entry in (*runs, *sorted(names), *words, *string.printable):
-        vocabulary.setdefault(entry, len(vocabulary))
+    for token_text in (*fixed_runs, *sorted(names), *words, *string.printable):
+        vocabulary.setdefault(token_text, len(vocabulary))
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    return _with_template(tokenizer, unk_token="<unk>")
+    return _add_template(tokenizer, unk_token="<unk>")
 
 
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
@@ -56,13 +56,13 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
     a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
-    minimum = 256 + len(CONTROLS)
-    if size < minimum:
-        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {minimum}: bytes and controls")
+    least = 256 + len(CONTROLS)
+    if size < least:
+        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {least}: bytes and controls")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_PIECE_PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -74,26 +74,26 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _with_template(tokenizer, clean_up_tokenization_spaces=False)
+    return _add_template(tokenizer, clean_up_tokenization_spaces=False)
 
 
-def _with_template(tokenizer: Tokenizer, **more: Any) -> PreTrainedTokenizerFast:
+def _add_template(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer with the control tokens and the template that writes them."""
-    tokenizer.add_tokens([AddedToken(control, special=True, normalized=False) for control in CONTROLS])
+    tokenizer.add_tokens([AddedToken(literal, special=True, normalized=False) for literal in CONTROLS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML, **more
+        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML, **options
     )
 
 
-def _runs(keys: Sequence[str]) -> list[str]:
+def _list_fixed_runs(argument_names: Sequence[str]) -> list[str]:
     """Runs of punctuation and keys in a tool call, as `json.dumps` writes it, and the role names of the template."""
-    first_runs = [f'", "arguments": {{"{key}": "' for key in keys]
-    later_runs = [f'", "{key}": "' for key in keys]
+    first_runs = [f'", "arguments": {{"{argument_name}": "' for argument_name in argument_names]
+    later_runs = [f'", "{argument_name}": "' for argument_name in argument_names]
     return ['\n{"name": "', '", "arguments": {}}\n', '"}}\n', *first_runs, *later_runs, *_ROLES]
 
 
-def _pattern(names: Sequence[str], runs: Sequence[str]) -> str:
+def _build_pattern(names: Sequence[str], fixed_runs: Sequence[str]) -> str:
     """Fixed runs | bare names | other words with the comma and spaces around them | any one character."""
-    name = "(?:" + "|".join(map(re.escape, names)) + ")(?![A-Za-z0-9_])"
-    run = "|".join(map(re.escape, runs))
-    return rf"{run}|{name}|[,.;:]? ?(?!{name})[A-Za-z]+(?: (?={name}))?|[\s\S]"
+    name_pattern = "(?:" + "|".join(map(re.escape, names)) + ")(?![A-Za-z0-9_])"
+    run_pattern = "|".join(map(re.escape, fixed_runs))
+    return rf"{run_pattern}|{name_pattern}|[,.;:]? ?(?!{name_pattern})[A-Za-z]+(?: (?={name_pattern}))?|[\s\S]"

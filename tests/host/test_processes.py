@@ -118,8 +118,8 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
 
 def test_what_a_killed_guard_left_in_its_session_ends(tmp_path):
     process, family = server(tmp_path)
-    assert process._process._guard is not None
-    guard = process._process._guard.pid
+    assert process._guarded_process._guard is not None
+    guard = process._guarded_process._guard.pid
     os.kill(guard, signal.SIGKILL)
     process.kill()
     assert not session(guard)

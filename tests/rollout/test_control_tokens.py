@@ -177,7 +177,7 @@ def test_an_action_ends_no_turn_but_its_own(name, value):
 
 
 def test_private_characters_are_kept_as_long_as_enough_are_free(monkeypatch):
-    monkeypatch.setattr(control_tokens, "_PRIVATE", range(0xF0000, 0xF0080))
+    monkeypatch.setattr(control_tokens, "_PRIVATE_CODES", range(0xF0000, 0xF0080))
     small = chat("bytes")
     most = "".join(map(chr, range(0xF0000, 0xF0040)))
     everything = "".join(map(chr, range(0xF0000, 0xF0080)))

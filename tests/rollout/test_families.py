@@ -298,7 +298,7 @@ def test_an_action_that_begins_within_a_thought_ends_it_before_it_calls():
     )
     chat = Chat(tokenizer)
     assert tokenizer.decode(chat.open(OPENINGS["user"])).endswith("assistant\n<think>\n")
-    call, end = chat._controls.encode_action(CALL), tokenizer.convert_tokens_to_ids("</think>")
+    call, end = chat._control_tokens.encode_action(CALL), tokenizer.convert_tokens_to_ids("</think>")
     assert chat.read((*call, chat.end)).error == "no tool call found"
     assert len(chat.read((end, *call, chat.end)).calls) == 1
     assert chat.read(chat.encode_action(LOOKUP)).calls == LOOKUP.calls

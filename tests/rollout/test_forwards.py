@@ -99,10 +99,10 @@ def test_programs_of_prefill_grow_with_the_logarithm_of_the_length_and_not_with_
     """Spans of 128, 256, 512 and 1024 positions; the last layer, whose output nobody reads, is a program of its own."""
     config = ModelConfig(101, 16, 16, layers, 2, 1, 8, max_position_embeddings=1200)
     engine = LocalEngine(config, slots=1, max_length=1200, prefill_rows=1, prefill_chunks=(64,))
-    forwards._layer.clear_cache()
+    forwards._run_layer.clear_cache()
     try:
         engine.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
         engine.generate([7] * 1000, Sampling(max_tokens=1), session="long", seed=(0,))
     finally:
         engine.close()
-    assert forwards._layer._cache_size() == 2 * 4
+    assert forwards._run_layer._cache_size() == 2 * 4

@@ -294,7 +294,7 @@ def test_a_session_waits_for_a_slot(engine: LocalEngine) -> None:
     for number in range(SLOTS):
         engine.generate([number], Sampling(1.0, 1), session=str(number), seed=(1,))
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, 2), session="late", seed=(1,)))
-    wait_until(lambda: "late" in engine._waiting)
+    wait_until(lambda: "late" in engine._waiting_events)
     assert not outcome
     engine.release("7")
     thread.join(patience(30))
@@ -341,7 +341,7 @@ def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
 
 def test_close_fails_whoever_waits(engine: LocalEngine) -> None:
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._lane_of)
+    wait_until(lambda: "a" in engine._lane_by_session)
     engine.close()
     thread.join(patience(30))
     assert isinstance(outcome[0], EngineError)

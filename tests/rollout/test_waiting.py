@@ -59,7 +59,7 @@ def engine():
 def until_one_waits(engine: LocalEngine) -> None:
     """Returns once a session waits for a slot, or after 30 seconds."""
     deadline = time.monotonic() + patience(30)
-    while not engine._waiting and time.monotonic() < deadline:
+    while not engine._waiting_events and time.monotonic() < deadline:
         time.sleep(0.001)
 
 

@@ -27,20 +27,20 @@ _LOG = logging.getLogger(__name__)
 MOST_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
 _CONNECT_SECONDS = 10.0
 # The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
-_KEEP_ALIVE = 2.0
+_KEEP_ALIVE_SECONDS = 2.0
 _T = TypeVar("_T")
 # Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
-_QUICK = 10.0
-_SLOW = 120.0
-_HEALTH = 40.0  # the server itself gives up after 20
+_QUICK_TIMEOUT = 10.0
+_SLOW_TIMEOUT = 120.0
+_HEALTH_TIMEOUT = 40.0  # the server itself gives up after 20
 # Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
 _TOKEN_BYTES = 256
 # The server's names for its kinds of memory.
-_WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
+_WEIGHTS_MEMORY, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
 # The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
 _ROUTING_KEY = "X-SMG-Routing-Key"
 # Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
-_WIRE = np.dtype("<i4")
+_WIRE_DTYPE = np.dtype("<i4")
 # Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
 _LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
 # Characters of a label of weights: far more than ours have.
@@ -67,40 +67,40 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._context = httpx.create_ssl_context()
-        self._idle: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
+        self._ssl_context = httpx.create_ssl_context()
+        self._idle_clients: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
 
     async def call(
         self,
         method: str,
-        origin: str,
+        server_url: str,
         path: str,
         body: Any = None,
         seconds: float | None = None,
         headers: Mapping[str, str] | None = None,
         most: int = MOST_BYTES,
     ) -> Any:
-        """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
+        """The JSON that `server_url`/`path` answers within `seconds` (None: no limit), None for an empty answer.
 
         Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for any other 4xx,
         ServerFailed for any other status, for invalid JSON, for more than `most` bytes and for a broken connection.
         """
-        url, timeout = f"{origin}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
-        idle = self._idle[origin]
-        client = idle.pop() if idle else self._client()
+        url, timeout = f"{server_url}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
+        idle_clients = self._idle_clients[server_url]
+        client = idle_clients.pop() if idle_clients else self._new_client()
         try:
             # The timeout of httpx bounds a single read; a slow answer may take any number of reads.
             async with (
                 asyncio.timeout(seconds),
                 client.stream(method, url, json=body, timeout=timeout, headers=headers) as response,
             ):
-                content = await _content(response, most)
+                content = await _read_content(response, most)
         except (httpx.ReadTimeout, TimeoutError) as error:
             raise RequestFailed(f"{url} did not answer within {seconds:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerFailed(f"{url}: {type(error).__name__} {error}".rstrip()) from error
         finally:
-            idle.append(client)
+            idle_clients.append(client)
         status = response.status_code
         if response.is_success:
             try:
@@ -108,14 +108,14 @@ class Connections:
             except (ValueError, RecursionError) as error:
                 excerpt = one_line(content[:_QUOTE_LENGTH].decode("utf-8", "replace"))
                 raise ServerFailed(f"{url} answered with invalid JSON: {excerpt!r}") from error
-        retry, client_error = status in (408, 429, 503), 400 <= status < 500
-        failure = RequestFailed if retry else RequestRefused if client_error else ServerFailed
-        raise failure(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
+        is_retryable, is_client_error = status in (408, 429, 503), 400 <= status < 500
+        failure_type = RequestFailed if is_retryable else RequestRefused if is_client_error else ServerFailed
+        raise failure_type(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
 
-    def _client(self) -> httpx.AsyncClient:
+    def _new_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE),
-            verify=self._context,
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
+            verify=self._ssl_context,
             trust_env=False,
             cookies=no_cookies(),
             headers=UNCOMPRESSED,
@@ -123,16 +123,16 @@ class Connections:
 
     async def aclose(self) -> None:
         """Closes all connections; none may be in use."""
-        await asyncio.gather(*(client.aclose() for idle in self._idle.values() for client in idle))
+        await asyncio.gather(*(client.aclose() for idle in self._idle_clients.values() for client in idle))
 
 
-async def _content(response: httpx.Response, most: int) -> bytes:
-    """The bytes of an answer as they are sent. Raises ServerFailed for more than `most`."""
+async def _read_content(response: httpx.Response, most_bytes: int) -> bytes:
+    """The bytes of an answer as they are sent. Raises ServerFailed for more than `most_bytes`."""
     content = bytearray()
-    async for piece in response.aiter_raw():
-        content += piece
-        if len(content) > most:
-            raise ServerFailed(f"{response.url} answered with more than {most:,} bytes")
+    async for chunk in response.aiter_raw():
+        content += chunk
+        if len(content) > most_bytes:
+            raise ServerFailed(f"{response.url} answered with more than {most_bytes:,} bytes")
     return bytes(content)
 
 
@@ -154,18 +154,18 @@ def route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> RouteSh
     return RouteShape.of(config) if routes else None
 
 
-def read_routes(meta: Mapping[str, Any], shape: RouteShape, start: int, tokens: int) -> str:
+def read_routes(meta_info: Mapping[str, Any], shape: RouteShape, first_token: int, token_count: int) -> str:
     """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 
-    The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
-    ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
+    The conversation has `token_count` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
+    ValueError for an answer that is not the routes of exactly the other tokens from `first_token` on.
     """
-    text = meta["routed_experts"]
-    if not isinstance(text, str):
-        raise TypeError(f"routed_experts is {type(text).__name__}; expected base64")
-    routes = shape.decode(text, _WIRE)
-    if len(routes) != tokens - 1 - start:
-        raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - start}")
+    routes_text = meta_info["routed_experts"]
+    if not isinstance(routes_text, str):
+        raise TypeError(f"routed_experts is {type(routes_text).__name__}; expected base64")
+    routes = shape.decode(routes_text, _WIRE_DTYPE)
+    if len(routes) != token_count - 1 - first_token:
+        raise ValueError(f"routed_experts of {len(routes)} tokens; expected {token_count - 1 - first_token}")
     return shape.encode(routes)
 
 
@@ -186,34 +186,34 @@ class ServerReply:
     routes: str = ""
 
 
-def read_reply(answer: Any, room: int, vocabulary: int, stops: Collection[int] = ()) -> ServerReply:
-    """The completion of 1 to `room` tokens below `vocabulary` in the JSON of a reply, without routes.
+def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens: Collection[int] = ()) -> ServerReply:
+    """The completion of 1 to `most_tokens` tokens below `vocabulary_size` in a reply's JSON, without routes.
 
-    One of `stops` may only be its last token.
+    One of `stop_tokens` may only be its last token.
 
     Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is not a complete completion.
     """
-    meta = answer["meta_info"]
-    finish = meta["finish_reason"]
-    if finish["type"] not in ("stop", "length"):
-        raise ValueError(f"it ended by {finish!r:.200}")
-    pairs = meta["output_token_logprobs"]
-    tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
+    meta_info = answer["meta_info"]
+    finish_reason = meta_info["finish_reason"]
+    if finish_reason["type"] not in ("stop", "length"):
+        raise ValueError(f"it ended by {finish_reason!r:.200}")
+    logprob_pairs = meta_info["output_token_logprobs"]
+    tokens, logprobs = tuple(int(pair[1]) for pair in logprob_pairs), tuple(float(pair[0]) for pair in logprob_pairs)
     if list(tokens) != answer["output_ids"]:
         raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
-    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary:
-        raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
-    if not 0 < len(tokens) <= room:
-        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary_size:
+        raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary_size - 1}")
+    if not 0 < len(tokens) <= most_tokens:
+        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {most_tokens}")
     if outliers := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
         raise ValueError(f"a log-prob is {outliers[0]:g}, which no sampled token has")
-    if not set(stops).isdisjoint(tokens[:-1]):
+    if not set(stop_tokens).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
-    versions = meta["weight_versions"]
+    versions = meta_info["weight_versions"]
     spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
     if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
-    return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(meta.get("cached_tokens", 0)))
+    return ServerReply(tokens, logprobs, spans, finish_reason["type"] == "stop", int(meta_info.get("cached_tokens", 0)))
 
 
 def label_of(version: Any) -> str:
@@ -233,32 +233,32 @@ class ServerClient:
         prompt: Sequence[int],
         sampling: Sampling,
         room: int,
-        vocabulary: int,
+        vocabulary_size: int,
         rid: str,
         seed: int,
-        key: str = "",
+        routing_key: str = "",
         routes: tuple[RouteShape, int] | None = None,
     ) -> ServerReply:
-        """Samples at most `room` tokens of 0 … `vocabulary` − 1. The caller bounds the time.
+        """Samples at most `room` tokens of 0 … `vocabulary_size` − 1. The caller bounds the time.
 
-        A router whose policy is `manual` sends all requests with one `key` to one server. `routes`, if not None, asks
-        for the experts of all tokens from a number on; earlier completions reported those before. Log-probs are those
-        of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it runs with
-        --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
+        A router whose policy is `manual` sends all requests with one `routing_key` to one server. `routes`, if not
+        None, asks for the experts of all tokens from a number on; earlier completions reported those before. Log-probs
+        are those of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it
+        runs with --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        limit, options = MOST_BYTES + room * _TOKEN_BYTES, dict[str, Any]()
+        most_bytes, options = MOST_BYTES + room * _TOKEN_BYTES, dict[str, Any]()
         if routes is not None:
-            shape, start = routes
-            options = {"return_routed_experts": True, "routed_experts_start_len": start}
+            shape, first_token = routes
+            options = {"return_routed_experts": True, "routed_experts_start_len": first_token}
             # All of the conversation's routes, in base64.
-            limit += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE.itemsize // 3 + 1)
+            most_bytes += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE_DTYPE.itemsize // 3 + 1)
         params: dict[str, Any] = {"temperature": sampling.temperature, "max_new_tokens": room, "sampling_seed": seed}
         params["stop_token_ids"] = list(sampling.stop_tokens)
         body = {"rid": rid, "input_ids": list(prompt), "return_logprob": True, "sampling_params": params, **options}
-        headers = {_ROUTING_KEY: key} if key else None
-        answer = await self._post("generate", body, None, headers=headers, most=limit)
+        headers = {_ROUTING_KEY: routing_key} if routing_key else None
+        answer = await self._post("generate", body, None, headers=headers, most=most_bytes)
         try:
-            reply = read_reply(answer, room, vocabulary, sampling.stop_tokens)
+            reply = read_reply(answer, room, vocabulary_size, sampling.stop_tokens)
             if routes is None:
                 return reply
             route_text = read_routes(answer["meta_info"], *routes, len(prompt) + len(reply.tokens))
@@ -268,29 +268,29 @@ class ServerClient:
                 f"{self.url} answered with an invalid completion: {type(error).__name__}: {one_line(str(error))[:300]}"
             ) from error
 
-    async def abort(self, rid: str) -> None:
+    async def abort(self, request_id: str) -> None:
         """Ends the request of this id, because its answer is no longer wanted."""
-        await self._post("abort_request", {"rid": rid}, _QUICK)
+        await self._post("abort_request", {"rid": request_id}, _QUICK_TIMEOUT)
 
     async def version(self) -> str:
         """The label of the weights it serves. Raises RequestFailed or RequestRefused while the server is not up."""
-        return await self._read("model_info", lambda answer: label_of(answer["weight_version"]))
+        return await self._get("model_info", lambda answer: label_of(answer["weight_version"]))
 
     async def check_health(self) -> None:
         """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
-        await self.connections.call("GET", self.url, "health", seconds=_HEALTH)
+        await self.connections.call("GET", self.url, "health", seconds=_HEALTH_TIMEOUT)
 
     async def can_release_memory(self) -> bool:
         """Whether it can release memory, or runs on the CPU, where a request to release memory does nothing."""
-        return await self._read("server_info", lambda i: bool(i["enable_memory_saver"]) or i["device"] == "cpu")
+        return await self._get("server_info", lambda info: bool(info["enable_memory_saver"]) or info["device"] == "cpu")
 
     async def reports_routes(self) -> bool:
         """Whether it can report which experts tokens went through."""
-        return await self._read("server_info", lambda info: bool(info["enable_return_routed_experts"]))
+        return await self._get("server_info", lambda info: bool(info["enable_return_routed_experts"]))
 
     async def incarnation(self) -> str:
         """A text that identifies the server's process: how long its parts took to start. A restart changes it."""
-        times = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
+        times = await self._get("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
         return json.dumps(times)
 
     async def rest(self, memory: "ReleasedMemory") -> None:
@@ -304,11 +304,11 @@ class ServerClient:
             await self._pause()
             try:
                 # Recorded before the request: the memory may be gone even if no answer comes.
-                await memory.add((_WEIGHTS, *_OTHER_MEMORY))
+                await memory.add((_WEIGHTS_MEMORY, *_OTHER_MEMORY))
             except BaseException:
                 await asyncio.shield(self._unpause())
                 raise
-            await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW)
+            await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT)
 
     async def wake(self, memory: "ReleasedMemory") -> None:
         """Ends a `rest`, if there is one, without new weights: their memory is allocated again, without their values.
@@ -320,9 +320,9 @@ class ServerClient:
             if not memory:
                 return
             for tag in sorted(memory.kinds):
-                await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW)
+                await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW_TIMEOUT)
                 await memory.remove([tag])
-            await self._post("continue_generation", {}, _QUICK)
+            await self._post("continue_generation", {}, _QUICK_TIMEOUT)
 
     async def _forget_restarted(self, memory: "ReleasedMemory") -> None:
         """Forgets the record of a server that was restarted: it has all its memory, and a restore would crash it."""
@@ -344,27 +344,27 @@ class ServerClient:
     async def _update(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
         await self._pause()
         try:
-            if _WEIGHTS in memory.kinds:
-                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _SLOW)
-                await memory.remove([_WEIGHTS])
+            if _WEIGHTS_MEMORY in memory.kinds:
+                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS_MEMORY]}, _SLOW_TIMEOUT)
+                await memory.remove([_WEIGHTS_MEMORY])
             body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
             await self._post("update_weights_from_disk", body, None)
             if memory:
-                await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW)
+                await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT)
                 await memory.remove(memory.kinds)
         except BaseException:
             # A server that stays paused answers no request. But one without its memory must stay paused.
             if not memory:
                 await asyncio.shield(self._unpause())
             raise
-        await asyncio.shield(self._post("continue_generation", {}, _QUICK))
+        await asyncio.shield(self._post("continue_generation", {}, _QUICK_TIMEOUT))
         if (version := await self.version()) != label:
             raise ServerFailed(f"{self.url} serves weights {version!r} after an update to {label!r}")
 
     async def _pause(self) -> None:
         """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
         try:
-            await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+            await self._post("pause_generation", {"mode": "retract"}, _QUICK_TIMEOUT)
         except BaseException as error:
             # The server may have paused although no answer came, unless it was never reached.
             if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
@@ -374,38 +374,38 @@ class ServerClient:
     async def _unpause(self) -> None:
         """Ends a pause after a fault. A failure of this call is ignored, so that the first fault is reported."""
         with contextlib.suppress(RequestFailed, RequestRefused):
-            await self._post("continue_generation", {}, _QUICK)
+            await self._post("continue_generation", {}, _QUICK_TIMEOUT)
 
     # --- a router ---
 
     async def servers(self) -> dict[str, str]:
         """Address → id of each server behind the router. Raises RequestFailed or RequestRefused."""
 
-        def read(answer: Any) -> dict[str, str]:
+        def read_workers(answer: Any) -> dict[str, str]:
             return {str(worker["url"]).rstrip("/"): str(worker["id"]) for worker in answer["workers"]}
 
-        return await self._read("workers", read, "sglang-router 0.3.2")
+        return await self._get("workers", read_workers, "sglang-router 0.3.2")
 
     async def add(self, server: str) -> None:
         """Puts the server at this address behind the router. Raises RequestFailed or RequestRefused."""
-        await self._post("workers", {"url": server}, _QUICK)
+        await self._post("workers", {"url": server}, _QUICK_TIMEOUT)
 
     async def remove(self, server: str) -> None:
         """Takes the server at this address from the router, if it is there. Raises RequestFailed or RequestRefused."""
-        if (number := (await self.servers()).get(server)) is not None:
-            path = f"workers/{quote(number, safe='')}"
-            await self.connections.call("DELETE", self.url, path, None, _QUICK)
+        if (worker_id := (await self.servers()).get(server)) is not None:
+            url_path = f"workers/{quote(worker_id, safe='')}"
+            await self.connections.call("DELETE", self.url, url_path, None, _QUICK_TIMEOUT)
 
-    async def _read(self, path: str, read: Callable[[Any], _T], package: str = "SGLang 0.5.23") -> _T:
-        """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
-        answer = await self.connections.call("GET", self.url, path, seconds=_QUICK)
+    async def _get(self, url_path: str, parse: Callable[[Any], _T], package: str = "SGLang 0.5.23") -> _T:
+        """The result of `parse` for the answer. Raises ServerFailed if the answer lacks a field."""
+        answer = await self.connections.call("GET", self.url, url_path, seconds=_QUICK_TIMEOUT)
         try:
-            return read(answer)
+            return parse(answer)
         except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected {package}") from error
+            raise ServerFailed(f"{self.url}/{url_path} answered without {error}; expected {package}") from error
 
-    async def _post(self, path: str, body: dict[str, Any], seconds: float | None, **more: Any) -> Any:
-        return await self.connections.call("POST", self.url, path, body, seconds, **more)
+    async def _post(self, url_path: str, body: dict[str, Any], timeout_s: float | None, **call_options: Any) -> Any:
+        return await self.connections.call("POST", self.url, url_path, body, timeout_s, **call_options)
 
 
 class ReleasedMemoryFile:
@@ -413,10 +413,10 @@ class ReleasedMemoryFile:
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
-        self._entries: dict[str, tuple[str, list[str]]] = {}
+        self._entry_by_url: dict[str, tuple[str, list[str]]] = {}
         try:
             for url, (incarnation, kinds) in read_json(path).items():
-                self._entries[url] = str(incarnation), list(map(str, kinds))
+                self._entry_by_url[url] = str(incarnation), list(map(str, kinds))
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -424,16 +424,16 @@ class ReleasedMemoryFile:
 
     def find(self, url: str) -> tuple[str, list[str]]:
         """The `ServerClient.incarnation` that released memory at this address, and the kinds; both empty if none."""
-        return self._entries.get(url, ("", []))
+        return self._entry_by_url.get(url, ("", []))
 
     def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:
         """Records the kinds of memory that a server has released; no kinds remove its entry. Raises StorageError."""
         with self._lock:
-            if names := sorted(kinds):
-                self._entries[url] = incarnation, names
+            if kind_names := sorted(kinds):
+                self._entry_by_url[url] = incarnation, kind_names
             else:
-                self._entries.pop(url, None)
-            write_json(self._path, self._entries)
+                self._entry_by_url.pop(url, None)
+            write_json(self._path, self._entry_by_url)
 
 
 @dataclasses.dataclass(eq=False)

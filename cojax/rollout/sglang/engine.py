@@ -39,9 +39,9 @@ from cojax.storage.files import explain, is_number
 _LOG = logging.getLogger(__name__)
 _SETTINGS = SGLangSettings()
 # Errors of file systems without locks.
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
-_PAUSE = 0.05  # seconds before the next attempt
+_NO_LOCK_ERRORS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_READ_ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
+_RETRY_SECONDS = 0.05  # seconds before the next attempt
 _SETTLE_SECONDS = 5.0  # seconds after which another host's files should be seen here
 
 
@@ -52,52 +52,52 @@ class WeightsFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._versions, lock = folder.absolute() / "weights", folder.absolute() / "weights.lock"
+        self._versions_folder, lock_path = folder.absolute() / "weights", folder.absolute() / "weights.lock"
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = own_file(lock, os.O_RDWR | os.O_CREAT)
+            lock_path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_descriptor = own_file(lock_path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise explain(error, lock) from error
+            raise explain(error, lock_path) from error
         try:
             # The kernel releases the lock when this process dies.
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
+            os.close(self._lock_descriptor)
             raise ValueError(
-                f"another run keeps its weights in {self._versions}; the two would replace each other's. "
+                f"another run keeps its weights in {self._versions_folder}; the two would replace each other's. "
                 "Stop it, or choose another --config.sglang.folder"
             ) from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise explain(error, lock) from error
-            _LOG.warning("%s cannot be locked: make sure that no other run uses this folder", lock)
+            if error.errno not in _NO_LOCK_ERRORS:
+                raise explain(error, lock_path) from error
+            _LOG.warning("%s cannot be locked: make sure that no other run uses this folder", lock_path)
 
     def write(
-        self, weights: Weights, config: ModelConfig, dtype: str, label: str, together: bool = False
+        self, weights: Weights, config: ModelConfig, dtype: str, label: str, is_joint: bool = False
     ) -> LabelledWeights:
-        """Writes the subfolder of the version, `together` by `Weights.save`.
+        """Writes the subfolder of the version; `is_joint` has all processes write it together, by `Weights.save`.
 
         Raises what `write_weights` and `write_item` raise.
         """
-        folder = self._versions / str(weights.version)
-        if together and weights.save is not None:
+        folder = self._versions_folder / str(weights.version)
+        if is_joint and weights.save is not None:
             export.write_item(folder, config, weights.save, dtype, label)
         else:
             export.write_weights(folder, config, weights.arrays(), dtype, label=label)
         return LabelledWeights(folder, label)
 
-    def prune(self, keep: Iterable[Path]) -> None:
+    def prune(self, current_folders: Iterable[Path]) -> None:
         """Removes all versions except those to keep."""
-        export.prune_weights(self._versions, keep)
+        export.prune_weights(self._versions_folder, current_folders)
 
     def close(self) -> None:
         """Releases the lock. May be called twice."""
-        if self._lock >= 0:
+        if self._lock_descriptor >= 0:
             # Closing alone is not enough: a forked child may hold a copy.
             with contextlib.suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_UN)
-            os.close(self._lock)
-            self._lock = -1
+                fcntl.flock(self._lock_descriptor, fcntl.LOCK_UN)
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = -1
 
 
 def newest_version(folder: Path, current: LabelledWeights | None = None) -> LabelledWeights | None:
@@ -106,17 +106,17 @@ def newest_version(folder: Path, current: LabelledWeights | None = None) -> Labe
     Its files are checked, unless it is the `current` one. If a version is removed while it is read, its successor is
     returned. Raises DamagedFile for a version that is damaged or not whole.
     """
-    missing: list[tuple[Path, int]] = []
-    for _ in range(_ATTEMPTS):
+    missing_versions: list[tuple[Path, int]] = []
+    for _ in range(_READ_ATTEMPTS):
         try:
             versions = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
-            times = {path: path.stat().st_mtime_ns for path in versions}
+            write_times = {path: path.stat().st_mtime_ns for path in versions}
         except FileNotFoundError:
             continue
-        if not times:
+        if not write_times:
             return None
         # By time, not by number: a run that is resumed from an old step writes lower numbers.
-        newest = max(times, key=lambda path: (times[path], int(path.name)))
+        newest = max(write_times, key=lambda path: (write_times[path], int(path.name)))
         try:
             label = export.read_label(newest)
             if LabelledWeights(newest, label) == current:
@@ -126,12 +126,12 @@ def newest_version(folder: Path, current: LabelledWeights | None = None) -> Labe
             if export.read_label(newest) == label:
                 return LabelledWeights(newest, label)
         except FileNotFoundError as error:
-            missing.append((newest, times[newest]))
+            missing_versions.append((newest, write_times[newest]))
             # A version that is being removed would have changed meanwhile.
-            stable = time.time() - times[newest] / 1e9 > _SETTLE_SECONDS
-            if stable and missing == [missing[0]] * _ATTEMPTS:
+            is_stable = time.time() - write_times[newest] / 1e9 > _SETTLE_SECONDS
+            if is_stable and missing_versions == [missing_versions[0]] * _READ_ATTEMPTS:
                 raise DamagedFile(f"{newest} is not whole: {error}") from error
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_SECONDS)
     return None
 
 
@@ -142,9 +142,9 @@ class LoopThread:
     """Runs coroutines for other threads until `close`. From then on all callers, even waiting ones, get EngineError."""
 
     def __init__(self) -> None:
-        self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
-        self._down = ""  # why it is closed
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._entry_lock = threading.Lock()  # no call enters the event loop once `_close_reason` is set
+        self._close_reason = ""  # why it is closed
+        self._call_tasks: set[asyncio.Task[Any]] = set()
         self._detached_tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
@@ -152,23 +152,23 @@ class LoopThread:
 
     def raise_if_closed(self) -> None:
         """Raises EngineError if the loop is closed."""
-        if self._down:
-            raise EngineError(self._down)
+        if self._close_reason:
+            raise EngineError(self._close_reason)
 
     def call(self, coroutine: Coroutine[Any, Any, _T], reason: str = "") -> _T:
         """Returns the coroutine's result.
 
         Raises EngineError if the loop is closed, or, with the message `reason`, if the coroutine is cancelled.
         """
-        with self._entry:
-            if self._down:
+        with self._entry_lock:
+            if self._close_reason:
                 coroutine.close()
-                raise EngineError(self._down)
+                raise EngineError(self._close_reason)
             future = asyncio.run_coroutine_threadsafe(self._track(coroutine), self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise EngineError(self._down or reason) from None
+            raise EngineError(self._close_reason or reason) from None
 
     def call_soon(self, function: Callable[[str], None], argument: str) -> None:
         """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
@@ -181,13 +181,13 @@ class LoopThread:
         self._detached_tasks.add(task)
         task.add_done_callback(self._detached_tasks.discard)
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Cancels all calls, runs `last`, and ends loop and thread. Returns False if it was closed before."""
-        with self._entry:
-            if self._down:
+    def close(self, close_resources: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Cancels all calls, runs `close_resources`, ends loop and thread. Returns False if it was closed before."""
+        with self._entry_lock:
+            if self._close_reason:
                 return False
-            self._down = "the engine was closed"
-        asyncio.run_coroutine_threadsafe(self._cancel_and_run(last), self._loop).result()
+            self._close_reason = "the engine was closed"
+        asyncio.run_coroutine_threadsafe(self._cancel_and_run(close_resources), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -196,20 +196,20 @@ class LoopThread:
     async def _track(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
-        self._calls.add(task)
+        self._call_tasks.add(task)
         try:
             return await coroutine
         finally:
-            self._calls.discard(task)
+            self._call_tasks.discard(task)
 
-    async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _cancel_and_run(self, close_resources: Callable[[], Coroutine[Any, Any, None]]) -> None:
         # These are all calls: every earlier call has registered itself on the loop by now.
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        call_tasks = list(self._call_tasks)
+        for call_task in call_tasks:
+            call_task.cancel()
+        await asyncio.gather(*call_tasks, return_exceptions=True)
         await asyncio.gather(*self._detached_tasks, return_exceptions=True)
-        await last()
+        await close_resources()
 
 
 class SGLangEngine:
@@ -251,12 +251,12 @@ class SGLangEngine:
         check_length(max_length, config.max_position_embeddings)
         shape = client.route_shape(config, routes, settings.mixed)
         self._config, self._length, self._settings, self.tells_routes = config, max_length, settings, shape is not None
-        self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
-        self._versions: dict[str, int] = {}  # label → version
-        self._folders: list[Path] = []
-        self._loaded: tuple[int, str] | None = None  # version and fingerprint of the last loaded weights
-        self._loading = threading.Lock()
-        self._store = WeightsFolder(folder)
+        self._run_id = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
+        self._version_by_label: dict[str, int] = {}  # label → version
+        self._kept_folders: list[Path] = []
+        self._loaded_identity: tuple[int, str] | None = None  # version and fingerprint of the last loaded weights
+        self._load_lock = threading.Lock()
+        self._weights_folder = WeightsFolder(folder)
         self._connections = client.Connections()
         # Its state belongs to the event loop: other threads may read it, not change it.
         self.fleet = Fleet(
@@ -268,12 +268,12 @@ class SGLangEngine:
             routes=routes,
         )
         self._loop = LoopThread()
-        self._deadline, self._attempts, self._shape = deadline, attempts, shape
-        self._key_prefix = self._run if settings.router else ""
+        self._timeout_s, self._most_attempts, self._route_shape = deadline, attempts, shape
+        self._key_prefix = self._run_id if settings.router else ""
         self._busy, self.served = BusyTime(), collections.Counter[str]()
         # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._routes_known: dict[str, int] = {}
+        self._task_by_session: dict[str, asyncio.Task[Any]] = {}
+        self._reported_counts: dict[str, int] = {}
 
     @property
     def busy_seconds(self) -> float:
@@ -287,29 +287,29 @@ class SGLangEngine:
         loaded again. Raises ValueError for arrays that do not fit or are not finite and for a damaged folder, OSError
         if writing fails or a folder is missing, EngineError if no server loads them.
         """
-        with self._loading:
+        with self._load_lock:
             self._loop.raise_if_closed()
             identity = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
             target = self.fleet.target
-            if target is None or identity is None or identity != self._loaded:
-                self._loaded = None
+            if target is None or identity is None or identity != self._loaded_identity:
+                self._loaded_identity = None
                 target = self._write(weights)
             elif self.fleet.serving:
                 return
             self._loop.call(self.fleet.sync(target))
-            self._loaded = identity
+            self._loaded_identity = identity
             # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
-            self._folders = [*self._folders, target.folder][-2:]
-            self._store.prune([*self._folders, *self.fleet.reading()])
+            self._kept_folders = [*self._kept_folders, target.folder][-2:]
+            self._weights_folder.prune([*self._kept_folders, *self.fleet.reading()])
 
     def _write(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
-        label = f"{self._run}-{len(self._versions)}-{weights.version}"
+        label = f"{self._run_id}-{len(self._version_by_label)}-{weights.version}"
         # Registered before the folder exists: a following server may sample from it immediately.
-        self._versions[label] = weights.version
-        together = self._settings.sync == "orbax" and weights.save is not None
-        if together or weights.path is None or self._settings.follow:
-            return self._store.write(weights, self._config, self._settings.dtype, label, together)
+        self._version_by_label[label] = weights.version
+        is_joint = self._settings.sync == "orbax" and weights.save is not None
+        if is_joint or weights.path is None or self._settings.follow:
+            return self._weights_folder.write(weights, self._config, self._settings.dtype, label, is_joint)
         folder = Path(weights.path()).absolute()
         export.check_weights(folder)
         return LabelledWeights(folder, label)
@@ -325,11 +325,11 @@ class SGLangEngine:
         self._loop.raise_if_closed()
         if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
-        room = min(sampling.max_tokens, self._length - len(tokens))
-        digest = hashlib.sha256(repr(tuple(int(value) for value in seed)).encode()).digest()
-        number = int.from_bytes(digest[:8], "little") >> 1
-        call = self._complete(tokens, sampling, room, session, number)
-        return self._loop.call(call, f"session {session!r} was released while generating")
+        most_tokens = min(sampling.max_tokens, self._length - len(tokens))
+        digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+        seed_number = int.from_bytes(digest[:8], "little") >> 1
+        completion_call = self._complete(tokens, sampling, most_tokens, session, seed_number)
+        return self._loop.call(completion_call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
         """Forgets the session, if known. A running call of the session raises EngineError."""
@@ -337,7 +337,7 @@ class SGLangEngine:
 
     def rest(self) -> None:
         """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
-        with self._loading:
+        with self._load_lock:
             self._loop.raise_if_closed()
             if self._settings.release_memory and self.fleet.target is not None:
                 self._loop.call(self.fleet.rest())
@@ -345,7 +345,7 @@ class SGLangEngine:
     def close(self) -> None:
         """Ends the servers that this engine started; waiting callers get EngineError. May be called twice."""
         if self._loop.close(self._close):
-            self._store.close()
+            self._weights_folder.close()
 
     async def _close(self) -> None:
         await self.fleet.close()
@@ -355,66 +355,66 @@ class SGLangEngine:
 
     async def _complete(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """At most `room` tokens that continue `tokens`. Raises EngineError, or ValueError for a session in use."""
-        if session in self._tasks:
+        if session in self._task_by_session:
             raise ValueError(f"session {session!r} is still generating; one call at a time")
         task = asyncio.current_task()
         assert task is not None
-        self._tasks[session] = task
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._attempts),
+        self._task_by_session[session] = task
+        retry = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._most_attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
             reraise=True,
         )
         try:
             with self._busy:
-                async with asyncio.timeout(self._deadline):
-                    return await retrying(self._attempt, tokens, sampling, room, session, seed)
+                async with asyncio.timeout(self._timeout_s):
+                    return await retry(self._try, tokens, sampling, room, session, seed)
         except TimeoutError as error:
             faults = self.fleet.faults()
             raise EngineError(
-                f"no completion within {self._deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
+                f"no completion within {self._timeout_s:g} s" + (f"; servers left out: {faults}" if faults else "")
             ) from error
         except RequestFailed as error:
-            raise EngineError(f"no completion in {self._attempts} attempts, the last: {error}") from error
+            raise EngineError(f"no completion in {self._most_attempts} attempts, the last: {error}") from error
         except RequestRefused as error:
             raise EngineError(str(error)) from error
         finally:
-            del self._tasks[session]
+            del self._task_by_session[session]
 
     def _forget(self, session: str) -> None:
         """Ends the session, if known, and cancels its call."""
-        if session in self._tasks:
-            self._tasks[session].cancel()
-        self._routes_known.pop(session, None)
+        if session in self._task_by_session:
+            self._task_by_session[session].cancel()
+        self._reported_counts.pop(session, None)
         self.fleet.forget(session)
 
-    async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+    async def _try(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One request to one server. Raises RequestFailed if another may succeed."""
         server = await self.fleet.route(session)
         assert self.fleet.target is not None
-        label, rid = self.fleet.target.label, uuid.uuid4().hex
-        key = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
-        routes = None if self._shape is None else (self._shape, self._routes_known.get(session, 0))
+        label, request_id = self.fleet.target.label, uuid.uuid4().hex
+        key_text = hashlib.sha256(f"{self._key_prefix}-{session}".encode()).hexdigest()[:32] if self._key_prefix else ""
+        routes = None if self._route_shape is None else (self._route_shape, self._reported_counts.get(session, 0))
         request = asyncio.create_task(
-            server.client.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key, routes)
+            server.client.generate(tokens, sampling, room, self._config.vocab_size, request_id, seed, key_text, routes)
         )
         server.requests.add(request)
         try:
             reply = await request
             server.replies += 1
-            hits = min(max(0, reply.cached_tokens), len(tokens))
-            self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=hits)
-            completion = self._completion(reply, server, label, sampling)
+            cached_count = min(max(0, reply.cached_tokens), len(tokens))
+            self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=cached_count)
+            completion = self._to_completion(reply, server, label, sampling)
             if routes is not None:
-                self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
+                self._reported_counts[session] = len(tokens) + len(reply.tokens) - 1
             return completion
         except ServerFailed as error:
             self.fleet.suspect(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._loop.run_detached(self.fleet.abort(server, rid))
+            self._loop.run_detached(self.fleet.abort(server, request_id))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -422,20 +422,20 @@ class SGLangEngine:
         finally:
             server.requests.discard(request)
 
-    def _completion(self, reply: client.ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
+    def _to_completion(self, reply: client.ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
         """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
         assert self.fleet.target is not None
-        labels = [name for name, _ in reply.spans]
-        if unknown := [name for name in labels if name not in self._versions]:
-            fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
+        labels = [span_label for span_label, _ in reply.spans]
+        if unknown_labels := [span_label for span_label in labels if span_label not in self._version_by_label]:
+            fault = f"sampled from weights {unknown_labels[0]!r}, which are not of this run"
             self.fleet.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed completion must end with current weights: a router may choose a server that is left out.
-        stale = labels[-1] not in (label, self.fleet.target.label)
-        if stale or (len(labels) > 1 and not self._settings.mixed):
+        is_stale = labels[-1] not in (label, self.fleet.target.label)
+        if is_stale or (len(labels) > 1 and not self._settings.mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
-        by_version = itertools.groupby(reply.spans, key=lambda span: self._versions[span[0]])
-        spans = [(version, sum(count for _, count in spans)) for version, spans in by_version]
+        spans_by_version = itertools.groupby(reply.spans, key=lambda span: self._version_by_label[span[0]])
+        spans = [(version, sum(count for _, count in spans)) for version, spans in spans_by_version]
         at_stop = reply.at_stop or reply.tokens[-1] in sampling.stop_tokens
         reason: Literal["stop", "length"] = "stop" if at_stop else "length"
         several = tuple(spans) if len(spans) > 1 else ()

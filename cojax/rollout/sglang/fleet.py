@@ -21,9 +21,9 @@ from cojax.settings.tree import SGLangSettings
 _LOG = logging.getLogger(__name__)
 _DISCOVERY_POLL = 2.0  # seconds between two requests for the servers behind a router
 # Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
-_MISSES = 3
+_MOST_MISSES = 3
 # Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
-_REFUSALS = 3
+_MOST_REFUSALS = 3
 _RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
@@ -54,18 +54,18 @@ class Fleet:
         routes: bool = False,
     ) -> None:
         self._connections, self._memory_file, self.settings = connections, memory_file, settings
-        self._any_weights, self._routes, router = any_weights, routes, settings.router
-        self._discovers = ServerClient(router, connections) if router and not urls and not processes else None
+        self._any_weights, self._needs_routes, router = any_weights, routes, settings.router
+        self._discovery_router = ServerClient(router, connections) if router and not urls and not processes else None
         self.servers = [self._attach(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
         # Represents the server that the router chooses; its health is not checked.
-        self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
-        self._server_of: dict[str, Server] = {}  # session → its server
+        self._router_server = Server(ServerClient(router, connections), None, 0, "up") if router else None
+        self._server_by_session: dict[str, Server] = {}  # session → its server
         self.target: LabelledWeights | None = None
-        self._syncing = self._resting = False
+        self._is_syncing = self._is_resting = False
         self._state_change = asyncio.Condition()  # notified of every change of a server's state
-        self._watches: dict[Server, asyncio.Task[None]] = {}
-        self._discovery: asyncio.Task[None] | None = None
+        self._watch_tasks: dict[Server, asyncio.Task[None]] = {}
+        self._discovery_task: asyncio.Task[None] | None = None
 
     # --- requests ---
 
@@ -75,30 +75,30 @@ class Fleet:
         Waits while weights change and while no server is up. Raises EngineError once none can come up any more.
         """
         async with self._state_change:
-            await self._state_change.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
+            await self._state_change.wait_for(lambda: not self._is_syncing and (self._servers_up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
-            return self._find(session)
+            return self._find_server(session)
 
-    def _find(self, session: str) -> Server:
+    def _find_server(self, session: str) -> Server:
         """The session's server if it is up, otherwise the server with the fewest conversations among those up.
 
         At least one server must be up.
         """
-        if self._router is not None:
-            return self._router
-        server = self._server_of.get(session)
+        if self._router_server is not None:
+            return self._router_server
+        server = self._server_by_session.get(session)
         if server is None or not server.up:
             self.forget(session)
             servers_up = (server for server in self.servers if server.up)
             server = min(servers_up, key=lambda server: (server.sessions, len(server.requests)))
             server.sessions += 1
-            self._server_of[session] = server
+            self._server_by_session[session] = server
         return server
 
     def forget(self, session: str) -> None:
         """Ends the session's assignment to a server, if it has one."""
-        server = self._server_of.pop(session, None)
+        server = self._server_by_session.pop(session, None)
         if server is not None:
             server.sessions -= 1
 
@@ -107,7 +107,7 @@ class Fleet:
 
         Behind a router the fault may be any server's, so all are checked.
         """
-        if server is self._router:
+        if server is self._router_server:
             for member in self.servers:
                 member.check_now.set()
             return
@@ -115,10 +115,10 @@ class Fleet:
             server.state, server.fault = "down", fault
         server.check_now.set()
 
-    async def abort(self, server: Server, rid: str) -> None:
+    async def abort(self, server: Server, request_id: str) -> None:
         """Ends a request whose answer is no longer wanted; behind a router, on any server that runs it."""
-        servers = self.servers if server is self._router else [server]
-        aborts = (member.client.abort(rid) for member in servers if member.client.url)
+        servers = self.servers if server is self._router_server else [server]
+        aborts = (member.client.abort(request_id) for member in servers if member.client.url)
         await asyncio.gather(*aborts, return_exceptions=True)
 
     def faults(self) -> str:
@@ -132,9 +132,9 @@ class Fleet:
     @property
     def serving(self) -> bool:
         """Whether a server is up, and so serves the target, and the fleet is not resting."""
-        return bool(self._up()) and not self._resting
+        return bool(self._servers_up()) and not self._is_resting
 
-    def _up(self) -> list[Server]:
+    def _servers_up(self) -> list[Server]:
         return [server for server in self.servers if server.up]
 
     @property
@@ -151,25 +151,25 @@ class Fleet:
         only if no other server is up. If nothing answers yet at one of `urls`, this waits as long as a start may take.
         Raises EngineError if no server has loaded the target.
         """
-        self.target, self._syncing, self._resting = target, True, False
-        if self._discovers is not None:
-            await self._discover_some(self._discovers)
+        self.target, self._is_syncing, self._is_resting = target, True, False
+        if self._discovery_router is not None:
+            await self._discover_some(self._discovery_router)
         for server in self.servers:
-            self._watch(server)
+            self._ensure_watch(server)
         recoveries = {server: server.recoveries + (server.state == "recovering") for server in self.servers}
         try:
             servers_down = [server for server in self.servers if server.state == "down"]
             await self._update_all(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
-            if not self._up():
+            if not self._servers_up():
                 await self._update_all(target, [server for server in servers_down if server.state == "down"])
             with contextlib.suppress(TimeoutError):
                 await self._wait_for_one(recoveries)
         finally:
-            self._syncing = False
+            self._is_syncing = False
             await self._notify()
-        if not self._up():
-            absent, limit = any(server.absent for server in self.servers), self.settings.startup_deadline
-            advice = f"start them first; waited sglang.startup_deadline={limit:g} s" if absent else ""
+        if not self._servers_up():
+            is_absent, startup_s = any(server.absent for server in self.servers), self.settings.startup_deadline
+            advice = f"start them first; waited sglang.startup_deadline={startup_s:g} s" if is_absent else ""
             reasons = "; ".join(filter(None, (self.faults(), advice)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
@@ -177,17 +177,17 @@ class Fleet:
         memory = client.ReleasedMemory(url, self._memory_file)
         return Server(ServerClient(url, self._connections), None, 0, released_memory=memory)
 
-    def _watch(self, server: Server) -> None:
-        if server not in self._watches:
-            self._watches[server] = asyncio.create_task(self._watch_always(server))
+    def _ensure_watch(self, server: Server) -> None:
+        if server not in self._watch_tasks:
+            self._watch_tasks[server] = asyncio.create_task(self._watch_always(server))
 
     async def _discover_some(self, router: ServerClient) -> None:
         """Finds the servers behind the router, and keeps looking for more from then on.
 
         Waits for the first one as long as a start may take, then raises EngineError.
         """
-        limit, fault = self.settings.startup_deadline, "it names none"
-        until = asyncio.get_running_loop().time() + limit
+        startup_s, fault = self.settings.startup_deadline, "it names none"
+        deadline = asyncio.get_running_loop().time() + startup_s
         while True:
             try:
                 await self._discover(router)
@@ -195,13 +195,13 @@ class Fleet:
                 fault = str(error)
             if self.servers:
                 break
-            if asyncio.get_running_loop().time() > until:
+            if asyncio.get_running_loop().time() > deadline:
                 raise EngineError(
                     f"no SGLang server is behind the router {router.url}: {fault}; waited sglang.startup_deadline="
-                    f"{limit:g} s. Start some there: python -m experiments.serve --router={router.url}"
+                    f"{startup_s:g} s. Start some there: python -m experiments.serve --router={router.url}"
                 )
             await asyncio.sleep(_DISCOVERY_POLL)
-        self._discovery = self._discovery or asyncio.create_task(self._discover_always(router))
+        self._discovery_task = self._discovery_task or asyncio.create_task(self._discover_always(router))
 
     async def _discover_always(self, router: ServerClient) -> None:
         while True:
@@ -211,21 +211,21 @@ class Fleet:
 
     async def _discover(self, router: ServerClient) -> None:
         """Adds servers that have joined the router, and removes those that have left it. Raises RequestFailed."""
-        urls, members = await router.servers(), {server.client.url: server for server in self.servers}
+        urls, server_by_url = await router.servers(), {server.client.url: server for server in self.servers}
         for url in urls:
-            if url not in members:
+            if url not in server_by_url:
                 self.servers.append(server := self._attach(url))
-                if self._watches:  # its watch brings it to the current weights, between two syncs
+                if self._watch_tasks:  # its watch brings it to the current weights, between two syncs
                     _LOG.warning("%s joins", url)
                     server.state, server.fault = "down", "it has just joined"
-                    self._watch(server)
+                    self._ensure_watch(server)
                     server.check_now.set()
-        for url, server in members.items():
+        for url, server in server_by_url.items():
             if url not in urls:
                 _LOG.warning("%s leaves", url)
                 self.servers.remove(server)
-                if watch := self._watches.pop(server, None):
-                    watch.cancel()
+                if watch_task := self._watch_tasks.pop(server, None):
+                    watch_task.cancel()
         await self._notify()
 
     async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
@@ -233,7 +233,7 @@ class Fleet:
         have_answered = [server.state != "new" for server in servers]
         for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
-        await asyncio.gather(*map(self._update, servers, [target] * len(servers), have_answered))
+        await asyncio.gather(*map(self._update_server, servers, [target] * len(servers), have_answered))
 
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
@@ -244,7 +244,7 @@ class Fleet:
         only_attached = all(server.process is None for server in self.servers)
         async with asyncio.timeout(self.settings.startup_deadline if only_attached else None), self._state_change:
             await self._state_change.wait_for(
-                lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
+                lambda: self._servers_up() or not any(self._may_come_up(server, recoveries) for server in self.servers)
             )
 
     def _may_come_up(self, server: Server, recoveries: Mapping[Server, int]) -> bool:
@@ -259,8 +259,8 @@ class Fleet:
 
     async def rest(self) -> None:
         """Has every server release its memory until the next sync, including servers that come up before it."""
-        self._resting = True
-        await asyncio.gather(*(self._rest(server) for server in self.servers if server.up))
+        self._is_resting = True
+        await asyncio.gather(*(self._rest_server(server) for server in self.servers if server.up))
 
     def set_target(self, target: LabelledWeights) -> None:
         """Has every server load `target` when it can, without waiting for any."""
@@ -270,14 +270,14 @@ class Fleet:
 
     async def close(self) -> None:
         """Stops watching, has resting servers take their memory again, and ends launched servers for good."""
-        tasks = [*self._watches.values(), *([self._discovery] if self._discovery else ())]
+        tasks = [*self._watch_tasks.values(), *([self._discovery_task] if self._discovery_task else ())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         asleep = (server for server in self.servers if server.released_memory and server.process is None)
         await asyncio.gather(*(server.client.wake(server.released_memory) for server in asleep), return_exceptions=True)
-        stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
-        await asyncio.gather(*stops)
+        stop_calls = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
+        await asyncio.gather(*stop_calls)
 
     # --- each server's health ---
 
@@ -293,30 +293,30 @@ class Fleet:
                 if server.up and self.target and server.label != self.target.label and not self._any_weights:
                     await self._recover(server)
                 elif server.state in ("up", "down"):
-                    await self._check(server)
+                    await self._check_server(server)
             except Exception as error:
                 _LOG.exception("the check of %s failed", server.name)
                 if server.state == "recovering":
                     await self._set_state(server, "down", repr(error))
 
-    async def _update(self, server: Server, target: LabelledWeights, alive: bool) -> None:
+    async def _update_server(self, server: Server, target: LabelledWeights, has_answered: bool) -> None:
         """Brings one server to the target, or leaves it out. A launched server that hangs is ended, and its watch
         restarts it.
 
-        `alive` says whether it has answered before.
+        `has_answered` says whether it has answered before.
         """
         if server.process is not None and not server.process.starts:
             await self._recover(server)
             return
         try:
-            await self._give(server, target, alive)
+            await self._give_weights(server, target, has_answered)
             if self.target is target:
                 await self._set_state(server, "up")
                 return
             # This sync's caller was cancelled, and another sync began.
-            fault, hung = "another sync began", False
+            fault, is_hung = "another sync began", False
         except (RequestFailed, RequestRefused, TimeoutError) as error:
-            fault, hung = self._describe(error), not isinstance(error, RequestRefused | ServerFailed)
+            fault, is_hung = self._describe_error(error), not isinstance(error, RequestRefused | ServerFailed)
             server.absent = isinstance(error, ServerFailed)
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, RequestRefused):
@@ -325,9 +325,9 @@ class Fleet:
             if not server.up:  # after any failure, even a cancellation: its watch brings it back
                 server.state = "down"
                 server.check_now.set()
-        await self._set_state(server, "down", fault, hung)
+        await self._set_state(server, "down", fault, is_hung)
 
-    async def _rest(self, server: Server) -> None:
+    async def _rest_server(self, server: Server) -> None:
         """Has one server release its memory; one that fails is left out until its watch has checked it."""
         server.state, server.fault = "resting", "has given its memory back"
         try:
@@ -337,22 +337,22 @@ class Fleet:
             await self._set_state(server, "down", str(error))
             server.check_now.set()
 
-    async def _set_state(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
+    async def _set_state(self, server: Server, state: State, fault: str = "", is_hung: bool = False) -> None:
         """Records the state. The requests of a server that is left out are cancelled, to be sent to another.
 
-        A router itself repeats the requests of a dead server. It does not say which requests a hanging server (`hung`)
-        has, so all requests through the router are then cancelled.
+        A router itself repeats the requests of a dead server. It does not say which requests a hanging server
+        (`is_hung`) has, so all requests through the router are then cancelled.
         """
         server.recoveries += server.state == "recovering" != state
         server.state, server.fault = state, fault
         server.absent = server.absent and state != "up"
         if state in ("down", "lost"):
-            others = self._router.requests if self._router is not None and hung else ()
-            for request in [*server.requests, *others]:
+            router_requests = self._router_server.requests if self._router_server is not None and is_hung else ()
+            for request in [*server.requests, *router_requests]:
                 request.cancel()
         await self._notify()
 
-    async def _give(self, server: Server, target: LabelledWeights, alive: bool = True) -> None:
+    async def _give_weights(self, server: Server, target: LabelledWeights, has_answered: bool = True) -> None:
         """Gives one server the target.
 
         Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
@@ -362,15 +362,15 @@ class Fleet:
             raise RequestRefused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
             )
-        if self._routes and server.process is None and not await server.client.reports_routes():
+        if self._needs_routes and server.process is None and not await server.client.reports_routes():
             raise RequestRefused(
                 f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
                 "learner.routes"
             )
-        limit, follow = self.settings.sync_deadline, self.settings.follow
-        await server.take(target, limit, lambda: self.target is target, follow=follow, alive=alive)
+        sync_s, follow = self.settings.sync_deadline, self.settings.follow
+        await server.take(target, sync_s, lambda: self.target is target, follow=follow, alive=has_answered)
 
-    def _describe(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         timeout = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
         if self.settings.follow:
             timeout += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
@@ -381,14 +381,14 @@ class Fleet:
 
         A launched server that has ended is started again while restarts are left.
         """
-        process, pause = server.process, _RETRY_SECONDS
+        process, pause_s = server.process, _RETRY_SECONDS
         await self._set_state(server, "recovering", server.fault)
         while server.state == "recovering":
             target, restarts = self.target, server.restarts
             assert target is not None
             try:
                 if process is None or process.running:
-                    await self._give(server, target)
+                    await self._give_weights(server, target)
                 elif server.may_start():
                     await server.start(target, self.settings.startup_deadline, any_weights=self._any_weights)
                 else:
@@ -400,7 +400,7 @@ class Fleet:
                     server.refusals.clear()
                     await self._bring_up(server)
             except (RequestFailed, RequestRefused, OSError) as error:  # TimeoutError is an OSError
-                server.fault, server.absent = self._describe(error), isinstance(error, ServerFailed)
+                server.fault, server.absent = self._describe_error(error), isinstance(error, ServerFailed)
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
                 is_refusal = isinstance(error, RequestRefused)
                 if self.target is not target:
@@ -409,53 +409,53 @@ class Fleet:
                     if is_refusal:
                         continue
                 server.refusals += [target.label] if is_refusal else []
-                if process is None or (is_refusal and server.refusals.count(target.label) < _REFUSALS):
+                if process is None or (is_refusal and server.refusals.count(target.label) < _MOST_REFUSALS):
                     await self._set_state(server, "down", server.fault)
-                    self._check_in(server, _RETRY_SECONDS)
+                    self._schedule_check(server, _RETRY_SECONDS)
                     return
-                alive = process.running
+                was_running = process.running
                 await asyncio.to_thread(process.kill)
-                if not alive and server.restarts and self.target is target:
+                if not was_running and server.restarts and self.target is target:
                     # A port or memory that is taken for a moment must not use up all restarts.
-                    await asyncio.sleep(pause)
-                    pause *= 2
+                    await asyncio.sleep(pause_s)
+                    pause_s *= 2
 
     async def _bring_up(self, server: Server) -> None:
         await self._set_state(server, "up")
-        if self._resting:
-            await self._rest(server)
+        if self._is_resting:
+            await self._rest_server(server)
 
     async def _notify(self) -> None:
         async with self._state_change:
             self._state_change.notify_all()
 
-    def _check_in(self, server: Server, seconds: float) -> None:
-        asyncio.get_running_loop().call_later(seconds, server.check_now.set)
+    def _schedule_check(self, server: Server, delay_s: float) -> None:
+        asyncio.get_running_loop().call_later(delay_s, server.check_now.set)
 
-    async def _check(self, server: Server) -> None:
+    async def _check_server(self, server: Server) -> None:
         """Checks the health of one server, and acts on the result.
 
-        A server that failed is left out at once, and one that does not answer after `_MISSES` checks. A healthy server
-        that was down gets requests again once it has the current weights.
+        A server that failed is left out at once, and one that does not answer after `_MOST_MISSES` checks. A healthy
+        server that was down gets requests again once it has the current weights.
         """
-        state, target = server.state, self.target
-        assert target is not None
+        prior_state, prior_target = server.state, self.target
+        assert prior_target is not None
         fault, label = None, ""
         try:
             label = await self._probe(server)
         except (RequestFailed, RequestRefused) as error:
             fault = error
-        if (server.state, self.target) != (state, target):
+        if (server.state, self.target) != (prior_state, prior_target):
             server.check_now.set()  # a sync or a fault came in between: this result is out of date
         elif fault is not None:
             await self._note_fault(server, fault)
         else:
             server.replies = server.missed_checks = 0
             server.silent_since = 0.0
-            if server.released_memory or (label != target.label and not self._any_weights):
+            if server.released_memory or (label != prior_target.label and not self._any_weights):
                 await self._set_state(server, "down", f"it serves weights {label!r}")
                 await self._recover(server)
-            elif state == "down":
+            elif prior_state == "down":
                 _LOG.warning("%s is back", server.name)
                 server.label = label
                 await self._bring_up(server)
@@ -467,8 +467,8 @@ class Fleet:
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
         # The health check is a completion, and a resting server has no memory for one.
-        resting = server.released_memory or (self._any_weights and self.settings.release_memory)
-        if not (server.up and server.replies) and not resting:
+        is_resting = server.released_memory or (self._any_weights and self.settings.release_memory)
+        if not (server.up and server.replies) and not is_resting:
             await server.client.check_health()
         return await server.client.version()
 
@@ -478,18 +478,18 @@ class Fleet:
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
         is_waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
-        hung = not isinstance(fault, RequestRefused | ServerFailed)
-        delay = min(_RETRY_SECONDS, self.settings.probe_every)
-        if hung and (server.missed_checks < _MISSES or is_waiting):
-            self._check_in(server, delay)
+        is_hung = not isinstance(fault, RequestRefused | ServerFailed)
+        delay_s = min(_RETRY_SECONDS, self.settings.probe_every)
+        if is_hung and (server.missed_checks < _MOST_MISSES or is_waiting):
+            self._schedule_check(server, delay_s)
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
         # A starting server does not answer for a while, so one that was absent and now hangs may still come up.
-        server.absent = isinstance(fault, ServerFailed) or (server.absent and hung)
-        await self._set_state(server, "down", str(fault), hung)
-        if self._syncing and server.absent:
-            self._check_in(server, delay)
+        server.absent = isinstance(fault, ServerFailed) or (server.absent and is_hung)
+        await self._set_state(server, "down", str(fault), is_hung)
+        if self._is_syncing and server.absent:
+            self._schedule_check(server, delay_s)
         if server.process is not None:
             await asyncio.to_thread(server.process.kill)
             await self._recover(server)

@@ -22,7 +22,7 @@ from cojax.rollout.sglang.client import ReleasedMemory, RequestFailed, RequestRe
 from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import last_lines
 
-_FLAGS: Mapping[str, list[str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_bytes().decode())
+_LAUNCH_FLAGS: Mapping[str, list[str]] = tomllib.loads(Path(__file__).with_name("flags.toml").read_bytes().decode())
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(Path(__file__).with_name("cpu_shims"))}
 # The server keeps a few positions of its context for itself.
@@ -67,16 +67,16 @@ class LaunchSettings:
         """The address, on this host, of the server that listens on a port."""
         return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{port}"
 
-    def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
-        """The command line of a server with the weights in `model`, labelled `label`, and token ids in and out."""
+    def command(self, index: int, port: int, folder: Path, weights_label: str) -> list[str]:
+        """The command line of a server of the weights in `folder`, labelled `weights_label`; token ids in and out."""
         return [
             self.python, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--log-level-http", "warning",
-            "--model-path", str(model), "--weight-version", label, "--host", self.host, "--port", str(port),
+            "--model-path", str(folder), "--weight-version", weights_label, "--host", self.host, "--port", str(port),
             "--context-length", str(self.max_length + _SPARE_POSITIONS), "--dtype", self.dtype,
             *(("--max-running-requests", str(self.max_running)) if self.max_running else ()),
             *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
             *(("--enable-return-routed-experts",) if self.routes else ()),
-            *(_FLAGS["cpu"] if self.device == "cpu" else ()),
+            *(_LAUNCH_FLAGS["cpu"] if self.device == "cpu" else ()),
             *shlex.split(self.flags.replace("{index}", str(index))),
         ]  # fmt: skip
 
@@ -85,7 +85,7 @@ class LaunchSettings:
         return [
             self.python, "-m", "sglang_router.launch_router", "--host", self.host,
             "--port", str(free_port(self.host, port)), "--prometheus-port", str(free_port("127.0.0.1")),
-            "--prometheus-host", "127.0.0.1", *_FLAGS["router"],
+            "--prometheus-host", "127.0.0.1", *_LAUNCH_FLAGS["router"],
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -98,8 +98,8 @@ class LaunchSettings:
         if self.device != "cpu":
             return variables
         # PyTorch's threads busy-wait: if there are more threads than cores, they slow each other down.
-        threads = max(1, usable_cores() // self.servers)
-        return {"OMP_NUM_THREADS": str(threads), **variables, **_CPU_ENVIRONMENT}
+        thread_count = max(1, usable_cores() // self.servers)
+        return {"OMP_NUM_THREADS": str(thread_count), **variables, **_CPU_ENVIRONMENT}
 
 
 class ServerProcess:
@@ -113,7 +113,7 @@ class ServerProcess:
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0
         self.starts = 0  # attempted, successful or not
-        self._process = GuardedProcess()
+        self._guarded_process = GuardedProcess()
         self._is_stopped = False
         self._lock = threading.Lock()
 
@@ -123,18 +123,18 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        return self._process.running
+        return self._guarded_process.running
 
-    def start(self, model: Path, label: str) -> None:
+    def start(self, model_folder: Path, weights_label: str) -> None:
         """Starts the process without waiting for it. Raises OSError if port or log cannot be opened or after `stop`."""
         with self._lock:
             if self._is_stopped:
                 raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
-            self._process.end(signal.SIGUSR1)
+            self._guarded_process.end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
-            command = self.launch.command(self.index, self.port, model.absolute(), label)
-            self._process.start(command, self.log, self.launch.environment())
+            command = self.launch.command(self.index, self.port, model_folder.absolute(), weights_label)
+            self._guarded_process.start(command, self.log, self.launch.environment())
 
     def stop(self) -> None:
         """Ends the server and its descendants for good, by force after a few seconds. Returns when they are gone.
@@ -143,12 +143,12 @@ class ServerProcess:
         """
         with self._lock:
             self._is_stopped = True
-            self._process.end(signal.SIGTERM)
+            self._guarded_process.end(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the server and its descendants, as a hung server ignores SIGTERM. Returns when they are gone."""
         with self._lock:
-            self._process.end(signal.SIGUSR1)
+            self._guarded_process.end(signal.SIGUSR1)
 
     def tail(self) -> str:
         """The end of its log, for an error message."""
@@ -222,26 +222,26 @@ class Server:
         return self.state == "up"
 
     async def take(
-        self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, alive: bool = True
+        self, target: LabelledWeights, timeout_s: float, is_due: Callable[[], bool], *, follow: bool, alive: bool = True
     ) -> None:
-        """Has the server load the target. With `follow` it does so by itself: this waits while the target is `current`.
+        """Has the server load the target. With `follow` it does so by itself: this waits while the target `is_due`.
 
-        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. Exception: a following server
+        Raises TimeoutError after `timeout_s` seconds, RequestRefused, and RequestFailed. Exception: a following server
         that is not `alive`, because it has never answered, may still be starting, so RequestFailed is not raised for
         it.
         """
         self.reading = target.folder
         try:
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(timeout_s):
                 if follow:
-                    await self._wait_for(target, alive, current)
+                    await self._await_weights(target, alive, is_due)
                 else:
                     await self._update(target)
         except (RequestFailed, RequestRefused):  # after a timeout it may still be reading
             self.reading = None
             raise
         self.reading = None
-        self.label = target.label if current() or not follow else self.label
+        self.label = target.label if is_due() or not follow else self.label
 
     async def _update(self, target: LabelledWeights) -> None:
         try:
@@ -249,8 +249,8 @@ class Server:
         except RequestRefused as refusal:
             raise RequestRefused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
-    async def _wait_for(self, target: LabelledWeights, alive: bool, current: Callable[[], bool]) -> None:
-        while current():  # a server that reads slowly may skip a version
+    async def _await_weights(self, target: LabelledWeights, alive: bool, is_due: Callable[[], bool]) -> None:
+        while is_due():  # a server that reads slowly may skip a version
             try:
                 if await self.client.version() == target.label:
                     return
@@ -273,10 +273,10 @@ class Server:
         _LOG.warning("%s is started again, %d more times at most", self.name, self.restarts)
         return True
 
-    async def start(self, target: LabelledWeights, deadline: float, *, any_weights: bool) -> None:
+    async def start(self, target: LabelledWeights, timeout_s: float, *, any_weights: bool) -> None:
         """Starts the process with the target and waits until it serves the target; with `any_weights`, any weights.
 
-        Raises RequestFailed if it does not within `deadline` seconds, OSError if port or log cannot be opened.
+        Raises RequestFailed if it does not within `timeout_s` seconds, OSError if port or log cannot be opened.
         """
         assert self.process is not None
         self.reading = target.folder
@@ -284,11 +284,11 @@ class Server:
             await self.released_memory.remove(self.released_memory.kinds)
             await asyncio.to_thread(self.process.start, target.folder, target.label)
             self.client = dataclasses.replace(self.client, url=self.process.url)
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout(timeout_s):
                 await self._wait_until_ready(self.process, target, any_weights)
         except TimeoutError:
-            log = self.process.log
-            raise RequestFailed(f"not ready within {deadline:g} s (sglang.startup_deadline); see {log}") from None
+            log_path = self.process.log
+            raise RequestFailed(f"not ready within {timeout_s:g} s (sglang.startup_deadline); see {log_path}") from None
         finally:
             self.reading = None
         self.label = target.label
@@ -299,11 +299,11 @@ class Server:
                 raise RequestFailed(f"it ended while starting; {process.log} ends:\n{process.tail()}")
             try:
                 await self.client.check_health()
-                label = await self.client.version()
-                if label == target.label or any_weights:
+                weights_label = await self.client.version()
+                if weights_label == target.label or any_weights:
                     _LOG.info("%s is ready at %s", self.name, process.url)
                     return
-                self.fault = f"port {process.port} serves weights {label!r}: it is another server's"
+                self.fault = f"port {process.port} serves weights {weights_label!r}: it is another server's"
             except (RequestFailed, RequestRefused) as error:
                 self.fault = str(error)
             await asyncio.sleep(_START_POLL)

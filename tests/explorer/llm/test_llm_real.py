@@ -31,7 +31,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _FLAGS
+from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _LAUNCH_FLAGS
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.run.engines import default_python
 from cojax.settings.tree import LLMSettings
@@ -235,7 +235,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     arguments = [
         "--model-path", str(folder / "noise"), "--served-model-name", "noise", "--port", str(port),
-        "--context-length", "8000", "--dtype", "float32", *_FLAGS["cpu"],
+        "--context-length", "8000", "--dtype", "float32", *_LAUNCH_FLAGS["cpu"],
     ]  # fmt: skip
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(

@@ -183,7 +183,7 @@ def test_a_label_is_known_before_its_folder_is_there(pair, make, monkeypatch: py
 
     def watched(store: WeightsFolder, *given: Any) -> LabelledWeights:
         target = write(store, *given)
-        seen.append((target.label, engine._versions[target.label]))
+        seen.append((target.label, engine._version_by_label[target.label]))
         return target
 
     monkeypatch.setattr(WeightsFolder, "write", watched)
@@ -237,11 +237,11 @@ def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
 
 
 def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT", 0.3)
     engine = make(pair)
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
-    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK", 1.0)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 1.0)
     hung = threading.Event()
     pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()

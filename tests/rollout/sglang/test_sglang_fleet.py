@@ -287,7 +287,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
     only = make(
         pair[1:],
         limits=SGLangSettings(startup_deadline=60.0, sync_deadline=2.0, probe_every=0.1),
-        folder=engine._store._versions,
+        folder=engine._weights_folder._versions_folder,
     )
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"answered 400(?!.*start them first)"):
@@ -296,7 +296,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 
 
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 0.3)
     engine = make(pair[:1], limits=SGLangSettings(startup_deadline=0.5, sync_deadline=2.0, probe_every=60.0))
     pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200
@@ -334,7 +334,7 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
 def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:
     async def closed(moments: int) -> None:
         fleet = Fleet(Connections(), ["http://127.0.0.1:9"], [], LIMITS)
-        fleet._watch(fleet.servers[0])
+        fleet._ensure_watch(fleet.servers[0])
         await asyncio.sleep(0.01)
         fleet.servers[0].check_now.set()
         for _ in range(moments):

@@ -302,7 +302,7 @@ def test_a_server_that_hangs_during_a_sync_is_started_again_on_the_new_weights(f
 def test_a_folder_missing_or_cut_short_is_refused_and_the_server_keeps_what_it_has(fresh: SGLangEngine) -> None:
     with pytest.raises(FileNotFoundError, match="expected a model folder"):
         fresh.load(Weights(7, weights(1).arrays, lambda: "/nowhere"))
-    good = max(fresh._folders, key=lambda path: path.stat().st_mtime)
+    good = max(fresh._kept_folders, key=lambda path: path.stat().st_mtime)
     cut = good.with_name("cut")
     cut.mkdir()
     for path in good.iterdir():
@@ -359,7 +359,7 @@ time.sleep(600)
 
 
 def test_no_server_outlives_a_trainer_that_was_killed(fresh: SGLangEngine, tmp_path: Path) -> None:
-    arguments = [str(default_python()), str(tmp_path), str(fresh._folders[-1])]
+    arguments = [str(default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER, *arguments], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     port = int(trainer.stdout.readline())
@@ -372,7 +372,7 @@ def test_no_server_outlives_a_trainer_that_was_killed(fresh: SGLangEngine, tmp_p
 
 
 def test_a_command_told_to_end_returns_once_its_servers_have(fresh: SGLangEngine, tmp_path: Path) -> None:
-    arguments = [str(default_python()), str(tmp_path), str(fresh._folders[-1])]
+    arguments = [str(default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER, *arguments], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     port = int(trainer.stdout.readline())

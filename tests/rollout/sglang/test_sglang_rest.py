@@ -65,7 +65,7 @@ def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(p
 def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_asleep(pair, make) -> None:
     engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
-    rest, held = engine.fleet._rest, []
+    rest, held = engine.fleet._rest_server, []
 
     async def later(server: Server) -> None:
         if server is engine.fleet.servers[0]:
@@ -73,7 +73,7 @@ def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_aslee
         else:
             await rest(server)
 
-    engine.fleet._rest = later
+    engine.fleet._rest_server = later
     engine.rest()
     assert held[0].up
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))

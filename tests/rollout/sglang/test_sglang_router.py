@@ -63,7 +63,7 @@ def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mix
 
 
 def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT", 0.2)
     engine = make(pair, router=router.url)
     engine.load(weights(0))
     ask(engine, "a")

@@ -8,7 +8,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     if name.startswith("__"):
         raise AttributeError(name)
 
-    def missing(*args: Any, **kwargs: Any) -> Any:
+    def raise_missing(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"sgl_kernel.{name} has no CPU version here; choose other server flags, or a GPU")
 
-    return missing
+    return raise_missing
