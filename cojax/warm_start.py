@@ -242,9 +242,9 @@ def fingerprint() -> str:
     return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 
-def without_prose(source: str) -> str:
+def without_prose(source_code: str) -> str:
     """The code of a module, in Python's own layout, without its comments and docstrings."""
-    tree = ast.parse(source)
+    tree = ast.parse(source_code)
     for node in ast.walk(tree):
         match node:
             case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if ast.get_docstring(node):

@@ -67,8 +67,8 @@ def parse(text: str) -> Program:
             instructions = computations.setdefault(match[2], [])
             entry = match[2] if match[1] else entry
         elif assignment := _ASSIGNMENT.match(line):
-            shape, after_shape = _split_shape(line[assignment.end() :])
-            instructions.append(Instruction(assignment[1], shape, after_shape.partition("(")[0].strip(), line))
+            result_shape, after_shape = _split_shape(line[assignment.end() :])
+            instructions.append(Instruction(assignment[1], result_shape, after_shape.partition("(")[0].strip(), line))
     if not entry:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
     return Program(computations, entry, len(re.findall(r"(?:may|must)-alias", header)))
@@ -80,18 +80,18 @@ def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[C
     `rounds` are the numbers of rounds of the loops for which the text has none, from the outermost inwards.
     """
     by_channel: dict[str, Collective] = {}
-    for name, instruction, runs, loops in _walk_program(program, rounds):
+    for computation_name, instruction, runs, loops in _walk_program(program, rounds):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in COLLECTIVE_KINDS:
             continue
         # The compiler may write a reduce-scatter as an all-reduce of which each device keeps its part.
-        is_scatter = kind == "all-reduce" and name.startswith("all-reduce-scatter")
+        is_scatter = kind == "all-reduce" and computation_name.startswith("all-reduce-scatter")
         size = _ring_bytes("reduce-scattered" if is_scatter else kind, instruction, devices)
         collective = Collective(
             "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
         channel = re.search(r"channel_id=(\d+)", instruction.line)
-        key = channel[1] if channel else f"{name}/{instruction.name}"
+        key = channel[1] if channel else f"{computation_name}/{instruction.name}"
         if key not in by_channel or (collective.runs, collective.bytes) > (by_channel[key].runs, by_channel[key].bytes):
             by_channel[key] = collective
     return list(by_channel.values())
@@ -123,9 +123,9 @@ def arrays(program: Program) -> set[tuple[int, ...]]:
 def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
     """Yields (computation, instruction, runs, enclosing loops) for everything that the entry reaches."""
 
-    def walk(name: str, runs: int, loops: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
-        for instruction in program.computations.get(name, ()):
-            yield name, instruction, runs, loops
+    def walk(caller: str, runs: int, loops: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
+        for instruction in program.computations.get(caller, ()):
+            yield caller, instruction, runs, loops
             if instruction.opcode == "while":
                 body = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
                 loop_rounds, inner_open = _fixed_rounds(program, instruction), open_loops
@@ -201,9 +201,9 @@ def _group_size(line: str, devices: int) -> int:
     if grid := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(grid[1])
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        sizes = {axis_name: int(axis_size) for axis_name, axis_size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
         axis_parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
-        return math.prod(int(axis_part) if axis_part else sizes[name] for name, axis_part in axis_parts)
+        return math.prod(int(axis_part) if axis_part else sizes[axis_name] for axis_name, axis_part in axis_parts)
     match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     return len(match[1].split(",")) if match else devices
 

@@ -117,13 +117,13 @@ def suggestion(config: ConfigDict, figures: Mapping[str, Any], chip: Chip, make_
     tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
     if no change is estimated to fit.
     """
-    base = make_variant(config)
-    single_changes = list(changes(config, base[0], chip))
+    unchanged = make_variant(config)
+    single_changes = list(changes(config, unchanged[0], chip))
     joint_changes = list(itertools.accumulate(single_changes, operator.or_))[1:]
     for change in (*single_changes, *joint_changes):
         share = float(change.get(_MEMORY_SHARE, 0.0))
         limit = int(chip.memory * share) if share else chip.limit
-        if (peak := estimated_peak(config, figures, base, change, make_variant)) <= limit:
+        if (peak := estimated_peak(config, figures, unchanged, change, make_variant)) <= limit:
             return {"settings": change, "bytes_peak_estimated": peak, "bytes_limit": limit}
     return {"settings": {}}
 
@@ -168,10 +168,10 @@ def estimated_peak(
             if setting_name != _MEMORY_SHARE:
                 put(variant, setting_name, value)
     changed = make_variant(variant)
-    update = figures["programs"]["update"]
+    update_report = figures["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, changed)]
     gradients = [device_bytes(state.params) for _, state in (base, changed)]
-    activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
+    activations = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradients[0])
     state_bytes = methods.agents(config) * device_bytes(changed[1]) + device_bytes(changed[0].reference)
     return state_bytes + gradients[1] + activations * tokens[1] // tokens[0]
 
@@ -240,8 +240,8 @@ def step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | Non
     """
 
     def forward(batch: TrainBatch) -> int:
-        rows, length = batch.tokens.shape
-        return forward_flops(learner.config, [length] * rows, rows * (length - 1))
+        row_count, row_length = batch.tokens.shape
+        return forward_flops(learner.config, [row_length] * row_count, row_count * (row_length - 1))
 
     update_passes, prepare_passes = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
     pair_flops = 0 if pairs is None else forward(pairs) * (update_passes + 1)
@@ -274,8 +274,8 @@ def _compile(
     analysis = executable.memory_analysis()
     assert analysis is not None
     program = program_text.parse(executable.as_text() or "")
-    rows, length = step_batch.tokens.shape
-    rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
+    row_count, row_length = step_batch.tokens.shape
+    rounds = (row_count // learner.micro_rows, -(-(row_length - 1) // _chunk(learner, row_length)))
     collectives = program_text.collectives(program, device_count, rounds)
     memory_sizes = {
         "bytes_argument": analysis.argument_size_in_bytes,
@@ -294,7 +294,7 @@ def _compile(
         "donated": sum(argument.donated for argument in jax.tree.leaves(lowering.args_info)),
         "reused": program.alias_count,
         "vocabulary_in_chunks": len(vocabulary_moves(collectives, learner)),
-        "logits_arrays": len(logits_arrays(program, learner, length)),
+        "logits_arrays": len(logits_arrays(program, learner, row_length)),
     }
 
 
@@ -339,22 +339,22 @@ def vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> lis
 
 def _vocabulary_and_width(learner: Learner) -> tuple[set[int], set[int]]:
     """The sizes of both axes: the whole, and a device's part."""
-    config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
+    config, mesh_shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
     vocabulary, width = config.vocab_size, config.hidden_size
-    return {vocabulary, vocabulary // shape.get("tensor", 1)}, {width, width // shape.get("fsdp", 1)}
+    return {vocabulary, vocabulary // mesh_shape.get("tensor", 1)}, {width, width // mesh_shape.get("fsdp", 1)}
 
 
-def _chunk(learner: Learner, length: int) -> int:
+def _chunk(learner: Learner, row_length: int) -> int:
     """The number of a row's tokens that `token_scores` scores at a time."""
-    return chunk_size(learner.micro_rows, length, learner.placement.mesh)
+    return chunk_size(learner.micro_rows, row_length, learner.placement.mesh)
 
 
-def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple[int, ...]]:
+def logits_arrays(program: Program, learner: Learner, row_length: int) -> list[tuple[int, ...]]:
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
     vocabulary, width = _vocabulary_and_width(learner)
-    rows, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, length)
-    lengths = {length, length - 1, -(-(length - 1) // chunk) * chunk}
-    tokens = lengths | {rows * n for n in lengths}
+    row_count, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, row_length)
+    lengths = {row_length, row_length - 1, -(-(row_length - 1) // chunk) * chunk}
+    tokens = lengths | {row_count * n for n in lengths}
     return [
         axes for axes in program_text.arrays(program)
         if vocabulary & set(axes) and (tokens - width) & set(axes)
@@ -364,8 +364,8 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
 def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner) -> dict[str, dict[str, int]]:
     """Adds up the collectives of a step: those of each update, and those of `prepare` once for each batch."""
     sums_by_kind = defaultdict[str, Counter[str]](Counter)
-    for name, program in programs.items():
-        call_count = learner.updates_per_batch if name == "update" else learner.objective.splits
+    for program_name, program in programs.items():
+        call_count = learner.updates_per_batch if program_name == "update" else learner.objective.splits
         for kind, figures in program["collectives"].items():
             sums_by_kind[kind].update({figure_name: call_count * value for figure_name, value in figures.items()})
     return {kind: dict(figures) for kind, figures in sorted(sums_by_kind.items())}
@@ -409,23 +409,23 @@ def advice(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yields what to change if the programs do not fit."""
     if figures["fits"]:
         return
-    settings = figures["suggestion"]["settings"]
-    if not settings:
+    change = figures["suggestion"]["settings"]
+    if not change:
         yield "it does not fit, and no setting is estimated to make it fit; take more devices"
         return
-    flags = [name_and_value(name, value) for name, value in settings.items()]
+    flags = [name_and_value(name, value) for name, value in change.items()]
     peak = figures["suggestion"]["bytes_peak_estimated"] / GIB
     yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
 
 
-def name_and_value(name: str, value: Any) -> str:
+def name_and_value(setting_name: str, value: Any) -> str:
     """A setting as one types it: an environment variable, or a flag."""
-    return f"{name}={value}" if name.isupper() else f"--config.{name}={value}"
+    return f"{setting_name}={value}" if setting_name.isupper() else f"--config.{setting_name}={value}"
 
 
 def parameter_count(config: ModelConfig) -> int:
     """The number of the model's parameters, including every expert's."""
-    return sum(math.prod(row.shape(config)) for row in parameters(config))
+    return sum(math.prod(parameter.shape(config)) for parameter in parameters(config))
 
 
 def layer_weights(config: ModelConfig) -> int:

@@ -68,9 +68,9 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def find(name: str) -> Target:
+def find(target_name: str) -> Target:
     """The target of that name. Raises ValueError that lists the others."""
-    return choose(TARGETS, name, "target")
+    return choose(TARGETS, target_name, "target")
 
 
 def chip_of(devices: "Sequence[jax.Device]") -> Chip | None:

@@ -50,19 +50,19 @@ class GgufFile:
     metadata: Mapping[str, Any]  # key → number, bool, str or list of one of these
     arrays: Mapping[str, StoredArray]
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, tensor_name: str) -> np.ndarray:
         """A tensor, dequantised to float32. Raises ValueError if a number is not finite or the file was cut."""
-        array = self.arrays[name]
+        array = self.arrays[tensor_name]
         with open(self.path, "rb") as file:
             file.seek(array.start)
             content = file.read(array.size)
         if len(content) != array.size:
-            raise ValueError(f"{self.path} ended within {name}; it was changed while it was read")
+            raise ValueError(f"{self.path} ended within {tensor_name}; it was changed while it was read")
         stored_rows = np.frombuffer(content, np.uint8).reshape(*array.shape[:-1], -1)
         with np.errstate(all="ignore"):
             values = dequantize(stored_rows, array.kind).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
-            raise ValueError(f"{name} in {self.path} holds numbers that are not finite; the file is damaged")
+            raise ValueError(f"{tensor_name} in {self.path} holds numbers that are not finite; the file is damaged")
         return values
 
 
@@ -85,10 +85,10 @@ def read_gguf(path: Path) -> GgufFile:
         tensor_count, entry_count = header.number("<Q"), header.number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(entry_count):
-            key = header.name()
-            if key in metadata:
-                raise header.damage(f"{key} appears twice")
-            metadata[key] = header.value()
+            metadata_key = header.name()
+            if metadata_key in metadata:
+                raise header.damage(f"{metadata_key} appears twice")
+            metadata[metadata_key] = header.value()
         entries = [_read_entry(header) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -171,35 +171,35 @@ class _Header:
         except ValueError as error:
             raise self.damage(f"it has a value of unknown type {code}") from error
 
-    def _scalars(self, kind: GGUFValueType, count: int) -> list[Any]:
-        return np.frombuffer(self.take(count * _SCALARS[kind].itemsize), _SCALARS[kind]).tolist()
+    def _scalars(self, value_type: GGUFValueType, value_count: int) -> list[Any]:
+        return np.frombuffer(self.take(value_count * _SCALARS[value_type].itemsize), _SCALARS[value_type]).tolist()
 
 
 def _read_entry(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
-    name, rank = header.name(), header.number("<I")
+    tensor_name, rank = header.name(), header.number("<I")
     if not 1 <= rank <= _LARGEST_RANK:
-        raise header.damage(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
+        raise header.damage(f"{tensor_name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
     shape = tuple(reversed([header.number("<Q") for _ in range(rank)]))
     type_code, start = header.number("<I"), header.number("<Q")
-    kind = _readable_type(type_code)
-    if kind is None:
+    quantisation = _readable_type(type_code)
+    if quantisation is None:
         raise ValueError(
-            f"tensor {name} has quantisation {type_code}, which the package gguf cannot read; "
+            f"tensor {tensor_name} has quantisation {type_code}, which the package gguf cannot read; "
             "take a file with another quantisation, such as Q8_0 or F16"
         )
-    block_length, block_bytes = GGML_QUANT_SIZES[kind]
+    block_length, block_bytes = GGML_QUANT_SIZES[quantisation]
     if not all(shape) or shape[-1] % block_length:
-        raise header.damage(f"{name} has shape {shape}, expected rows of whole blocks of {block_length}")
-    return StoredArray(name, kind, shape, start, math.prod(shape) // block_length * block_bytes)
+        raise header.damage(f"{tensor_name} has shape {shape}, expected rows of whole blocks of {block_length}")
+    return StoredArray(tensor_name, quantisation, shape, start, math.prod(shape) // block_length * block_bytes)
 
 
 @functools.cache
 def _readable_type(type_code: int) -> GGMLQuantizationType | None:
     """The type with that number, or None if the package cannot dequantise it; the package has no list of these."""
     try:
-        kind = GGMLQuantizationType(type_code)
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        quantisation = GGMLQuantizationType(type_code)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[quantisation][1]), np.uint8), quantisation)
     except (ValueError, KeyError, NotImplementedError):
         return None
-    return kind
+    return quantisation

@@ -53,10 +53,10 @@ def shape_of(file: GgufFile) -> ModelConfig:
     if layers > len(file.arrays):
         raise ValueError(f"{file.path} has llama.block_count {layers}, but only {len(file.arrays)} tensors")
     head_dim = _read_count(file, "attention.key_length", _read_count(file, "rope.dimension_count", width // heads))
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if (count := _read_count(file, key, head_dim)) != head_dim:
+    for size_key in ("rope.dimension_count", "attention.value_length"):
+        if (count := _read_count(file, size_key, head_dim)) != head_dim:
             raise ValueError(
-                f"{file.path} has llama.{key} {count}; only that of a head, {head_dim}, is supported: {ADVICE}"
+                f"{file.path} has llama.{size_key} {count}; only that of a head, {head_dim}, is supported: {ADVICE}"
             )
     if EMBEDDING not in file.arrays:
         raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")

@@ -75,7 +75,7 @@ def assert_columns(batch: TrainBatch, axes: int) -> None:
 
     Shapes and dtypes are known while a program is traced: it costs nothing when the program runs.
     """
-    columns = [getattr(batch, name) for name in DTYPES]
+    columns = [getattr(batch, column_name) for column_name in DTYPES]
     chex.assert_rank(columns, axes)
     chex.assert_equal_shape(columns)
     chex.assert_type(columns, list(DTYPES.values()))
@@ -122,9 +122,9 @@ class RowShape:
     micro: int = 1
     routes: RouteShape | None = None
 
-    def round_up(self, rows: int) -> int:
+    def round_up(self, row_count: int) -> int:
         """The number of rows, rounded up to whole micro-batches."""
-        return -(-rows // self.micro) * self.micro
+        return -(-row_count // self.micro) * self.micro
 
     def rows_for(self, unit_count: int, unit_size: int) -> int:
         """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences each.

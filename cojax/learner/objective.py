@@ -94,7 +94,7 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, loss_inputs = (_inputs_of(program.jaxpr, input_names, results) for results in (None, 1))
+    uses, loss_inputs = (_inputs_of(program.jaxpr, input_names, output_count) for output_count in (None, 1))
     if not loss_inputs & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, learns_from_flat = _read_declaration(function)

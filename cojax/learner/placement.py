@@ -53,16 +53,16 @@ class Placement:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(None, ROWS))
 
-    def micro_batches(self, batch: TrainBatch, rows: int) -> TrainBatch:
+    def micro_batches(self, batch: TrainBatch, row_count: int) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, of `rows` rows each."""
-        micro_batches = jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch)
+        micro_batches = jax.tree.map(lambda array: array.reshape(-1, row_count, *array.shape[1:]), batch)
         if self.batch.is_fully_addressable:
             return jax.device_put(micro_batches, self.batch)
         return jax.tree.map(lambda array: place(array, self.batch), micro_batches)
 
-    def abstract(self, batch: TrainBatch, rows: int) -> TrainBatch:
+    def abstract(self, batch: TrainBatch, row_count: int) -> TrainBatch:
         """The result of `micro_batches` as ShapeDtypeStructs."""
-        lead_shape = len(batch.tokens) // rows, rows
+        lead_shape = len(batch.tokens) // row_count, row_count
         return jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((*lead_shape, *array.shape[1:]), array.dtype, sharding=self.batch), batch
         )
@@ -218,8 +218,8 @@ def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folde
     with hosts.operation("finite", params, dtype) as finish:
         is_finite = on_host(finish(finite(config, params, dtype)))
     if not is_finite.all():
-        name = parameters(config)[int(np.argmin(is_finite))].name
-        raise ValueError(f"{name} is not finite in {dtype}; training has diverged, nothing was written")
+        parameter_name = parameters(config)[int(np.argmin(is_finite))].name
+        raise ValueError(f"{parameter_name} is not finite in {dtype}; training has diverged, nothing was written")
     with hosts.operation("save_params", params, folder, dtype):
         save_params(params, folder, dtype)
 

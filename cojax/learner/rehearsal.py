@@ -89,10 +89,10 @@ def least_bytes(learner: Learner) -> int:
     a block of queries, whichever is more. So an update that is far too large is refused before it is compiled, which
     would take long and with jaxlib 0.12 may end the process.
     """
-    config, rows, length = learner.config, learner.micro_rows, learner.row_length
-    inputs = config.num_hidden_layers * rows * length * config.hidden_size * jnp.dtype(config.dtype).itemsize
+    config, row_count, row_length = learner.config, learner.micro_rows, learner.row_length
+    inputs = config.num_hidden_layers * row_count * row_length * config.hidden_size * jnp.dtype(config.dtype).itemsize
     on_cpu = all(device.platform == "cpu" for device in learner.placement.devices)
-    return max(inputs, rows * config.num_attention_heads * block_scores_bytes(length) if on_cpu else 0)
+    return max(inputs, row_count * config.num_attention_heads * block_scores_bytes(row_length) if on_cpu else 0)
 
 
 def _batch_bytes(*batches: TrainBatch | None) -> int:
@@ -105,19 +105,19 @@ def full_batch(rows: int, shape: RowShape) -> TrainBatch:
 
     Its arrays are views of one row, which take no memory.
     """
-    length, routes = shape.length, shape.routes
-    positions = np.arange(length, dtype=np.int32)
+    row_length, routes = shape.length, shape.routes
+    positions = np.arange(row_length, dtype=np.int32)
     one_row: dict[str, Any] = {name: dtype.type(0) for name, dtype in DTYPES.items()} | {
         "positions": positions,
         "segment_ids": np.int32(1),
         "group_sizes": np.int32(1),
-        "lengths": np.int32(length - 1),
+        "lengths": np.int32(row_length - 1),
         "advantages": np.float32(1),
         "weights": np.where(positions > 0, np.float32(np.inf), np.float32(0)),
     }
-    columns: dict[str, Any] = {name: np.broadcast_to(values, (rows, length)) for name, values in one_row.items()}
+    columns: dict[str, Any] = {name: np.broadcast_to(values, (rows, row_length)) for name, values in one_row.items()}
     if routes is not None:
-        columns["routes"] = np.broadcast_to(routes.unknown(), (rows, length, *routes.unknown().shape))
+        columns["routes"] = np.broadcast_to(routes.unknown(), (rows, row_length, *routes.unknown().shape))
     return TrainBatch(**columns)
 
 

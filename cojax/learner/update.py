@@ -71,8 +71,8 @@ class NonFiniteUpdate(RuntimeError):
 
     def save(self, path: Path) -> None:
         """Writes the batch and the metrics as one .npz file, which `numpy.load` reads."""
-        arrays = {name: array for name, array in vars(self.batch).items() if array is not None}
-        arrays |= {f"metric_{name}": np.float64(value) for name, value in self.metrics.items()}
+        arrays = {column_name: array for column_name, array in vars(self.batch).items() if array is not None}
+        arrays |= {f"metric_{column_name}": np.float64(value) for column_name, value in self.metrics.items()}
         np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
@@ -122,7 +122,7 @@ def update(
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     new_state = dataclasses.replace(state, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
     is_finite = jnp.isfinite(loss_sum) & jnp.isfinite(gradient_norm)
-    new_state = jax.tree.map(lambda after, before: jnp.where(is_finite, after, before), new_state, state)
+    new_state = jax.tree.map(lambda new_leaf, old_leaf: jnp.where(is_finite, new_leaf, old_leaf), new_state, state)
     if shardings is not None:
         leaves, structure = jax.tree.flatten(new_state)
         leaves = [jax.lax.with_sharding_constraint(leaf, spec) for leaf, spec in zip(leaves, shardings, strict=True)]
@@ -131,11 +131,11 @@ def update(
 
 
 def _add(
-    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, number: jax.Array, sums: Sums
+    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, index: jax.Array, sums: Sums
 ) -> Sums:
     """Adds micro-batch `index` to the sums of loss, facts and gradient."""
     (loss_sum, fact_sums), gradients = sums
-    (micro_loss_value, facts), micro_gradient = gradient(params, micro_batch(batch, number))
+    (micro_loss_value, facts), micro_gradient = gradient(params, micro_batch(batch, index))
     facts = {
         name: jnp.maximum(fact_sums[name], fact) if name.endswith("_max") else fact_sums[name] + fact
         for name, fact in facts.items()

@@ -56,9 +56,9 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "yarn", "llama3"):
             raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn, llama3")
-        for name in ("factor", "beta_fast", "beta_slow", "high_freq_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"rope scaling has {name} {getattr(self, name)}; expected a positive number")
+        for field in ("factor", "beta_fast", "beta_slow", "high_freq_factor"):
+            if not 0 < getattr(self, field) < math.inf:
+                raise ValueError(f"rope scaling has {field} {getattr(self, field)}; expected a positive number")
         if self.factor < 1:
             raise ValueError(f"rope scaling has factor {self.factor}; expected at least 1")
         if self.kind != "linear" and self.original_max_position_embeddings < 1:
@@ -377,11 +377,11 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layer_kinds: tupl
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layer_kinds, "mlp_bias": False}
     requirements["attention_bias"] = family.attention_bias
-    for name, requirement in {**requirements, **family.requirements}.items():
-        value = hf.get(name)
+    for field, requirement in {**requirements, **family.requirements}.items():
+        value = hf.get(field)
         if value is not None and value != requirement:
-            scope = f"for {family.model_type} only" if name == "attention_bias" else "only"
-            raise ValueError(f"config.json has {name}={value!r:.80}; {scope} {requirement!r} is supported")
+            scope = f"for {family.model_type} only" if field == "attention_bias" else "only"
+            raise ValueError(f"config.json has {field}={value!r:.80}; {scope} {requirement!r} is supported")
     for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layer_kinds), strict=False):
         if value != requirement:
             raise ValueError(f"config.json has layer_types with {value!r:.80}; only {requirement!r} is supported there")

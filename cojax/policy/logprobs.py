@@ -36,9 +36,9 @@ class TokenScores(NamedTuple):
     routes_known: jax.Array | None = None
 
 
-def token_logprobs(config: ModelConfig, params: Params, *rows: jax.Array, **settings: Any) -> jax.Array:
+def token_logprobs(config: ModelConfig, params: Params, *packed_rows: jax.Array, **settings: Any) -> jax.Array:
     """The log-probs of `token_scores`; `rows` are (tokens, positions, segment_ids), and settings are as there."""
-    return token_scores(config, params, *rows, entropy="none", **settings).logprobs
+    return token_scores(config, params, *packed_rows, entropy="none", **settings).logprobs
 
 
 def token_scores(
@@ -269,7 +269,7 @@ def _is_target(setup: _Settings, targets: jax.Array, scores: jax.Array) -> jax.A
     return targets[..., None] == first_token + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 
-def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
+def chunk_size(rows: int, row_length: int, mesh: Mesh | None) -> int:
     """For how many tokens of each row logits are computed at a time; the rows are spread over the mesh.
 
     The size is 128. On a GPU it is as many as make 1,024 tokens of a device's rows, if that is more: each chunk reads
@@ -278,7 +278,7 @@ def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
     """
     least, gpu_tokens = 128, 1024
     size = least if platform_of(mesh) != "gpu" else max(least, gpu_tokens * devices_along(mesh, *ROWS) // rows)
-    return min(size, length - 1)
+    return min(size, row_length - 1)
 
 
 def chunks_needed(mask: jax.Array, chunk: int) -> jax.Array:

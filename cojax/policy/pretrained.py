@@ -106,7 +106,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(header_json)
         header.pop("__metadata__", None)
-        return {name: _read_entry(path, name, record, 8 + length) for name, record in header.items()}
+        return {name: _read_entry(path, name, entry, 8 + length) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: its header is damaged: {error}. Copy or make it again.") from error
 
@@ -163,13 +163,13 @@ def _explain_errors(path: Path) -> Iterator[None]:
 def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
     """Splits the outlines, in order, into files of at most `largest` bytes; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
-    size = 0
+    file_size = 0
     for name, outline in outlines.items():
-        if files[-1] and size + _tensor_bytes(*outline) > most_bytes:
+        if files[-1] and file_size + _tensor_bytes(*outline) > most_bytes:
             files.append({})
-            size = 0
+            file_size = 0
         files[-1][name] = outline
-        size += _tensor_bytes(*outline)
+        file_size += _tensor_bytes(*outline)
     return files
 
 
@@ -277,7 +277,7 @@ def _read_indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
         if tensor in headers.get(file, {}):
             tensors[tensor] = headers[file][tensor]
         elif file in headers:
-            holding_file = next((other for other, header in headers.items() if tensor in header), "no file")
+            holding_file = next((other_file for other_file, header in headers.items() if tensor in header), "no file")
             faults.append(f"{tensor} is in {holding_file}, expected in {file}, where {INDEX} places it")
     for file, header in headers.items():
         faults += [f"{tensor} is in {file}, but {INDEX} does not list it" for tensor in header if tensor not in file_of]
@@ -331,8 +331,8 @@ def _read_leaf(
         sharding = NamedSharding(mesh, spec)
         layer_sharding = NamedSharding(mesh, PartitionSpec(*spec[len(parameter.lead_axes) :]))
     leaf = None
-    for stack_index, name in parameter.hf_names(config):
-        host_array = parameter.from_hf(tensors[name].read(), config).astype(dtype, copy=False)
+    for stack_index, hf_name in parameter.hf_names(config):
+        host_array = parameter.from_hf(tensors[hf_name].read(), config).astype(dtype, copy=False)
         layer_array = put(host_array, layer_sharding)
         if not parameter.lead_axes:
             return jax.block_until_ready(layer_array)

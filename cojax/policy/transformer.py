@@ -379,7 +379,7 @@ def cached_layer(
         if slots is None:
             return _attend_cache(query, new_cache, positions, window)
         in_span = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
-        view = Cache(*(entries.at[slots].get(mode="clip") for entries in in_span))
+        view = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in in_span))
         return _attend_cache(query, view, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
