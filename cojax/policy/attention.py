@@ -1,7 +1,7 @@
 """Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere.
 
 The kernels are JAX's own Pallas kernels. Each maps query [B, T, H, S], key and value [B, T, K, S] and segment_ids
-int32[B, T] to [B, T, H, S]; T is a multiple of BLOCK. Tests run them on a CPU, slowly, with `interpret`.
+int32[B, T] to [B, T, H, S]; T is a multiple of KERNEL_BLOCK. Tests run them on a CPU, slowly, with `interpret`.
 """
 
 import math
@@ -19,7 +19,7 @@ _BLOCK_COUNT = 8
 _SMALLEST_BLOCK = 32  # tokens a block, below which matrix products are too small to be fast
 Visibility = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
 _HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
-BLOCK = 128
+KERNEL_BLOCK = 128  # tokens; a kernel computes rows of a multiple of this
 
 
 def gpu_kernel(
@@ -31,7 +31,7 @@ def gpu_kernel(
 
     heads, head_size = query.shape[2:]
     key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-    block_sizes = BlockSizes(BLOCK, BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
+    block_sizes = BlockSizes(KERNEL_BLOCK, KERNEL_BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
     return mha(query, key, value, segment_ids, head_size**-0.5, True, block_sizes=block_sizes, interpret=interpret)
 
 
@@ -42,7 +42,7 @@ def tpu_kernel(
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     length, heads, head_size = query.shape[1:]
-    block = next(block for block in (512, 256, BLOCK) if length % block == 0)
+    block = next(block for block in (512, 256, KERNEL_BLOCK) if length % block == 0)
     block_sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
     )
@@ -81,11 +81,11 @@ def packed_attention(
     default device. `blockwise` computes rows shorter than a kernel's block, and windows, on every platform.
     """
     platform = platform_of(mesh)
-    if platform not in KERNELS or query.shape[1] < BLOCK or window is not None:
+    if platform not in KERNELS or query.shape[1] < KERNEL_BLOCK or window is not None:
         return blockwise(query, key, value, segment_ids, window)
     length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
-    padding = -length % BLOCK
+    padding = -length % KERNEL_BLOCK
     padded = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
         # The partitioner cannot see into a kernel, so each device gets its own rows and heads.
