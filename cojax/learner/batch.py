@@ -170,18 +170,18 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
 
 
 def _fit_unit(
-    unit: Sequence[int], size: Sequence[int], free: Sequence[int], shape: RowShape
+    unit: Sequence[int], lengths: Sequence[int], free: Sequence[int], shape: RowShape
 ) -> list[tuple[int, int]] | None:
     """(index, row) for each segment of a unit, in the first micro-batch that holds all of them; None if none does."""
-    for first in range(0, len(free) + shape.micro, shape.micro):
-        spaces = [free[row] if row < len(free) else shape.length for row in range(first, first + shape.micro)]
+    for first_row in range(0, len(free) + shape.micro, shape.micro):
+        spaces = [free[row] if row < len(free) else shape.length for row in range(first_row, first_row + shape.micro)]
         assignment: list[tuple[int, int]] = []
         for index in unit:
-            row = next((row for row, space in enumerate(spaces) if space >= size[index]), None)
+            row = next((row for row, space in enumerate(spaces) if space >= lengths[index]), None)
             if row is None:
                 break
-            spaces[row] -= size[index]
-            assignment.append((index, first + row))
+            spaces[row] -= lengths[index]
+            assignment.append((index, first_row + row))
         else:
             return assignment
     return None
@@ -379,7 +379,7 @@ def _drop_first(mask: np.ndarray) -> np.ndarray:
 
 
 def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
-    """Pairs each failure of at least `least` partial reward with a success of its group, if the group has one.
+    """Pairs each failure of at least `least_partial` partial reward with a success of its group, if the group has one.
 
     Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
     which success is drawn. Invalid trajectories and those without a sampled token are in no pair.

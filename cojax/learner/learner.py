@@ -161,20 +161,20 @@ class Learner:
         if step_batches.pairs is not None:
             live_count = self.live(step_batches.pairs)
             pairs = self.prepare(state, step_batches.pairs, live_count, hard=True), live_count
-        counts = [self.live(batch) for batch in step_batches.batches]
+        micro_counts = [self.live(batch) for batch in step_batches.batches]
         # Prepare all batches before the first update: their old log-probs are those of the policy before it.
         device_batches = [
-            self.prepare(state, batch, count) if count else None
-            for batch, count in zip(step_batches.batches, counts, strict=True)
+            self.prepare(state, batch, micro_count) if micro_count else None
+            for batch, micro_count in zip(step_batches.batches, micro_counts, strict=True)
         ]
         updates: list[Metrics] = []
         for batch_number in step_batches.order:
-            batch, count = device_batches[batch_number], counts[batch_number]
+            batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
                 continue
-            with self.hosts.operation("update", state, batch, count, pairs) as finish:
+            with self.hosts.operation("update", state, batch, micro_count, pairs) as finish:
                 shardings = self.placement.shardings(state)
-                state, sums = finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
+                state, sums = finish(self._update(state, self._frozen, batch, micro_count, pairs, shardings=shardings))
             updates.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
@@ -202,21 +202,21 @@ class Learner:
         """The number of micro-batches that hold tokens; they come first."""
         return np.int32(-(-live_rows(batch) // self.micro_rows))
 
-    def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32, hard: bool = False) -> TrainBatch:
+    def prepare(self, state: TrainState, batch: TrainBatch, live_count: np.int32, hard: bool = False) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs if they are needed.
 
         In a batch of `hard` negatives the reference is the policy in `state`.
         """
-        with self.hosts.operation("prepare", state, batch, count, hard) as finish:
+        with self.hosts.operation("prepare", state, batch, live_count, hard) as finish:
             device_batch = self.placement.micro_batches(batch, self.micro_rows)
             if hard:
-                reference = self._forward(self._frozen, state.params, device_batch, count)
+                reference = self._forward(self._frozen, state.params, device_batch, live_count)
                 return finish(dataclasses.replace(device_batch, reference_logprobs=reference))
             if not self.on_policy:
-                old = self._forward(self._frozen, state.params, device_batch, count)
+                old = self._forward(self._frozen, state.params, device_batch, live_count)
                 device_batch = dataclasses.replace(device_batch, old_logprobs=old)
             if self.reads_reference:
-                reference = self._forward(self.reference, None, device_batch, count)
+                reference = self._forward(self.reference, None, device_batch, live_count)
                 device_batch = dataclasses.replace(device_batch, reference_logprobs=reference)
             elif self.round_reference == "round":
                 device_batch = dataclasses.replace(device_batch, reference_logprobs=device_batch.old_logprobs)

@@ -268,13 +268,13 @@ def _sum_counts(parts: Sequence[Mapping[str, float]], row_length: int) -> dict[s
 class HardNegatives:
     """Adds `weight` · DPO of pairs of a success and a hard negative of the same group to a step's loss.
 
-    A hard negative is a failure whose partial reward is at least `least`. DPO's β is `beta`; its reference is the
-    policy before the step.
+    A hard negative is a failure whose partial reward is at least `least_partial`. DPO's β is `beta`; its reference is
+    the policy before the step.
     """
 
     weight: float
     beta: float = 0.1
-    least: float = 0.6
+    least_partial: float = 0.6
 
     @functools.cached_property
     def loss(self) -> BoundLoss:
@@ -291,12 +291,12 @@ class HardNegatives:
 
         `group_sizes` are as in `Objective.batches`.
         """
-        trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least)]
+        trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least_partial)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
         failures = [t for group in groups for t in group.valid if t.reward < 1.0]
         counts = {
             "failures": float(len(failures)),
-            "hard_negatives": float(sum(trajectory.partial >= self.least for trajectory in failures)),
+            "hard_negatives": float(sum(trajectory.partial >= self.least_partial for trajectory in failures)),
             "hard_pairs": float(len(pairs)),
         }
         rows = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)

@@ -79,7 +79,7 @@ def hard_negatives(config: ConfigDict) -> HardNegatives | None:
     section = config.preference
     if not section.hard_negatives:
         return None
-    return HardNegatives(section.hard_negatives, beta=section.beta, least=section.hard)
+    return HardNegatives(section.hard_negatives, beta=section.beta, least_partial=section.hard)
 
 
 def update_sizes(config: ConfigDict) -> list[int]:
