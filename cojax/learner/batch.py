@@ -379,7 +379,7 @@ def _drop_first(mask: np.ndarray) -> np.ndarray:
 
 
 def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
-    """Pairs each failure of at least `least_partial` partial reward with a success of its group, if the group has one.
+    """Pairs each failure whose partial reward is at least `least_partial` with a success of its group, if it has one.
 
     Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
     which success is drawn. Invalid trajectories and those without a sampled token are in no pair.
