@@ -39,12 +39,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # Names of commands in other programs → ours.
 _OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
-_IMPORTING = ("run", "evaluate", "check", "serve", "compile")
+_IMPORTING_COMMANDS = ("run", "evaluate", "check", "serve", "compile")
 _via_cojax = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status, unless it exits by itself; 2 for a name that is no command."""
+    """Runs the command and returns its exit status, unless the command itself exits. An unknown command gives 2."""
     global _via_cojax
     _escape_output()
     name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: cojax has no command {name!r}; {hint}", file=sys.stderr)
         return 2
     _via_cojax = True
-    _current_folder_last(warn=name in _IMPORTING)
+    _move_current_folder_last(warn=name in _IMPORTING_COMMANDS)
     sys.argv = [f"cojax {name}", *command_arguments[:-1]]
     module = imports.within(COMMANDS[name][0])
     program = importlib.import_module(module)
@@ -72,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def usage() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    name_width = max(map(len, COMMANDS))
+    lines = [f"  {name:{name_width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: cojax COMMAND …", "", *lines, "", "cojax COMMAND --help says more; cojax --version names the version."]
     )
@@ -90,13 +90,13 @@ def run_in_checkout(name: str, module: str, arguments: Sequence[str] | None = No
 
 def reword(text: str) -> str:
     """Rewrites the commands in a help text in the form in which this process was started."""
-    names = {
-        module: f"cojax {name}" if _via_cojax else f"python -m {imports.within(module)}"
-        for name, (module, _) in COMMANDS.items()
+    command_by_module = {
+        module: f"cojax {command}" if _via_cojax else f"python -m {imports.within(module)}"
+        for command, (module, _) in COMMANDS.items()
     }
-    # A longer name, such as experiments.study.launch, is no command of ours.
-    pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
-    return re.sub(pattern, lambda match: names[match[1]], text)
+    # A longer name, such as experiments.study.launch, is not one of our commands.
+    pattern = rf"python -m ({'|'.join(map(re.escape, command_by_module))})(?![\w.]*\w)"
+    return re.sub(pattern, lambda match: command_by_module[match[1]], text)
 
 
 class CommandLineParser(argparse.ArgumentParser):
@@ -132,7 +132,7 @@ def _escape_output() -> None:
             reconfigure(errors="backslashreplace")
 
 
-def _current_folder_last(warn: bool) -> None:
+def _move_current_folder_last(warn: bool) -> None:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     imports.with_current_folder()

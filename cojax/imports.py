@@ -13,19 +13,19 @@ import os
 import sys
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-_ROOT = str(_HERE.parent)
+_COJAX = Path(__file__).resolve().parent
+_PARENT_FOLDER = str(_COJAX.parent)
 # The end of an error about a user's package that cannot be imported.
 FIX = "as cojax has a package of that name in a checkout: rename yours, or install cojax without --editable"
 
 
 def within(module: str) -> str:
     """Returns the name of a module of `environments` or `experiments` in this installation: `cojax.…` in a wheel."""
-    return f"cojax.{module}" if (_HERE / module.partition(".")[0] / "__init__.py").exists() else module
+    return f"cojax.{module}" if (_COJAX / module.partition(".")[0] / "__init__.py").exists() else module
 
 
 # Name → folder.
-FOLDERS = {name: (_HERE if within(name) != name else _HERE.parent) / name for name in ("experiments", "environments")}
+FOLDERS = {name: (_COJAX if within(name) != name else _COJAX.parent) / name for name in ("experiments", "environments")}
 # The names of folders beside `cojax`, which a user's package can have too.
 SHARED = tuple(name for name in ("experiments", "environments") if within(name) == name)
 
@@ -33,7 +33,7 @@ SHARED = tuple(name for name in ("experiments", "environments") if within(name) 
 def ours_first() -> None:
     """Imports the packages beside `cojax` from there, whatever the import path is, unless they are already imported."""
     for package in (name for name in SHARED if name not in sys.modules):
-        spec = importlib.machinery.PathFinder.find_spec(package, [_ROOT])
+        spec = importlib.machinery.PathFinder.find_spec(package, [_PARENT_FOLDER])
         if spec is not None and spec.loader is not None:
             sys.modules[package] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules[package])
@@ -48,8 +48,8 @@ def with_current_folder() -> None:
     ours_first()
     folder = os.getcwd()
     if "" not in sys.path and folder not in sys.path:
-        checkout = _ROOT in sys.path and os.path.exists(os.path.join(_ROOT, "setup.py"))
-        sys.path.insert(sys.path.index(_ROOT) if checkout else len(sys.path), folder)
+        has_checkout = _PARENT_FOLDER in sys.path and os.path.exists(os.path.join(_PARENT_FOLDER, "setup.py"))
+        sys.path.insert(sys.path.index(_PARENT_FOLDER) if has_checkout else len(sys.path), folder)
 
 
 def hidden_file(module: str) -> str:
@@ -61,8 +61,8 @@ def hidden_file(module: str) -> str:
     for folder in sys.path if package in SHARED else ():
         if os.path.exists(os.path.join(folder, "cojax", "__init__.py")):
             continue
-        base = os.path.join(os.path.abspath(folder), package, *submodules)
-        for file in (f"{base}.py", os.path.join(base, "__init__.py")):
+        path_stem = os.path.join(os.path.abspath(folder), package, *submodules)
+        for file in (f"{path_stem}.py", os.path.join(path_stem, "__init__.py")):
             if os.path.isfile(file):
                 return file
     return ""

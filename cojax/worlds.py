@@ -22,12 +22,12 @@ from cojax.types import Group
 
 FOLDER = imports.FOLDERS["environments"]
 # Modules of the folder that are not environments.
-_OTHERS = {"worker", "cluster", "tools", "install", "check", "soundness"}
+_OTHER_MODULES = {"worker", "cluster", "tools", "install", "check", "soundness"}
 
 
 def available() -> list[str]:
     """Names of the environments that can be loaded."""
-    return sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.name not in _OTHERS)
+    return sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.name not in _OTHER_MODULES)
 
 
 def part(name: str) -> Any:
@@ -42,7 +42,7 @@ def reserved_splits(name: str) -> tuple[str, ...]:
     both the named module and the module that defines its `make` are read.
     """
     modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
-    return tuple(dict.fromkeys(split for source in modules for split in vars(source).get("RESERVED", ())))
+    return tuple(dict.fromkeys(split for source_module in modules for split in vars(source_module).get("RESERVED", ())))
 
 
 def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
@@ -100,13 +100,13 @@ def load(name: str, **settings: Any) -> Environment:
     """Makes the environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
     make = maker(name)
     registry.check_call("environment", name, make, (), settings)
-    world = make(**settings)
-    if not all(callable(getattr(world, method, None)) for method in ("tools", "tasks", "start", "phrase")):
+    environment = make(**settings)
+    if not all(callable(getattr(environment, method, None)) for method in ("tools", "tasks", "start", "phrase")):
         raise registry.RegistryError(
-            f"environment {name!r} is of type {type(world).__name__}; expected what its `make` returns to have tools, "
-            "tasks, start and phrase, as ToolEnvironment(…) has"
+            f"environment {name!r} is of type {type(environment).__name__}; expected what its `make` returns to have "
+            "tools, tasks, start and phrase, as ToolEnvironment(…) has"
         )
-    return world
+    return environment
 
 
 def load_plain(name: str, settings: Mapping[str, Any]) -> Environment:

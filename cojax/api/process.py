@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 _CHILD = Path(__file__).with_name("child.py")
-# Seconds that a command has to end its step and save a checkpoint when it is asked to stop, and to end at once.
+# Seconds that a command that is asked to stop has to end its step and save a checkpoint, and then to end at once.
 PATIENCE, AT_ONCE = 600.0, 30.0
-# Lines of output that an error holds, and the most bytes of them.
-_LINES, _BYTES = 20, 20_000
+# An error quotes at most this many lines of output, and reads at most this many bytes for them.
+_MOST_LINES, _MOST_BYTES = 20, 20_000
 
 
 class RunFailed(RuntimeError):
@@ -54,8 +54,8 @@ class Child:
             # If another thread closes this file, reading raises; a descriptor could be another file's by then.
             self._reports = own_files.enter_context(open(report_read, "rb", buffering=0))
             # A file, not a pipe: the command prints while it stops, when nobody may be reading any more.
-            self._output, writer = _output()
-            own_files.callback(self._output.close)
+            self._output_file, writer = _open_output()
+            own_files.callback(self._output_file.close)
             child_files.callback(writer.close)
             folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
             self.process = subprocess.Popen(
@@ -63,26 +63,26 @@ class Child:
                 pass_fds=(owner_read, report_write), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
                 env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
             )  # fmt: skip
-            self._ours = own_files.pop_all()
-        self._heard, self._show, self._shown = b"", show, 0
+            self._own_files = own_files.pop_all()
+        self._partial_line, self._is_shown, self._shown_bytes = b"", show, 0
         _CHILDREN.add(self)
-        self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
+        self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._own_files, os.getpid())
 
     def reports(self) -> Iterator[Mapping[str, Any]]:
         """Yields what the command has reported since the last call (cojax/host/processes.py)."""
         with contextlib.suppress(ValueError):  # it was stopped
-            while piece := self._reports.read(65_536):
-                self._heard += piece
-        *lines, self._heard = self._heard.split(b"\n")
+            while chunk := self._reports.read(65_536):
+                self._partial_line += chunk
+        *lines, self._partial_line = self._partial_line.split(b"\n")
         yield from map(json.loads, lines)
 
     def show(self) -> None:
         """Prints what the command has printed since the last call, if that was asked for."""
-        if self._show:
+        if self._is_shown:
             with contextlib.suppress(ValueError):  # it was stopped
-                self._output.seek(self._shown)
-                print(self._output.read().decode(errors="replace"), end="", flush=True)
-                self._shown = self._output.tell()
+                self._output_file.seek(self._shown_bytes)
+                print(self._output_file.read().decode(errors="replace"), end="", flush=True)
+                self._shown_bytes = self._output_file.tell()
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds` for the command to end. Returns whether it has ended."""
@@ -97,24 +97,24 @@ class Child:
         self.stop()
         if status in (0, None) or was_stopped:
             return
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        if errors:
-            raise RunFailed(errors[-1], status, lines)
-        number = -status if status < 0 else status - 128
-        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            name = signal.Signals(number).name
+        error_lines = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if error_lines:
+            raise RunFailed(error_lines[-1], status, lines)
+        signal_number = -status if status < 0 else status - 128
+        if signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            name = signal.Signals(signal_number).name
             raise RunFailed(f"the command was ended by {name}; call again to go on from its checkpoint", status, lines)
         output = "\n".join(lines) or "it printed nothing"
         raise RunFailed(f"the command ended with status {status}:\n{output}", status, lines)
 
     def _last_lines(self) -> list[str]:
         try:
-            size = self._output.seek(0, os.SEEK_END)
-            self._output.seek(max(0, size - _BYTES))
-            text = self._output.read().decode(errors="replace")
+            size = self._output_file.seek(0, os.SEEK_END)
+            self._output_file.seek(max(0, size - _MOST_BYTES))
+            text = self._output_file.read().decode(errors="replace")
         except ValueError:  # it was stopped
             return []
-        return list(collections.deque((line for line in text.splitlines() if line.strip()), _LINES))
+        return list(collections.deque((line for line in text.splitlines() if line.strip()), _MOST_LINES))
 
 
 # A fork of this process must not keep its children's pipes open: they tell the children whether this process is alive.
@@ -123,13 +123,13 @@ _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
 
 def _close_inherited() -> None:
     for child in list(_CHILDREN):
-        child._ours.close()
+        child._own_files.close()
 
 
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-def _output() -> tuple[IO[bytes], IO[bytes]]:
+def _open_output() -> tuple[IO[bytes], IO[bytes]]:
     """Opens a file without a name, to read and to append."""
     descriptor, path = tempfile.mkstemp(prefix="cojax-")
     try:
@@ -139,13 +139,13 @@ def _output() -> tuple[IO[bytes], IO[bytes]]:
         os.unlink(path)
 
 
-def _stop(process: subprocess.Popen[bytes], stop: threading.Event, files: contextlib.ExitStack, starter: int) -> None:
+def _stop(process: subprocess.Popen[bytes], stop: threading.Event, files: contextlib.ExitStack, owner_pid: int) -> None:
     """Has the command finish its step and save a checkpoint; if that takes too long, ends it at once, then kills it.
 
     An interrupt while it waits ends the command at once.
     """
     with files:
-        if os.getpid() != starter or process.poll() is not None:
+        if os.getpid() != owner_pid or process.poll() is not None:
             return
         stop.set()
         try:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Config: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 StepRecord: TypeAlias = dict[str, Any]
 Callback: TypeAlias = Callable[[StepRecord], object]
-_GIVEN = imports.FOLDERS["experiments"] / "given.py"
-_POLL = 0.1  # seconds between two looks at the records
+_GIVEN_CONFIG = imports.FOLDERS["experiments"] / "given.py"
+_POLL_S = 0.1  # how often the records are read
 
 
 class Records(list[dict[str, Any]]):
@@ -68,8 +68,8 @@ class OpenRun:
     def episodes(self, step: int | None = None) -> Records:
         """The stored episodes of a step, or of all steps, which may be as large as the run's folder."""
         episodes = Episodes(self.workdir / "episodes")
-        numbers = episodes.steps() if step is None else [step]
-        return Records(record for number in numbers for record in episodes.read(number))
+        step_numbers = episodes.steps() if step is None else [step]
+        return Records(record for step_number in step_numbers for record in episodes.read(step_number))
 
     def episode_steps(self) -> list[int]:
         """The steps whose episodes are stored."""
@@ -114,8 +114,8 @@ def open_run(workdir: str | os.PathLike[str]) -> OpenRun:
     """The run in a folder. Raises FileNotFoundError for a folder that holds none."""
     folder = Path(workdir)
     if not (folder / "config.json").exists() or not (folder / "metrics.jsonl").exists():
-        missing = "is not a folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
-        raise FileNotFoundError(f"{folder} {missing}; expected the workdir of a run, such as runs/desk")
+        problem = "is not a folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
+        raise FileNotFoundError(f"{folder} {problem}; expected the workdir of a run, such as runs/desk")
     return OpenRun(folder.absolute())
 
 
@@ -133,10 +133,10 @@ def train(
     The arguments are those of `steps`. An exception of a callback stops the run in order and is raised here. Raises
     RunFailed if the command fails.
     """
-    functions = [callbacks] if callable(callbacks) else list(callbacks)
+    callback_list = [callbacks] if callable(callbacks) else list(callbacks)
     with _start(config, steps, workdir, show, settings) as training:
         for record in training:
-            for callback in functions:
+            for callback in callback_list:
                 callback(record)
         return open_run(training.workdir)
 
@@ -173,7 +173,7 @@ class Training:
         self._child = Child(["run", *arguments], show=show)
         self._records: deque[StepRecord] = deque()
         self._workdir: Path | None = None
-        self._seen, self._read = 0, 0
+        self._last_step, self._read_bytes = 0, 0
 
     @property
     def workdir(self) -> Path:
@@ -190,7 +190,7 @@ class Training:
     def __next__(self) -> StepRecord:
         try:
             while not self._records:
-                has_ended = self._child.wait(_POLL)
+                has_ended = self._child.wait(_POLL_S)
                 self._listen()
                 if has_ended and not self._records:
                     self._resources.close()
@@ -217,19 +217,19 @@ class Training:
     def _listen(self) -> None:
         """Reads what the command has reported and written since the last call."""
         self._child.show()
-        for facts in self._child.reports():
-            self._workdir, self._seen, self._read = Path(facts["workdir"]), facts["step"], 0
+        for status_report in self._child.reports():
+            self._workdir, self._last_step, self._read_bytes = Path(status_report["workdir"]), status_report["step"], 0
         if self._workdir is None:
             return
         with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as file:
-            file.seek(self._read)
+            file.seek(self._read_bytes)
             for line in lines_of(file):
                 if not line.endswith(b"\n"):
                     break
-                self._read += len(line)
+                self._read_bytes += len(line)
                 record = parse_record(line)
-                if record["step"] > self._seen:
-                    self._seen = record["step"]
+                if record["step"] > self._last_step:
+                    self._last_step = record["step"]
                     self._records.append(record)
 
 
@@ -267,10 +267,10 @@ def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
     try:
         has_ended = False
         while not has_ended:
-            has_ended = child.wait(_POLL)
+            has_ended = child.wait(_POLL_S)
             child.show()
-            for facts in child.reports():
-                report |= facts
+            for status_report in child.reports():
+                report |= status_report
         child.check()
     finally:
         child.stop()
@@ -279,58 +279,58 @@ def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
 
 def _start(
     config: Config | None,
-    count: int | None,
+    step_count: int | None,
     workdir: str | os.PathLike[str] | None,
     show: bool,
     settings: Mapping[str, Any],
 ) -> Training:
     if config is None and workdir is None:
         raise TypeError("no configuration and no run: give config, or the workdir of a run to go on with")
-    extra = {} if count is None else {"steps": count}
+    steps_setting = {} if step_count is None else {"steps": step_count}
     workdir_flag = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
     with contextlib.ExitStack() as resources:
         flags = resources.enter_context(config_flag(config))
         return Training(
-            [*flags, *workdir_flag, *flags_of({**settings, **extra})], show=show, resources=resources.pop_all()
+            [*flags, *workdir_flag, *flags_of({**settings, **steps_setting})], show=show, resources=resources.pop_all()
         )
 
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """The flag --config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}}."""
-    return [f"--config.{name}={_text(value)}" for name, value in _by_name(settings).items()]
+    return [f"--config.{name}={_format_value(value)}" for name, value in _flatten_settings(settings).items()]
 
 
 @contextlib.contextmanager
 def config_flag(config: Config | None) -> Iterator[list[str]]:
     """Yields --config=… for a file, or for an object, which is kept in a file until the block ends; nothing for None.
 
-    Raises TypeError for an object that is no configuration.
+    Raises TypeError for an object that is not a configuration.
     """
     if config is None or isinstance(config, (str, os.PathLike)):
         yield [] if config is None else [f"--config={os.fspath(config)}"]
         return
     source = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
-    plain = source.to_dict() if hasattr(source, "to_dict") else source
-    if not isinstance(plain, Mapping):
+    plain_settings = source.to_dict() if hasattr(source, "to_dict") else source
+    if not isinstance(plain_settings, Mapping):
         raise TypeError(
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
         )
     try:
-        text = json.dumps(_by_name(plain), allow_nan=False)
+        text = json.dumps(_flatten_settings(plain_settings), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"config holds an invalid value: {error}; expected numbers, text, tuples and None") from error
     with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
         file = Path(folder, "config.json")
         file.write_text(text, encoding="utf-8")
-        yield [f"--config={_GIVEN}:{file}"]
+        yield [f"--config={_GIVEN_CONFIG}:{file}"]
 
 
-def _by_name(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by their dotted names."""
     return {name: value for name, value in flat(settings).items() if not isinstance(value, Mapping)}
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
     if hasattr(value, "item"):  # a NumPy scalar

@@ -53,11 +53,11 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
         raise RegistryError(
             f"{kind} {name!r} not found; available: {', '.join(entries)}, or package.module:name from outside"
         )
-    module = _import(kind, name, module_name)
+    module = _import_module(kind, name, module_name)
     target = vars(module).get(attribute)
     if target is None:
         location = module.__file__ or module_name
-        raise RegistryError(f"{kind} {name!r} not found: {location} defines no {attribute!r}{_hidden(module_name)}")
+        raise RegistryError(f"{kind} {name!r} not found: {location} defines no {attribute!r}{_name_clash(module_name)}")
     if not callable(target):
         raise RegistryError(f"{kind} {name!r} is of type {type(target).__name__}; expected a function or a class")
     return target
@@ -80,15 +80,15 @@ def own_module(name: str) -> types.ModuleType:
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
     """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
     if isinstance(function, type) and dataclasses.is_dataclass(function):
-        defaults = {field.name: _default(field) for field in dataclasses.fields(function) if field.init}
-        types_of = _type_hints(function, function)
+        defaults = {field.name: _field_default(field) for field in dataclasses.fields(function) if field.init}
+        hints = _type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
         keywords = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
         defaults = {parameter.name: parameter.default for parameter in keywords}
         annotations = {parameter.name: parameter.annotation for parameter in keywords}
-        types_of = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _scope(function))
-    return {name: DeclaredSetting(_or_type_of(types_of[name], default), default) for name, default in defaults.items()}
+        hints = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _namespace(function))
+    return {name: DeclaredSetting(_infer_type(hints[name], default), default) for name, default in defaults.items()}
 
 
 def check_settings(
@@ -134,7 +134,7 @@ def check_call(
         ) from error
 
 
-def _import(kind: str, name: str, module: str) -> types.ModuleType:
+def _import_module(kind: str, name: str, module: str) -> types.ModuleType:
     """Imports the module of that name. Raises RegistryError if it is missing or cannot be imported."""
     folder = os.getcwd()
     imports.with_current_folder()
@@ -145,7 +145,7 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
         if module == missing or module.startswith(f"{missing}."):
             raise RegistryError(
                 f"{kind} {name!r} not found: no module {missing!r} in {folder} or among the installed packages"
-                f"{_hidden(module)}"
+                f"{_name_clash(module)}"
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
     except (Exception, SystemExit) as error:  # a module may raise anything
@@ -153,18 +153,18 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
         raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
-def _hidden(module: str) -> str:
+def _name_clash(module: str) -> str:
     """Adds to an error that the user has a module of that name, which cannot be imported."""
     return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden_file(module)) else ""
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _field_default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
-def _scope(function: Callable[..., Any]) -> dict[str, Any]:
+def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the names that a function's annotations may use."""
     target: Any = inspect.unwrap(function)
     while isinstance(target, functools.partial):
@@ -181,7 +181,7 @@ def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any]
         raise RegistryError(f"the settings of {name} cannot be read: {error}; annotate them with types") from error
 
 
-def _or_type_of(annotation: Any, default: Any) -> Any:
+def _infer_type(annotation: Any, default: Any) -> Any:
     """The annotation, or the default's type where there is none."""
     if annotation is not REQUIRED:
         return annotation

@@ -24,7 +24,7 @@ class RegistryError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`. An open end is excluded; an end that is None is no bound."""
+    """The numbers from `low` to `high`. An open end is excluded; an end that is None sets no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -36,9 +36,9 @@ class Range:
         # A whole number is finite, and may be too large for a float.
         if not (isinstance(value, int) or math.isfinite(value) or value in (self.low, self.high)):
             return False
-        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
-        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
-        return above and below
+        is_above = self.low is None or value > self.low or (value == self.low and not self.low_open)
+        is_below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        return is_above and is_below
 
     def __get_pydantic_core_schema__(self, source: Any, handler: "pydantic.GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core.core_schema import no_info_after_validator_function
@@ -47,8 +47,8 @@ class Range:
 
     def _check_bounds(self, value: Any) -> Any:
         """Returns the value. Raises ValueError for a number, or one of a tuple, out of range; text is never out."""
-        parts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(part, (int, float)) and part not in self for part in parts):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, (int, float)) and number not in self for number in numbers):
             raise ValueError
         return value
 
@@ -57,7 +57,7 @@ class Range:
             return f"from {self.low:g} to {self.high:g}"
         low = None if self.low is None else f"above {self.low:g}" if self.low_open else f"at least {self.low:g}"
         high = None if self.high is None else f"below {self.high:g}" if self.high_open else f"at most {self.high:g}"
-        return " and ".join(end for end in (low, high) if end)
+        return " and ".join(bound for bound in (low, high) if bound)
 
 
 def convert_setting(name: str, annotation: Any, value: Any) -> Any:
@@ -65,19 +65,19 @@ def convert_setting(name: str, annotation: Any, value: Any) -> Any:
     try:
         return _convert(annotation, value)
     except ValueError:
-        largest = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
-        raise RegistryError(f"{name} is {quote(value)}; expected {description(annotation)}{largest}") from None
+        size_note = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
+        raise RegistryError(f"{name} is {quote(value)}; expected {description(annotation)}{size_note}") from None
 
 
 def quote(value: object) -> str:
     """Formats a value for an error: its repr, shortened if it is long."""
-    if isinstance(value, int) and abs(value) > 10**_SHOWN:
+    if isinstance(value, int) and abs(value) > 10**_MOST_CHARS:
         return "a whole number of very many digits"
     try:
         text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # a whole number in it has too many digits, or it is nested too deep
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]}…{text[-_MOST_CHARS // 4 :]}"
 
 
 def from_text(annotation: Any, text: str) -> Any:
@@ -96,30 +96,30 @@ def from_text(annotation: Any, text: str) -> Any:
 
 def description(annotation: Any) -> str:
     """Describes in words the values that an annotation allows."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
+    outer_type, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if outer_type is typing.Annotated:
         words = [argument for argument in arguments[1:] if isinstance(argument, str)] or [description(arguments[0])]
         return " ".join([words[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
-    if origin is Literal:
+    if outer_type is Literal:
         return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
-    if origin in (typing.Union, types.UnionType):
+    if outer_type in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(description, arguments)))
-    if origin is tuple or annotation is tuple:
+    if outer_type is tuple or annotation is tuple:
         if not arguments:
             return "a tuple"
-        several = arguments[-1] is ...
-        item = description(arguments[0]) if several else ", ".join(map(description, arguments))
-        return f"a tuple, each of it {item}" if several else f"a tuple of {item}"
-    return _WORDS.get(annotation, f"a value that no flag can set ({annotation})")
+        is_variadic = arguments[-1] is ...
+        item_text = description(arguments[0]) if is_variadic else ", ".join(map(description, arguments))
+        return f"a tuple, each of it {item_text}" if is_variadic else f"a tuple of {item_text}"
+    return _TYPE_WORDS.get(annotation, f"a value that no flag can set ({annotation})")
 
 
 # The largest whole number of a setting: nothing can compute with a larger one.
 LARGEST = 2**63 - 1
 # Characters of a value that an error shows.
-_SHOWN = 200
+_MOST_CHARS = 200
 # Words of flags for values that Python writes in another way.
 _FLAG_WORDS = {"true": True, "false": False, "none": None}
-_WORDS = {
+_TYPE_WORDS = {
     bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None",
     None: "None", Any: "anything finite",
 }  # fmt: skip
@@ -134,12 +134,12 @@ def _convert(annotation: Any, value: Any) -> Any:
     from pydantic.errors import PydanticUserError
 
     try:
-        result = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
+        converted_value = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
     except (PydanticUserError, RecursionError) as error:  # an annotation, or a value, that no flag has
         raise ValueError from error
-    if not _is_sound(value, result):
+    if not _is_sound(value, converted_value):
         raise ValueError
-    return result
+    return converted_value
 
 
 @functools.cache
@@ -154,13 +154,13 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _is_sound(value: Any, result: Any) -> bool:
+def _is_sound(value: Any, converted_value: Any) -> bool:
     """Whether a number is finite, has at most 64 bits, and was not made from a truth value or a fraction."""
-    if isinstance(result, (list, tuple)):
-        return all(map(_is_sound, value, result))
-    if isinstance(result, float):
-        return math.isfinite(result) and not isinstance(value, bool)
-    if isinstance(result, int):
-        of_kind = isinstance(value, bool) == isinstance(result, bool) and not isinstance(value, float)
-        return of_kind and -LARGEST - 1 <= result <= LARGEST
+    if isinstance(converted_value, (list, tuple)):
+        return all(map(_is_sound, value, converted_value))
+    if isinstance(converted_value, float):
+        return math.isfinite(converted_value) and not isinstance(value, bool)
+    if isinstance(converted_value, int):
+        is_same_kind = isinstance(value, bool) == isinstance(converted_value, bool) and not isinstance(value, float)
+        return is_same_kind and -LARGEST - 1 <= converted_value <= LARGEST
     return True

@@ -16,7 +16,7 @@ from cojax import imports
 UNKNOWN = "unknown"
 _PYTHON = (":(top,glob)**/*.py",)
 # Where packages are installed, also in a virtual environment that lies within somebody's repository.
-_INSTALLED = {"site-packages", "dist-packages"}
+_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
 def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
@@ -27,8 +27,8 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     own file gives.
     """
     module_name, colon, attribute = name.partition(":")
-    defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
-    module = defines or sys.modules[module_name]
+    defining_module = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
+    module = defining_module or sys.modules[module_name]
     if colon and not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
         # An object such as a partial names the module of its class.
         module = sys.modules[module_name]
@@ -36,7 +36,7 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
         attribute = function.__qualname__
     modules = [module, *([sys.modules[module_name]] if colon else [])]
     files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
-    content = b"".join(Path(file).read_bytes() for file in files)
+    file_contents = b"".join(Path(file).read_bytes() for file in files)
     origin = {}
     if colon and (file := vars(sys.modules[module_name]).get("__file__")):
         # The folder from which the module, or the package that holds it, is imported.
@@ -46,7 +46,7 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
-        "hash": hashlib.sha256(content).hexdigest() if files else "",
+        "hash": hashlib.sha256(file_contents).hexdigest() if files else "",
         **origin,
     }
 
@@ -55,8 +55,8 @@ def _version(module: types.ModuleType) -> str:
     """Returns the version of the distribution, else the module's `__version__`, else ""."""
     package = module.__name__.partition(".")[0]
     # An editable install lists the packages of a wheel.
-    names = _distributions().get("cojax" if package in imports.SHARED else package, ())
-    return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
+    distributions = _distributions().get("cojax" if package in imports.SHARED else package, ())
+    return importlib.metadata.version(distributions[0]) if distributions else str(vars(module).get("__version__", ""))
 
 
 # Top-level package → its distributions. Cached, as this reads files of every installed distribution.
@@ -84,10 +84,10 @@ def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
-    new = listing.startswith("?")
-    if not listing or (new and _INSTALLED & set(file.parts)):
+    is_new = listing.startswith("?")
+    if not listing or (is_new and _PACKAGE_FOLDERS & set(file.parts)):
         return UNKNOWN
-    return head.strip() + (" with changes" if new or status.strip() else "")
+    return head.strip() + (" with changes" if is_new or status.strip() else "")
 
 
 def short_commit(commit: str) -> str:

@@ -54,20 +54,20 @@ from cojax.validation import Validation
 
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not passed to the learner under their own names.
-_OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+_OBJECTIVE_SETTINGS = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
 # Settings without a section that are passed to the loop under their own names.
-_OF_LOOP = (
+_LOOP_SETTINGS = (
     "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
 )  # fmt: skip
 # More tasks than any finite split has.
-_ALL = 100_000
+_MOST_TASKS = 100_000
 
 
 def build_parts(config: ConfigDict) -> Parts:
     """Builds environment, tokenizer, model shape and engine of a configuration that cojax/run/checks.py has checked.
 
-    Raises ValueError or OSError with the fix.
+    Raises ValueError or OSError, with what to do about it.
     """
     environment = made_environment(config)
     check_evolution(config, environment)
@@ -89,7 +89,7 @@ def build_parts(config: ConfigDict) -> Parts:
         limits(config, environment),
         environment.tasks(section.split, section.tasks, section.seed),
         environment.tasks(section.dev_split, section.dev_tasks),
-        environment.tasks(section.challenge_split, count) if (count := section.challenge_tasks) else (),
+        environment.tasks(section.challenge_split, section.challenge_tasks) if section.challenge_tasks else (),
         kinds(environment, made_signals(config)),
     )
 
@@ -106,10 +106,10 @@ def learner_on(
 ) -> Learner:
     """Builds the learner of a model on a mesh. `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
-    rounds = methods.rounds_of(config)
+    method_and_settings = methods.rounds_of(config)
     optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").overrides)
-    if rounds:
-        method, preference = rounds
+    if method_and_settings:
+        method, preference = method_and_settings
         # The number of updates of a round is not known in advance, so the learning rate stays constant.
         optimizer |= {"learning_rate": preference.learning_rate, "decay_steps": 0}
         loss = methods.loss_of_rounds(method, preference)
@@ -124,12 +124,12 @@ def learner_on(
         seed=config.seed,
         loss=loss[0],
         loss_settings=loss[1],
-        round_reference=rounds[1].reference if rounds else "",
+        round_reference=method_and_settings[1].reference if method_and_settings else "",
         hard=methods.hard_negatives(config),
         advantage_settings=entry(config, "learner.advantage").overrides,
         weighting_settings=entry(config, "learner.weighting").overrides,
         remat="layers" if config.learner.remat == AUTO else config.learner.remat,
-        **settings(config.learner, "remat", "lora", *_OBJECTIVE),
+        **settings(config.learner, "remat", "lora", *_OBJECTIVE_SETTINGS),
     )
 
 
@@ -141,28 +141,30 @@ def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Lea
     """
     if config.learner.remat != AUTO or learner.hosts is not ONE_PROCESS:
         return learner
-    params, rows = learner.reference if learner.lora else state.params, parameters(learner.config)
+    params, specs = learner.reference if learner.lora else state.params, parameters(learner.config)
     assert params is not None
-    weights = sum(leaf_of(params, row).nbytes * copies(row, learner.mesh, SAMPLING_AXES) for row in rows)
+    weight_bytes = sum(leaf_of(params, spec).nbytes * copies(spec, learner.mesh, SAMPLING_AXES) for spec in specs)
     if methods.has_second_agent(config):
-        weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    fastest = fastest_that_fits(learner, state, methods.update_sizes(config), beside=weights)
-    _LOG.info("learner.remat=%s: what fits", fastest.remat)
-    return fastest
+        weight_bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    fastest_learner = fastest_that_fits(learner, state, methods.update_sizes(config), beside=weight_bytes)
+    _LOG.info("learner.remat=%s: what fits", fastest_learner.remat)
+    return fastest_learner
 
 
-def initial_policy(config: ConfigDict, parts: Parts, d_0: Callable[[], Synthesis]) -> tuple[Params, Mapping[str, Any]]:
-    """Returns the policy before the first step. `d_0` finds D_0, whose solutions a warm start may use.
+def initial_policy(
+    config: ConfigDict, parts: Parts, find_d0: Callable[[], Synthesis]
+) -> tuple[Params, Mapping[str, Any]]:
+    """Returns the policy before the first step. `find_d0` finds D_0, whose solutions a warm start may use.
 
     A perturbation follows the warm start, so runs that differ only in their perturbation share one warm start.
     """
 
     def score(step: int) -> float:
         # Without development tasks, success on D_0 decides when the warm start ends.
-        tasks = parts.development or d_0().tasks
+        tasks = parts.development or find_d0().tasks
         return dev_score(config, parts, step, tasks[: config.warm_start.check_tasks])["success"]
 
-    params, origin = initial_policies.initial_policy(config, parts, score, lambda: d_0().tasks)
+    params, origin = initial_policies.initial_policy(config, parts, score, lambda: find_d0().tasks)
     return perturb(params, config.perturbation), origin
 
 
@@ -214,14 +216,14 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
     """Builds the loop's fixed parts."""
 
     def score(step: int) -> Mapping[str, float] | None:
-        every = config.evaluation.every
-        if not every or step % every or not parts.development:
+        score_every = config.evaluation.every
+        if not score_every or step % score_every or not parts.development:
             return None
         return dev_score(config, parts, step, parts.development)
 
     chosen_explorer = explorer(config, parts)
     evolve = entry(config, "evolve").bind() if methods.evolves(config) else evolutions.static
-    replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
+    prefix_replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bind()
     return Loop(
         environment=parts.environment,
@@ -235,7 +237,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
             **{name: find("statistic", name, MEMORIES)() for name in reads(evolve)},
-            **({"prefixes": replay} if replay else {}),
+            **({"prefixes": prefix_replay} if prefix_replay else {}),
         },
         kinds=parts.signals,
         evolve=evolve,
@@ -253,8 +255,8 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),
-        **{name: config[name] for name in _OF_LOOP},
-        **({"prefix": replay.prefix} if replay else {}),
+        **{name: config[name] for name in _LOOP_SETTINGS},
+        **({"prefix": prefix_replay.prefix} if prefix_replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 
@@ -272,51 +274,50 @@ def reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
     evaluations, so that the policy can be evaluated on any of them. Of an unlimited generated split, such as the
     desk's, only the tasks that the run evaluates are reserved.
     """
-    run_tasks = (*parts.evaluation, *parts.development, *parts.challenge)
+    evaluated_tasks = (*parts.evaluation, *parts.development, *parts.challenge)
     splits: tuple[str, ...] = worlds.reserved_splits(config.environment.name)
     if splits:
-        section = config.evaluation
-        splits = (*splits, section.split, section.dev_split, section.challenge_split)
-    split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _ALL))
-    return tuple({task.id: task for task in (*run_tasks, *split_tasks)}.values())
+        splits = (*splits, *(config.evaluation[key] for key in ("split", "dev_split", "challenge_split")))
+    split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _MOST_TASKS))
+    return tuple({task.id: task for task in (*evaluated_tasks, *split_tasks)}.values())
 
 
-def quality(config: ConfigDict, targets: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
+def quality(config: ConfigDict, evaluation_tasks: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
     """Returns a function that measures the pool against these evaluation tasks, and keeps only numbers of them.
 
     If the embedding fails, the run logs a warning, leaves out the figures that need it, and goes on. An endpoint's
     vectors are stored in the run's embeddings.jsonl, without the texts.
     """
     section = config.quality
-    vectors = Log(Path(config.workdir) / "embeddings.jsonl")
-    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, vectors)
+    vector_log = Log(Path(config.workdir) / "embeddings.jsonl")
+    embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, vector_log)
 
     def describe(pool: Iterable[Task]) -> dict[str, Any]:
         tasks = tuple(pool)
         try:
-            return describe_pool(tasks, targets, embed, section.k)
+            return describe_pool(tasks, evaluation_tasks, embed, section.k)
         except (EmbeddingError, OSError) as error:
             _LOG.warning("the pool's diversity and its distance to the evaluation tasks are left out: %s", error)
-            return describe_pool(tasks, targets, None, section.k)
+            return describe_pool(tasks, evaluation_tasks, None, section.k)
 
     return describe
 
 
-def perturb(params: Params, number: int) -> Params:
-    """Flips the last bit of each floating-point number of `params` with probability ½; `number` is the seed.
+def perturb(params: Params, seed: int) -> Params:
+    """Flips the last bit of each floating-point number of `params` with probability ½, by the seed.
 
-    In float32 a number x changes by at most 2⁻²³ |x|, as much as rounding a sum once may change it. `number` 0 flips
+    In float32 a number x changes by at most 2⁻²³ |x|, as much as rounding a sum once may change it. Seed 0 flips
     nothing. The draws are made on the host, so every machine flips the same bits.
     """
-    if not number:
+    if not seed:
         return params
-    draws = np.random.default_rng(number)
+    generator = np.random.default_rng(seed)
 
     def flip(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
+        word_dtype = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = np.asarray(leaf).view(word_dtype) ^ generator.integers(0, 2, leaf.shape, word_dtype)
         return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
 
     return jax.tree.map(flip, params)

@@ -19,12 +19,12 @@ from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import LEAVES
 
 # Explorers that ask a model.
-_MODELS = {"llm", "policy"}
+_MODEL_EXPLORERS = {"llm", "policy"}
 # Entries that take only numbers are tried on these: scores of visits, and trajectories' counts of learned tokens.
-_SCORES = ((), (0.0,), (1.0, 0.5))
-_LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
+_TRIAL_SCORES = ((), (0.0,), (1.0, 0.5))
+_TRIAL_LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
 # Settings that hold addresses of servers.
-_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "environment.cluster")
+_ADDRESS_SETTINGS = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "environment.cluster")
 
 
 def check_run(config: ConfigDict) -> None:
@@ -50,14 +50,14 @@ def check(config: ConfigDict) -> None:
     _check_entries(config)
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
-    for name in _ADDRESSES:  # even if unused: the configuration is stored, shown and sent
-        if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
-            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
+    for setting in _ADDRESS_SETTINGS:  # even if unused: the configuration is stored, shown and sent
+        if any("@" in address or "?" in address for address in str(entries.at(config, setting)).split(",")):
+            raise ValueError(f"{setting} holds credentials or a query; leave them out: keys come from the environment")
     entries.check_cluster(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     _check_groups(config)
-    _check_rows_hold(config)
+    _check_row_capacity(config)
     _check_warm_start(config)
     methods.check(config)
     if config.evaluation.reflect and config.evaluation.trials == 1:
@@ -81,14 +81,14 @@ def _check_entries(config: ConfigDict) -> None:
         pass
     entries.objective_of(config)
     entries.made_signals(config)
-    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda curriculum: [pool.task_weight(curriculum, scores) for scores in _SCORES],
-        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
+    entry_trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+        "curriculum": lambda curriculum: [pool.task_weight(curriculum, scores) for scores in _TRIAL_SCORES],
+        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_TRIAL_LENGTHS), _TRIAL_LENGTHS),
     }
-    for leaf, attempt in trials.items():
-        entry = entries.entry(config, leaf)
+    for setting, try_entry in entry_trials.items():
+        entry = entries.entry(config, setting)
         try:
-            attempt(entry.bind())
+            try_entry(entry.bind())
         except Exception as error:  # a function may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ValueError(f"{entry.kind} {entry.name!r} was tried and failed: {reason}") from error
@@ -150,25 +150,25 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 def _check_pretrained(config: ConfigDict) -> None:
     """Raises ValueError for settings of a warm start that this policy's warm start does not read."""
-    section, path = config.warm_start, config.model.path
-    if section.lora.rank and not (path and section.steps):
-        why = "warm_start.steps is 0" if path else "model.path names no model folder for them to adapt"
+    section, model_path = config.warm_start, config.model.path
+    if section.lora.rank and not (model_path and section.steps):
+        why = "warm_start.steps is 0" if model_path else "model.path names no model folder for them to adapt"
         raise ValueError(
             f"warm_start.lora.rank is {section.lora.rank}, but {why}; set --config.warm_start.lora.rank=0, or "
-            f"{'--config.warm_start.steps=34, say' if path else '--config.model.path'}"
+            f"{'--config.warm_start.steps=34, say' if model_path else '--config.model.path'}"
         )
-    rates = ("learning_rate", "pretrained_learning_rate")
-    setting = rates[bool(path)]
-    idle = next(rate for rate in rates if rate != setting)
-    if section.steps and section[idle] != (default := LEAVES[f"warm_start.{idle}"].default):
-        where = "a model folder is taught" if path else "a policy from scratch is taught"
+    rate_settings = ("learning_rate", "pretrained_learning_rate")
+    used_rate = rate_settings[bool(model_path)]
+    idle_rate = next(rate for rate in rate_settings if rate != used_rate)
+    if section.steps and section[idle_rate] != (default := LEAVES[f"warm_start.{idle_rate}"].default):
+        where = "a model folder is taught" if model_path else "a policy from scratch is taught"
         raise ValueError(
-            f"warm_start.{idle} is {section[idle]:g}, but {where} by warm_start.{setting}; set "
-            f"--config.warm_start.{setting}, and --config.warm_start.{idle}={default:g}"
+            f"warm_start.{idle_rate} is {section[idle_rate]:g}, but {where} by warm_start.{used_rate}; set "
+            f"--config.warm_start.{used_rate}, and --config.warm_start.{idle_rate}={default:g}"
         )
 
 
-def _check_rows_hold(config: ConfigDict) -> None:
+def _check_row_capacity(config: ConfigDict) -> None:
     """Raises ValueError if a row cannot hold the longest episode, or a micro-batch a group that the loss compares."""
     loss, section = entries.objective_of(config).loss, config.learner
     if section.row_length < config.engine.max_length:
@@ -176,13 +176,13 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
             "hold the longest episode, so make row_length at least max_length"
         )
-    subject, size = f"loss {loss.name!r}", 2 if loss.is_paired else config.group_size if loss.needs_groups else 1
-    if size == 1 and methods.hard_negatives(config):
-        subject, size = "preference.hard_negatives", 2
-    if section.micro_rows * (section.row_length // config.engine.max_length) < size:
+    subject, peer_count = f"loss {loss.name!r}", 2 if loss.is_paired else config.group_size if loss.needs_groups else 1
+    if peer_count == 1 and methods.hard_negatives(config):
+        subject, peer_count = "preference.hard_negatives", 2
+    if section.micro_rows * (section.row_length // config.engine.max_length) < peer_count:
         raise ValueError(
-            f"{subject} compares {size} episodes, which must share a micro-batch, and "
-            f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
+            f"{subject} compares {peer_count} episodes, which must share a micro-batch, and "
+            f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={peer_count}, or make "
             "learner.row_length a multiple of engine.max_length"
         )
 
@@ -195,10 +195,10 @@ def _check_servers(config: ConfigDict) -> None:
             "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
             "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
         )
-    if section.port > (last := LAST_PORT - section.servers + 1):
+    if section.port > (highest_port := LAST_PORT - section.servers + 1):
         raise ValueError(
             f"sglang.port is {section.port}; {section.servers} servers take as many ports from there on, so it may be "
-            f"at most {last}"
+            f"at most {highest_port}"
         )
     try:
         shlex.split(section.flags)
@@ -212,11 +212,11 @@ def _check_validation(config: ConfigDict) -> None:
     overrides = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     overrides += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
     overrides += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if overrides and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
+    if overrides and not any(map(_is_worded_by_model, (config.explorer.name, explorers.initial(config)))):
         raise ValueError(
             f"{overrides[0]}, but only queries that a model words are judged or attempted, and the explorer "
             f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
-            f"{', '.join(sorted(_MODELS))}, or unset it"
+            f"{', '.join(sorted(_MODEL_EXPLORERS))}, or unset it"
         )
     if section.attempter != "explorer" and not attempts(config):
         raise ValueError(
@@ -225,14 +225,14 @@ def _check_validation(config: ConfigDict) -> None:
         )
 
 
-def _words_by_model(explorer: str) -> bool:
+def _is_worded_by_model(explorer_name: str) -> bool:
     """Whether a model may word the explorer's tasks; an explorer from outside may ask one."""
-    return explorer in _MODELS or ":" in explorer
+    return explorer_name in _MODEL_EXPLORERS or ":" in explorer_name
 
 
 def _check_explorers(config: ConfigDict) -> None:
     """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
-    section, initial = config.explorer, explorers.initial(config)
+    section, initial_name = config.explorer, explorers.initial(config)
     if section.separator and not section.separator.strip():
         raise ValueError(
             f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
@@ -248,12 +248,12 @@ def _check_explorers(config: ConfigDict) -> None:
         )
     if config.warm_start.split != "initial":
         return
-    if initial == "policy":
+    if initial_name == "policy":
         raise ValueError(
             "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
             "set --config.initial_explorer=scripted"
         )
-    if _words_by_model(initial) and config.validation.attempter == "policy":
+    if _is_worded_by_model(initial_name) and config.validation.attempter == "policy":
         raise ValueError(
             "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
             "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
@@ -262,7 +262,7 @@ def _check_explorers(config: ConfigDict) -> None:
 
 
 # Evolutions that start only from signals.
-_AT_SIGNALS = ("feedback", "displaced")
+_SIGNAL_EVOLUTIONS = ("feedback", "displaced")
 
 
 def _check_evolution(config: ConfigDict) -> None:
@@ -271,15 +271,15 @@ def _check_evolution(config: ConfigDict) -> None:
     These are prefixes that none replays or that would be learned, admission where no evolution finds tasks, and an
     evolution by signals where `signals` is empty.
     """
-    finding = config.evolve if ":" in config.evolve else "frontier"
-    for name, value, requirement, why in (
+    joining_evolution = config.evolve if ":" in config.evolve else "frontier"
+    for setting, value, required, why in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),
-        ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
+        ("evolve", config.evolve, joining_evolution, "only frontier finds joined tasks"),
         ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
     ):
-        if config.synthesis.prefix_replay and value != requirement:
-            reason = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
-            raise ValueError(f"{reason}; set --config.{name}={requirement}, or --config.synthesis.prefix_replay=False")
+        if config.synthesis.prefix_replay and value != required:
+            reason = f"synthesis.prefix_replay is True, but {setting} is {value!r}: {why}"
+            raise ValueError(f"{reason}; set --config.{setting}={required}, or --config.synthesis.prefix_replay=False")
     admit, evolves = config.synthesis.admit, methods.evolves(config)
     if admit != "all" and not (evolves and config.evolve != "none"):
         why, fix = "evolve is 'none'", "--config.evolve=uniform, say"
@@ -289,7 +289,7 @@ def _check_evolution(config: ConfigDict) -> None:
             f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {fix}, or "
             "--config.synthesis.admit=all"
         )
-    if evolves and config.evolve in _AT_SIGNALS and not config.signals:
+    if evolves and config.evolve in _SIGNAL_EVOLUTIONS and not config.signals:
         raise ValueError(
             f"evolve is {config.evolve!r}, but signals is empty: there is nothing to follow; set --config.signals="
             "forgetting,boundary,rare, or --config.evolve=none"

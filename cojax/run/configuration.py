@@ -64,25 +64,25 @@ def file_record() -> dict[str, dict[str, str]]:
     if workdir := _continued_run():
         record = read_json(workdir / "config.json").get("file")
         return {"file": record} if isinstance(record, dict) else {}
-    path = locate(config_flags.get_config_filename(flag).partition(":")[0])
-    return {} if path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(path)}
+    file_path = locate(config_flags.get_config_filename(flag).partition(":")[0])
+    return {} if file_path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(file_path)}
 
 
 def _continued_run() -> Path | None:
     """Returns the folder of the run that is resumed with its own settings; None for an experiment's file."""
-    file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path(workdir) if locate(file).resolve() == Path(CONTINUED).resolve() else None
+    experiment_file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return Path(workdir) if locate(experiment_file).resolve() == Path(CONTINUED).resolve() else None
 
 
 # Settings that a run directory alone may not decide, and why.
-_WHY = {
+_REFUSAL_REASONS = {
     **dict.fromkeys(NAMES["programs"], "decides which program runs"),
     **dict.fromkeys(NAMES["places"], "decides where data and keys go, or what else is read and written"),
 }
 # Settings of cojax's own environments that may name a function as package.module:function.
-_FUNCTIONS = ("environment.affordances", "environment.state")
-_LONGEST = 300  # an error repeats a folder of at most so many characters as it is
-_OURS = ("cojax", *imports.SHARED)
+_FUNCTION_SETTINGS = ("environment.affordances", "environment.state")
+_MOST_CHARACTERS = 300  # an error quotes a folder of at most this many characters unchanged
+_OUR_PACKAGES = ("cojax", *imports.SHARED)
 
 
 def make_importable(folders: Sequence[str]) -> None:
@@ -103,61 +103,61 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
     imports.with_current_folder()
     trusted_folders = {*_start_folders(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
-    outside_entries = [entry for entry in _outside_entries(config) if entry[0].partition(" ")[0] not in flag_names]
-    for leaf, name, _ in outside_entries:
-        module = name.partition(":")[0]
-        if module.partition(".")[0] in sys.stdlib_module_names or _is_ours(module):
-            raise _refusal(path, leaf, name, "is code of this installation, and no entry that it lists")
+    outside_entries = [item for item in _outside_entries(config) if item[0].partition(" ")[0] not in flag_names]
+    for setting, entry, _ in outside_entries:
+        module = entry.partition(":")[0]
+        if module.partition(".")[0] in sys.stdlib_module_names or _is_our_module(module):
+            raise _refusal(path, setting, entry, "is code of this installation, and no entry that it lists")
         module_folders = imports.places(module)
         if not module_folders:
             raise RegistryError(
-                f"{path}: {leaf} is {quote(name)}, which is in no folder of code that this command is to trust; if "
-                f"you trust the one that it came from, add --trust-code={_quote_folder(_code_folder(path, leaf))}"
+                f"{path}: {setting} is {quote(entry)}, which is in no folder of code that this command is to trust; if "
+                f"you trust the one that it came from, add --trust-code={_quote_folder(_code_folder(path, setting))}"
             )
-        if foreign := [folder for folder in module_folders if folder not in trusted_folders]:
-            raise _refusal(path, leaf, name, f"lies in {foreign[0]}, a folder that is not trusted")
-        if any(_holds(folder, module, workdir) for folder in module_folders):
-            raise _refusal(path, leaf, name, "is of a package that holds the run's own folder")
-    for setting, why in _WHY.items():
+        if foreign_folders := [folder for folder in module_folders if folder not in trusted_folders]:
+            raise _refusal(path, setting, entry, f"lies in {foreign_folders[0]}, a folder that is not trusted")
+        if any(_package_holds_run(folder, module, workdir) for folder in module_folders):
+            raise _refusal(path, setting, entry, "is of a package that holds the run's own folder")
+    for setting, reason in _REFUSAL_REASONS.items():
         applies = setting in LEAVES or _is_own_world(config)
-        if setting not in flag_names and (value := _value(config, setting)) and applies:
-            raise _refusal(path, setting, value, why)
-    for leaf, name, find in outside_entries:
-        if not _is_defined_in(find(name), trusted_folders):
-            raise _refusal(path, leaf, name, "is defined elsewhere than in a folder that is trusted")
+        if setting not in flag_names and (value := _setting_value(config, setting)) and applies:
+            raise _refusal(path, setting, value, reason)
+    for setting, entry, find_entry in outside_entries:
+        if not _is_defined_in(find_entry(entry), trusted_folders):
+            raise _refusal(path, setting, entry, "is defined elsewhere than in a folder that is trusted")
 
 
 def _outside_entries(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
-    """Yields each entry from outside: its setting (and after it a signal's name), its name, and what finds it."""
-    for leaf, choice in CHOICES.items():
-        name = at(config, leaf)
-        if name and name not in choice.names():
-            full_name = worlds.full_name(name) if leaf == "environment.name" else name
+    """Yields each entry from outside: its setting (followed by a signal's name), its name, and what finds it."""
+    for setting, choice in CHOICES.items():
+        entry_name = at(config, setting)
+        if entry_name and entry_name not in choice.names():
+            full_name = worlds.full_name(entry_name) if setting == "environment.name" else entry_name
             if ":" in full_name:
-                yield leaf, full_name, choice.find
-    for name in filter(None, map(str.strip, config.signals.split(","))):
-        if ":" in name:
-            yield f"signals {signal_name(name)}", name, SIGNAL.find
-    for setting in _FUNCTIONS if _is_own_world(config) else ():
-        value = _value(config, setting)
+                yield setting, full_name, choice.find
+    for entry_name in filter(None, map(str.strip, config.signals.split(","))):
+        if ":" in entry_name:
+            yield f"signals {signal_name(entry_name)}", entry_name, SIGNAL.find
+    for setting in _FUNCTION_SETTINGS if _is_own_world(config) else ():
+        value = _setting_value(config, setting)
         if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call to the server
             yield setting, value, functools.partial(worlds.function, setting)
 
 
 def _is_own_world(config: ConfigDict) -> bool:
     """Whether the environment is one of cojax's, which may run what its settings name; any other is trusted code."""
-    name = config.environment.name
-    return name in worlds.available() or _is_ours(name.partition(":")[0])
+    environment_name = config.environment.name
+    return environment_name in worlds.available() or _is_our_module(environment_name.partition(":")[0])
 
 
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in _OURS
+def _is_our_module(module: str) -> bool:
+    return module.partition(".")[0] in _OUR_PACKAGES
 
 
-def _holds(folder: str, module: str, workdir: Path) -> bool:
+def _package_holds_run(folder: str, module: str, workdir: Path) -> bool:
     """Whether the module's package in that folder is or contains the run directory: any folder can be a package."""
-    package = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
-    return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package, ""))
+    package_folder = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
+    return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package_folder, ""))
 
 
 def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
@@ -166,35 +166,35 @@ def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
         return True  # an object, such as a partial, that the module created
     module = str(function.__module__)
     folders = imports.places(module)
-    return bool(folders) and set(folders) <= set(trusted_folders) and not _is_ours(module)
+    return bool(folders) and set(folders) <= set(trusted_folders) and not _is_our_module(module)
 
 
 def _start_folders() -> set[str]:
     """Returns the import path's folders, without those of the standard library and of installed packages."""
-    installed_folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed_folders = [sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
     prefixes = tuple(os.path.join(os.path.realpath(path), "") for path in installed_folders)
     folders = {os.path.realpath(folder) for folder in sys.path if isinstance(folder, str)}
     return {folder for folder in folders if not os.path.join(folder, "").startswith(prefixes)} | {os.path.realpath("")}
 
 
-def _value(config: ConfigDict, setting: str) -> Any:
+def _setting_value(config: ConfigDict, setting: str) -> Any:
     section, _, key = setting.partition(".")
     return config[section].get(key)
 
 
-def _refusal(path: Path, leaf: str, value: object, why: str) -> RegistryError:
-    setting = leaf.partition(" ")[0]
+def _refusal(config_path: Path, entry_setting: str, value: object, reason: str) -> RegistryError:
+    setting = entry_setting.partition(" ")[0]
     return RegistryError(
-        f"{path}: {setting} is {quote(value)}, which {why}; if you mean it, say so on the command line: "
+        f"{config_path}: {setting} is {quote(value)}, which {reason}; if you mean it, say so on the command line: "
         f"--config.{setting}=VALUE, or the run's experiment, --config=FILE"
     )
 
 
-def _code_folder(path: Path, leaf: str) -> object:
+def _code_folder(config_path: Path, entry_setting: str) -> object:
     """Returns the folder of an entry's code that config.json records; None if it records none."""
-    code = read_json(path).get("code")
-    entry = code.get(leaf.replace(" ", ".")) if isinstance(code, dict) else None
+    code_records = read_json(config_path).get("code")
+    entry = code_records.get(entry_setting.replace(" ", ".")) if isinstance(code_records, dict) else None
     return entry.get("folder") if isinstance(entry, dict) else None
 
 
@@ -202,5 +202,5 @@ def _quote_folder(folder: object) -> str:
     """Quotes a folder for a shell; FOLDER and a shortened text if it is long or holds control characters."""
     if not isinstance(folder, str) or not folder:
         return "FOLDER"
-    plain = folder.isprintable() and len(folder) <= _LONGEST
-    return shlex.quote(folder) if plain else f"FOLDER; it says {quote(folder)}"
+    is_plain = folder.isprintable() and len(folder) <= _MOST_CHARACTERS
+    return shlex.quote(folder) if is_plain else f"FOLDER; it says {quote(folder)}"

@@ -44,9 +44,9 @@ from cojax.storage.files import read_json, write_json
 
 # Found, not imported: importing it takes seconds.
 _HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
-_PATIENCE = 60.0  # seconds that an interpreter has to answer
+_PROBE_TIMEOUT_S = 60.0  # seconds that an interpreter has to answer
 _T = TypeVar("_T")
-_LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
+_LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -61,11 +61,11 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     # A server keeps its parameters in the dtype that it computes with.
     model = dataclasses.replace(model, param_dtype=model.dtype)
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
-    if wrong := [url for url in urls if not is_address(url)]:
-        raise ValueError(f"sglang.urls names {wrong[0]!r}; expected http://HOST:PORT, several separated by commas")
-    distinct = [str(httpx.URL(url)).rstrip("/") for url in urls]
-    if twice := [url for url in distinct if distinct.count(url) > 1]:
-        raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would receive its weights twice at once")
+    if bad_urls := [url for url in urls if not is_address(url)]:
+        raise ValueError(f"sglang.urls names {bad_urls[0]!r}; expected http://HOST:PORT, several separated by commas")
+    normalised_urls = [str(httpx.URL(url)).rstrip("/") for url in urls]
+    if repeated_urls := [url for url in normalised_urls if normalised_urls.count(url) > 1]:
+        raise ValueError(f"sglang.urls names {repeated_urls[0]!r} twice; it would receive its weights twice at once")
     if urls or section.router:
         _check_attached(section)
     elif section.follow:
@@ -90,8 +90,8 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
 
 def sync(config: ConfigDict) -> Literal["folder", "orbax"]:
     """How weights reach servers: by default, several processes save them together if the servers follow."""
-    several = config.sglang.follow and jax.process_count() > 1
-    return config.sglang.sync or ("orbax" if several else "folder")
+    is_spread = config.sglang.follow and jax.process_count() > 1
+    return config.sglang.sync or ("orbax" if is_spread else "folder")
 
 
 def asks_routes(config: ConfigDict) -> bool:
@@ -112,7 +112,7 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
 def _check_attached(section: ConfigDict) -> None:
     """Raises ValueError for a setting that only launched servers read, as the run attaches to running ones."""
     defaults, kind = base.get_config().sglang, "urls" if section.urls else "router"
-    for name in _LAUNCHED_ONLY:
+    for name in _LAUNCH_SETTINGS:
         if section[name] != defaults[name]:
             raise ValueError(
                 f"sglang.{name} is {section[name]!r}, but sglang.{kind} attaches to servers that run already. Give it "
@@ -128,18 +128,18 @@ def is_address(url: str) -> bool:
     return address.scheme in ("http", "https") and bool(address.host)
 
 
-def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
+def launch(config: ConfigDict, log_folder: Path, dtype: str) -> LaunchSettings:
     """How to launch servers. Without sglang.python they run on the interpreter of `make sglang`, on the CPU."""
     section = config.sglang
     return LaunchSettings(
         section.python or str(default_python()),
-        logs,
+        log_folder,
         config.engine.max_length,
         dtype,
         device=section.device or ("" if section.python else "cpu"),
         max_running=config.engine.slots or MOST_SLOTS,
         routes=asks_routes(config),
-        **{name: section[name] for name in ("flags", "port", "release_memory", "servers")},
+        **{setting: section[setting] for setting in ("flags", "port", "release_memory", "servers")},
     )
 
 
@@ -150,7 +150,7 @@ def check_servers(config: ConfigDict) -> None:
     python = config.sglang.python or str(default_python())
     try:
         probe = subprocess.run(
-            [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE
+            [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S
         )
         has_sglang = probe.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -172,24 +172,24 @@ ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": loca
 
 
 MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
-_SHARE = 0.5  # most of the memory beside the weights that a chosen cache takes
-_STEP = 128  # tokens; a recommended length is a multiple of it
+_CACHE_SHARE = 0.5  # most of the memory beside the weights that a chosen cache takes
+_LENGTH_STEP = 128  # tokens; a recommended length is a multiple of it
 
 
 class CacheTooLarge(ValueError):
     """A KV cache does not fit. `reason` says why, and `fits` is a number of slots that would, 0 if none would."""
 
-    def __init__(self, reason: str, fits: int, flags: str):
-        super().__init__(f"{reason}; {flags}")
-        self.reason, self.fits = reason, fits
+    def __init__(self, reason: str, fitting_slots: int, flag_hint: str):
+        super().__init__(f"{reason}; {flag_hint}")
+        self.reason, self.fitting_slots = reason, fitting_slots
 
-    def once_begun(self) -> ValueError:
+    def for_resumed_run(self) -> ValueError:
         """Returns the error for a run or evaluation that has begun, whose engine and lengths can no longer change."""
-        if not self.fits:
-            return ValueError(f"{self.reason}; what has begun goes on only where more memory is free")
+        if not self.fitting_slots:
+            return ValueError(f"{self.reason}; it can only be continued on a machine with more free memory")
         return ValueError(
-            f"{self.reason}; add --config.engine.slots={self.fits} to go on, which changes the bits that are sampled, "
-            "or go on where more memory is free"
+            f"{self.reason}; add --config.engine.slots={self.fitting_slots} to go on, which changes the bits that are "
+            "sampled, or go on where more memory is free"
         )
 
 
@@ -200,37 +200,37 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     needs. Raises CacheTooLarge, which names flags that fit, if a number that is set does not fit, or not even one slot
     per lane. If free memory is not reported, nothing is refused. Without `trains`, no memory is kept free for training.
     """
-    section, setting, mesh = config.engine, config.engine.slots, mesh_of(config)
+    section, set_count, mesh = config.engine, config.engine.slots, mesh_of(config)
     # Without a mesh the engine's arrays are on the first device; CPU devices share the host's memory.
-    free = free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
+    available_bytes = free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
     slot_bytes = cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
     replica_count = 1 if mesh is None else len(replicas(mesh))
-    lanes = section.lanes * replica_count
-    sizes = [lanes << k for k in range(8) if lanes << k <= max(MOST_SLOTS, lanes)]
-    target = next((size for size in sizes if size >= config.limits.concurrency), sizes[-1])
-    if free is None:
-        return setting or target
-    weights, training = _weight_bytes(config, model, mesh)
-    budget, beside = free - weights, "the weights"
-    if setting and setting * slot_bytes <= budget:
-        return setting
-    spare = budget - training if trains else budget
-    room = _SHARE * spare
-    least = lanes if lanes * slot_bytes <= spare else 0
-    best = max((size for size in sizes if size <= target and size * slot_bytes <= room), default=least)
-    if setting or not best:
-        count = setting or lanes
-        if spare < budget and not setting:
-            budget, beside = spare, f"the weights and {training / GIB:.1f} GiB for training"
+    lane_count = section.lanes * replica_count
+    counts = [lane_count << k for k in range(8) if lane_count << k <= max(MOST_SLOTS, lane_count)]
+    target = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
+    if available_bytes is None:
+        return set_count or target
+    weight_bytes, training_bytes = _weight_bytes(config, model, mesh)
+    budget_bytes, beside = available_bytes - weight_bytes, "the weights"
+    if set_count and set_count * slot_bytes <= budget_bytes:
+        return set_count
+    spare_bytes = budget_bytes - training_bytes if trains else budget_bytes
+    room_bytes = _CACHE_SHARE * spare_bytes
+    least = lane_count if lane_count * slot_bytes <= spare_bytes else 0
+    best = max((count for count in counts if count <= target and count * slot_bytes <= room_bytes), default=least)
+    if set_count or not best:
+        demand = set_count or lane_count
+        if spare_bytes < budget_bytes and not set_count:
+            budget_bytes, beside = spare_bytes, f"the weights and {training_bytes / GIB:.1f} GiB for training"
         raise CacheTooLarge(
-            f"the KV cache of engine.slots={count} conversations of engine.max_length={section.max_length} tokens "
-            f"takes {count * slot_bytes / GIB:.1f} GiB, {max(0, budget) / GIB:.1f} GiB are free beside {beside}",
+            f"the KV cache of engine.slots={demand} conversations of engine.max_length={section.max_length} tokens "
+            f"takes {demand * slot_bytes / GIB:.1f} GiB, {max(0, budget_bytes) / GIB:.1f} GiB are free beside {beside}",
             best,
-            _flags(section, best, replica_count, math.floor(room / slot_bytes * section.max_length)),
+            _suggest_flags(section, best, replica_count, math.floor(room_bytes / slot_bytes * section.max_length)),
         )
     CONSOLE.print(
         f"engine: {best} slots of {section.max_length} tokens, a KV cache of {best * slot_bytes / GIB:.2f} GiB; "
-        f"{free / GIB:.1f} GiB are free"
+        f"{available_bytes / GIB:.1f} GiB are free"
     )
     return best
 
@@ -245,18 +245,18 @@ def keep_slots(
     ValueError for a damaged file, and for a number that no longer fits.
     """
     run_config = config.copy_and_resolve_references()
-    if resume and config.engine.slots is None and (before := read_slots(path)):
-        run_config.engine.slots = before
-        CONSOLE.print(f"engine: {before} slots, as it began")
+    if resume and config.engine.slots is None and (stored_count := read_slots(path)):
+        run_config.engine.slots = stored_count
+        CONSOLE.print(f"engine: {stored_count} slots, as it began")
     try:
-        result = make(run_config)
+        product = make(run_config)
     except CacheTooLarge as error:
         if not resume:
             raise
-        raise error.once_begun() from error
-    if run_config.engine.slots is None and (count := slots_of(result)):
-        write_json(path, with_checksum({"slots": count}))
-    return result
+        raise error.for_resumed_run() from error
+    if run_config.engine.slots is None and (chosen_count := slots_of(product)):
+        write_json(path, with_checksum({"slots": chosen_count}))
+    return product
 
 
 def read_slots(path: Path) -> int | None:
@@ -279,22 +279,22 @@ def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
     return count * length * sum(array.size * array.dtype.itemsize for array in arrays)
 
 
-def _flags(section: ConfigDict, slot_count: int, count: int, tokens: int) -> str:
-    """Suggests flags that fit: fewer slots, or else one on each of `count` replicas, of `tokens` tokens together."""
-    remote = "or sample on servers by --config.engine=sglang"
+def _suggest_flags(section: ConfigDict, slot_count: int, replicas: int, tokens: int) -> str:
+    """Suggests flags that fit: fewer slots, or else one on each of the `replicas`, of `tokens` tokens together."""
+    hint = "or sample on servers by --config.engine=sglang"
     if slot_count:
-        return f"set --config.engine.slots={slot_count}, {remote}"
-    if (limit := min(section.max_length, tokens // count // _STEP * _STEP)) >= _STEP:
-        return f"set --config.engine.slots={count} --config.engine.lanes=1 --config.engine.max_length={limit}, {remote}"
-    fewer = "give mesh.tensor devices of mesh.data or mesh.fsdp, " if count > 1 else ""
-    return f"{fewer}choose a smaller model, {remote}"
+        return f"set --config.engine.slots={slot_count}, {hint}"
+    if (cap := min(section.max_length, tokens // replicas // _LENGTH_STEP * _LENGTH_STEP)) >= _LENGTH_STEP:
+        return f"set --config.engine.slots={replicas} --config.engine.lanes=1 --config.engine.max_length={cap}, {hint}"
+    mesh_hint = "give mesh.tensor devices of mesh.data or mesh.fsdp, " if replicas > 1 else ""
+    return f"{mesh_hint}choose a smaller model, {hint}"
 
 
 def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> tuple[int, int]:
     """Bytes of the weights that the policy and the engine hold, and of what training adds to them."""
-    rows = parameters.parameters(model)
-    policy_size = sum(math.prod(row.shape(model)) * copies(row, mesh) for row in rows)
-    engine_size = sum(math.prod(row.shape(model)) * copies(row, mesh, SAMPLING_AXES) for row in rows)
+    specs = parameters.parameters(model)
+    policy_size = sum(math.prod(spec.shape(model)) * copies(spec, mesh) for spec in specs)
+    engine_size = sum(math.prod(spec.shape(model)) * copies(spec, mesh, SAMPLING_AXES) for spec in specs)
     param_bytes, model_bytes = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
     if config.learner.lora.rank:
         return (policy_size + engine_size) * model_bytes, 0

@@ -46,30 +46,30 @@ class Choice:
     takes: tuple[str, ...] | None = None
 
 
-def _of(kind: str, table: Mapping[str, Any], section: str = "", takes: tuple[str, ...] | None = None) -> Choice:
+def _choice_of(kind: str, table: Mapping[str, Any], section: str = "", takes: tuple[str, ...] | None = None) -> Choice:
     return Choice(kind, functools.partial(registry.find, kind, entries=table), lambda: list(table), section, takes)
 
 
 # Setting → what it may name.
 CHOICES: dict[str, Choice] = {
-    "learner.loss": _of("loss", LOSSES, "learner.loss_settings"),
-    "learner.advantage": _of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
-    "learner.weighting": _of("weighting", WEIGHTINGS, "learner.weighting_settings", ("lengths",)),
-    "curriculum": _of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
+    "learner.loss": _choice_of("loss", LOSSES, "learner.loss_settings"),
+    "learner.advantage": _choice_of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
+    "learner.weighting": _choice_of("weighting", WEIGHTINGS, "learner.weighting_settings", ("lengths",)),
+    "curriculum": _choice_of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
     "environment.name": Choice("environment", worlds.maker, worlds.available, "environment", ()),
-    "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
-    "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
-    "synthesis.select": _of("selection", SELECTIONS, takes=("signals", "budget", "seed", "confidence")),
-    "engine.name": _of("engine", ENGINES, takes=("config", "model")),
-    "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
-    "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
+    "evolve": _choice_of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
+    "synthesis.admit": _choice_of("admission", ADMISSIONS, "admission_settings", ()),
+    "synthesis.select": _choice_of("selection", SELECTIONS, takes=("signals", "budget", "seed", "confidence")),
+    "engine.name": _choice_of("engine", ENGINES, takes=("config", "model")),
+    "explorer.name": _choice_of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
+    "initial_explorer": _choice_of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
 }
 # May be empty: explorer.name replaces the first, and a command may need no environment.
-_OPTIONAL = ("initial_explorer", "environment.name")
-SIGNAL = _of("signal", SIGNALS)
-_SIGNALS = "signal_settings"
+_OPTIONAL_SETTINGS = ("initial_explorer", "environment.name")
+SIGNAL = _choice_of("signal", SIGNALS)
+_SIGNAL_SECTION = "signal_settings"
 # Names that no signal may have: the origins of tasks that no signal led to, and the statistics of a run.
-_TAKEN = ("unguided", "uniform", "visits", "played", "prefixes", *MEMORIES)
+_RESERVED_NAMES = ("unguided", "uniform", "visits", "played", "prefixes", *MEMORIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,44 +87,44 @@ class ChosenEntry:
 
     def describe(self) -> dict[str, Any]:
         """Describes the entry for config.json: its name, its source, and all its settings, defaults included."""
-        declarations = registry.settings(self.function) if self.overrides or self.kind in _DECLARING else {}
-        values = {name: setting.default for name, setting in declarations.items()} | dict(self.overrides)
-        plain = {name: _plain(value) for name, value in values.items() if isinstance(value, _STORED)}
-        return {"name": self.name, **source(self.name, self.function), "settings": plain}
+        declarations = registry.settings(self.function) if self.overrides or self.kind in _DECLARING_KINDS else {}
+        values = {setting: declaration.default for setting, declaration in declarations.items()} | dict(self.overrides)
+        json_values = {setting: _to_json(value) for setting, value in values.items() if isinstance(value, _JSON_TYPES)}
+        return {"name": self.name, **source(self.name, self.function), "settings": json_values}
 
 
 # Types of the settings that config.json records.
-_STORED = (bool, int, float, str, tuple, list)
+_JSON_TYPES = (bool, int, float, str, tuple, list)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Converts a setting's value to JSON: an infinite default becomes text."""
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # Kinds whose entries declare settings.
-_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve", "admission"}
+_DECLARING_KINDS = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve", "admission"}
 
 
-def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
-    """Looks up the entry that the setting `leaf` names. Raises RegistryError if it or its settings are invalid."""
-    choice, name = CHOICES[leaf], at(config, leaf)
-    function = choice.find(name)
+def entry(config: ConfigDict, setting: str) -> ChosenEntry:
+    """Looks up the entry that `setting` names. Raises RegistryError if it or its settings are invalid."""
+    choice, entry_name = CHOICES[setting], at(config, setting)
+    function = choice.find(entry_name)
     checked_overrides: dict[str, Any] = {}
     if choice.section:
         # Without the section's own leaves, such as environment.name.
-        values = settings(at(config, choice.section), *_leaves(choice.section))
-        overrides = {**PAPER.get(leaf, {}).get(name, {}), **values}
-        checked_overrides = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
+        section_values = settings(at(config, choice.section), *_own_leaves(choice.section))
+        overrides = {**PAPER.get(setting, {}).get(entry_name, {}), **section_values}
+        checked_overrides = registry.check_settings(choice.kind, entry_name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
-        arguments = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
-        registry.check_call(choice.kind, name, function, arguments, checked_overrides)
-    if leaf == "environment.name":
-        worlds.examine(name, checked_overrides)
-    full = worlds.full_name(name) if leaf == "environment.name" else name
-    return ChosenEntry(choice.kind, full, function, checked_overrides)
+        arguments = (*choice.takes, *reads(function)) if setting == "evolve" else choice.takes
+        registry.check_call(choice.kind, entry_name, function, arguments, checked_overrides)
+    if setting == "environment.name":
+        worlds.examine(entry_name, checked_overrides)
+    full_name = worlds.full_name(entry_name) if setting == "environment.name" else entry_name
+    return ChosenEntry(choice.kind, full_name, function, checked_overrides)
 
 
 def objective_of(config: ConfigDict) -> Objective:
@@ -133,16 +133,16 @@ def objective_of(config: ConfigDict) -> Objective:
         loss, settings = methods.loss_of_rounds(*rounds)
         return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
     loss_entry, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
-    bound = bind(loss_entry.name, LOSSES, loss_entry.overrides)
-    splits = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
-    return objective(bound, advantage.name, advantage.overrides, weighting.name, weighting.overrides, splits)
+    bound_loss = bind(loss_entry.name, LOSSES, loss_entry.overrides)
+    part_count = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
+    return objective(bound_loss, advantage.name, advantage.overrides, weighting.name, weighting.overrides, part_count)
 
 
 def reads_initial(config: ConfigDict) -> bool:
     """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
     rounds = methods.rounds_of(config)
-    changing = rounds is not None and rounds[1].reference == "round"
-    return bool(config.learner.lora.rank) or ("reference_logprobs" in objective_of(config).loss.uses and not changing)
+    is_renewed = rounds is not None and rounds[1].reference == "round"
+    return bool(config.learner.lora.rank) or ("reference_logprobs" in objective_of(config).loss.uses and not is_renewed)
 
 
 def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
@@ -150,22 +150,22 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
 
     The name of a signal from outside is the part after the colon. Raises RegistryError.
     """
-    names = [name.strip() for name in config.signals.split(",") if name.strip()]
-    names.sort(key=lambda name: list(SIGNALS).index(name) if name in SIGNALS else len(SIGNALS))
+    names = [full_name.strip() for full_name in config.signals.split(",") if full_name.strip()]
+    names.sort(key=lambda full_name: list(SIGNALS).index(full_name) if full_name in SIGNALS else len(SIGNALS))
     entries: dict[str, ChosenEntry] = {}
     for full_name in names:
-        name = signal_name(full_name)
-        if name in entries and entries[name].name != full_name:
-            raise RegistryError(f"signals {entries[name].name!r} and {full_name!r} have one name; rename one of them")
-        entries[name] = _signal(config, full_name)
-    for name in config.signal_settings:
-        if name in entries:
+        alias = signal_name(full_name)
+        if alias in entries and entries[alias].name != full_name:
+            raise RegistryError(f"signals {entries[alias].name!r} and {full_name!r} have one name; rename one of them")
+        entries[alias] = _find_signal(config, full_name)
+    for alias in config.signal_settings:
+        if alias in entries:
             continue
-        if name not in SIGNALS:
+        if alias not in SIGNALS:
             all_names = list(dict.fromkeys((*SIGNALS, *entries)))
-            hint = registry.did_you_mean(name, all_names, f"{_SIGNALS}.")
-            raise RegistryError(f"signal_settings.{name} belongs to no signal; {hint}there are {', '.join(all_names)}")
-        _signal(config, name)
+            hint = registry.did_you_mean(alias, all_names, f"{_SIGNAL_SECTION}.")
+            raise RegistryError(f"signal_settings.{alias} belongs to no signal; {hint}there are {', '.join(all_names)}")
+        _find_signal(config, alias)
     return entries
 
 
@@ -174,7 +174,7 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     kinds: dict[str, SignalKind] = {}
     for signal in signals(config).values():
         try:
-            kind = check(signal.bind()(), _TAKEN)
+            kind = check(signal.bind()(), _RESERVED_NAMES)
         except (ValueError, TypeError) as error:
             raise RegistryError(f"signal {signal.name!r}: {error}") from error
         if kind.name in kinds:
@@ -190,18 +190,18 @@ def signal_name(full_name: str) -> str:
 
 def chosen_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
     """Yields each setting that names an entry, with that entry. Raises RegistryError."""
-    for leaf in CHOICES:
-        if at(config, leaf) or leaf not in _OPTIONAL:
-            yield leaf, entry(config, leaf)
-    for name, signal in signals(config).items():
-        yield f"signals.{name}", signal
+    for setting in CHOICES:
+        if at(config, setting) or setting not in _OPTIONAL_SETTINGS:
+            yield setting, entry(config, setting)
+    for alias, signal in signals(config).items():
+        yield f"signals.{alias}", signal
 
 
 def describe(config: ConfigDict) -> dict[str, Any]:
     """Describes the entry of each setting for config.json."""
     kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
-    of_signals = {f"signals.{name}": {"kind": kind.name, "colour": kind.colour} for name, kind in kinds.items()}
-    return {leaf: named_entry.describe() | of_signals.get(leaf, {}) for leaf, named_entry in chosen_entries(config)}
+    kind_records = {f"signals.{alias}": {"kind": kind.name, "colour": kind.colour} for alias, kind in kinds.items()}
+    return {leaf: named_entry.describe() | kind_records.get(leaf, {}) for leaf, named_entry in chosen_entries(config)}
 
 
 def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
@@ -212,17 +212,17 @@ def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     """
     config = config.copy_and_resolve_references()
     with config.unlocked(), config.ignore_type():
-        for leaf, choice in CHOICES.items():
-            if choice.section and leaf in flags and flags[leaf] != at(config, leaf):
+        for setting, choice in CHOICES.items():
+            if choice.section and setting in flags and flags[setting] != at(config, setting):
                 section = at(config, choice.section)
-                put(config, choice.section, ConfigDict({key: section[key] for key in _leaves(choice.section)}))
-                put(config, leaf, flags[leaf])
-        for name, text in flags.items():
-            if name in LEAVES and name not in CHOICES:
-                put(config, name, from_text(LEAVES[name].range, text))
-            elif name not in CHOICES:
-                declaration = registry.settings(_owner(config, name)[0]).get(name.rpartition(".")[2])
-                put(config, name, from_text(declaration.annotation, text) if declaration else text)
+                put(config, choice.section, ConfigDict({key: section[key] for key in _own_leaves(choice.section)}))
+                put(config, setting, flags[setting])
+        for setting, text in flags.items():
+            if setting in LEAVES and setting not in CHOICES:
+                put(config, setting, from_text(LEAVES[setting].range, text))
+            elif setting not in CHOICES:
+                declaration = registry.settings(_find_owner(config, setting)[0]).get(setting.rpartition(".")[2])
+                put(config, setting, from_text(declaration.annotation, text) if declaration else text)
     return config
 
 
@@ -230,46 +230,46 @@ def defaults(config: ConfigDict) -> dict[str, Any]:
     """Returns the default of every setting, and of each entry's setting that the configuration overrides."""
     default_config = base.get_config()
     with default_config.unlocked(), default_config.ignore_type():
-        for name, _ in leaves(config.to_dict()):
-            if is_free_form(name) and name not in CHOICES and name not in LEAVES:
-                function, paper = _owner(config, name)
-                key = name.rpartition(".")[2]
+        for setting, _ in leaves(config.to_dict()):
+            if is_free_form(setting) and setting not in CHOICES and setting not in LEAVES:
+                function, paper_settings = _find_owner(config, setting)
+                key = setting.rpartition(".")[2]
                 default = registry.settings(function)[key].default
-                if key in paper or default is not registry.REQUIRED:
-                    put(default_config, name, paper.get(key, default))
+                if key in paper_settings or default is not registry.REQUIRED:
+                    put(default_config, setting, paper_settings.get(key, default))
     return default_config.to_dict()
 
 
-def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+def _find_owner(config: ConfigDict, setting: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
     """Finds the entry that a setting belongs to, and its settings in the paper. Raises RegistryError if none does."""
-    section = name.rpartition(".")[0]
-    if section.startswith(f"{_SIGNALS}."):
-        signal = section.removeprefix(f"{_SIGNALS}.")
+    section = setting.rpartition(".")[0]
+    if section.startswith(f"{_SIGNAL_SECTION}."):
+        alias = section.removeprefix(f"{_SIGNAL_SECTION}.")
         full_names = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
-        function = SIGNAL.find(full_names.get(signal, signal))
-        if signal not in config.signal_settings:
-            config.signal_settings[signal] = ConfigDict()
+        function = SIGNAL.find(full_names.get(alias, alias))
+        if alias not in config.signal_settings:
+            config.signal_settings[alias] = ConfigDict()
         return function, {}
-    for leaf, choice in CHOICES.items():
+    for chooser, choice in CHOICES.items():
         if choice.section and choice.section == section:
-            return choice.find(at(config, leaf)), PAPER.get(leaf, {}).get(at(config, leaf), {})
+            return choice.find(at(config, chooser)), PAPER.get(chooser, {}).get(at(config, chooser), {})
     raise RegistryError(
-        f"{name} is not a setting; an entry's own settings are given one by one, those of a signal as "
-        f"{_SIGNALS}.NAME.KEY"
+        f"{setting} is not a setting; an entry's own settings are given one by one, those of a signal as "
+        f"{_SIGNAL_SECTION}.NAME.KEY"
     )
 
 
-def _leaves(section: str) -> list[str]:
+def _own_leaves(section: str) -> list[str]:
     """The settings of the section itself, without those of the entry that shares the section."""
-    return [name.removeprefix(f"{section}.") for name in LEAVES if name.rpartition(".")[0] == section]
+    return [setting.removeprefix(f"{section}.") for setting in LEAVES if setting.rpartition(".")[0] == section]
 
 
-def _signal(config: ConfigDict, full_name: str) -> ChosenEntry:
-    name, function = signal_name(full_name), SIGNAL.find(full_name)
-    section = config.signal_settings.get(name, ConfigDict())
+def _find_signal(config: ConfigDict, full_name: str) -> ChosenEntry:
+    alias, function = signal_name(full_name), SIGNAL.find(full_name)
+    section = config.signal_settings.get(alias, ConfigDict())
     if not isinstance(section, ConfigDict):
-        raise RegistryError(f"{_SIGNALS}.{name} is {quote(section)}; expected the section of a signal")
-    overrides = registry.check_settings("signal", full_name, function, section.to_dict(), f"{_SIGNALS}.{name}.")
+        raise RegistryError(f"{_SIGNAL_SECTION}.{alias} is {quote(section)}; expected the section of a signal")
+    overrides = registry.check_settings("signal", full_name, function, section.to_dict(), f"{_SIGNAL_SECTION}.{alias}.")
     return ChosenEntry("signal", full_name, function, overrides)
 
 

@@ -25,7 +25,7 @@ from cojax.validation import Attempters, Attempts, Exclusions, Validation
 
 # Parallel expeditions of a model if explorer.width is None. The number affects which tasks are found, so it must not
 # depend on a setting that may change during a run.
-_WIDTH = 2
+_MODEL_WIDTH = 2
 
 
 def initial(config: ConfigDict) -> str:
@@ -38,15 +38,15 @@ def ending(config: ConfigDict, environment: Environment) -> str:
 
     Raises ValueError if both are set and differ.
     """
-    environment_ending, setting = traits_of(environment).ending, config.explorer.ending
-    if environment_ending in (None, setting):
-        return setting
-    if setting != ScriptedExplorer.ending:
+    ending_tool, tool_setting = traits_of(environment).ending, config.explorer.ending
+    if ending_tool in (None, tool_setting):
+        return tool_setting
+    if tool_setting != ScriptedExplorer.ending:
         raise ValueError(
-            f"explorer.ending is {setting!r}, but an episode of {environment.name!r} is ended by "
-            f"{environment_ending or 'an action without calls'}; leave explorer.ending out"
+            f"explorer.ending is {tool_setting!r}, but an episode of {environment.name!r} is ended by "
+            f"{ending_tool or 'an action without calls'}; leave explorer.ending out"
         )
-    return environment_ending
+    return ending_tool
 
 
 def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExplorer:
@@ -57,13 +57,13 @@ def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExpl
         width=width(config, parts.environment, 1),
         guidance=guidance(parts.signals),
         ending=ending(config, parts.environment),
-        **_fields(config.explorer, ScriptedSettings),
+        **_explorer_keywords(config.explorer, ScriptedSettings),
     )
 
 
-def _fields(section: ConfigDict, settings_class: type) -> dict[str, Any]:
+def _explorer_keywords(section: ConfigDict, settings_class: type) -> dict[str, Any]:
     """Returns the settings that every explorer has, and those of `settings_class`, as keywords."""
-    return {name: section[name] for name in ("runs", "steps", *leaves_of(settings_class))}
+    return {setting: section[setting] for setting in ("runs", "steps", *leaves_of(settings_class))}
 
 
 def llm(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
@@ -77,8 +77,8 @@ def policy(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
-    name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
-    chat_model = PolicyModel(parts.engine, parts.chat, name, journal, llm_settings, parts.limits.engine_deadline)
+    policy_name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
+    chat_model = PolicyModel(parts.engine, parts.chat, policy_name, journal, llm_settings, parts.limits.engine_deadline)
     return _llm_explorer(config, parts, "policy", chat_model)
 
 
@@ -86,22 +86,22 @@ def _llm_explorer(config: ConfigDict, parts: Parts, kind: str, chat_model: ChatM
     return LLMExplorer(
         chat_model,
         ending=ending(config, parts.environment),
-        width=width(config, parts.environment, _WIDTH),
+        width=width(config, parts.environment, _MODEL_WIDTH),
         # A model has its own deadlines; it may wait for its turn and between attempts.
         play=watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=parts.limits.max_turns,
         guidance=guidance(parts.signals),
-        **_fields(config.explorer, ModelExplorerSettings),
+        **_explorer_keywords(config.explorer, ModelExplorerSettings),
     )
 
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution samples the policy; the weights must then not change before the evolution ends."""
-    name = config.explorer.name
-    has_attempts = config.validate and name == "llm" and attempts(config) > 0
+    explorer_name = config.explorer.name
+    has_attempts = config.validate and explorer_name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
-    may_sample = name == "policy" or ":" in name or config.synthesis.admit != "all"
+    may_sample = explorer_name == "policy" or ":" in explorer_name or config.synthesis.admit != "all"
     return may_sample or (has_attempts and config.validation.attempter == "policy")
 
 
@@ -111,15 +111,15 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
     section = config.validation
-    draft_attempts, opinion = None, None
+    draft_attempts, ask_judge = None, None
     play = watched_play(parts.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
-        if count := attempts(config):
+        if attempt_count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, parts)
-            draft_attempts = Attempts(attempters, count, parts.limits.max_turns)
-        veto = choose(JUDGES, section.judge, "validation.judge")
-        opinion = None if veto is None else functools.partial(judge, explorer.chat_model, veto)
+            draft_attempts = Attempts(attempters, attempt_count, parts.limits.max_turns)
+        has_veto = choose(JUDGES, section.judge, "validation.judge")
+        ask_judge = None if has_veto is None else functools.partial(judge, explorer.chat_model, has_veto)
     return Validation(
         parts.environment,
         Exclusions.of(
@@ -131,34 +131,34 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
         enabled=config.validate,
         play=play,
         attempts=draft_attempts,
-        judge=opinion,
+        judge=ask_judge,
         safe=section.safe,
         longest_query=section.longest_query,
         control_tokens=tuple(token.content for token in parts.chat.tokenizer.added_tokens_decoder.values()),
     )
 
 
-def _by_policy(config: ConfigDict, parts: Parts) -> Attempters:
+def _make_policy_attempters(config: ConfigDict, parts: Parts) -> Attempters:
     policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
-    actors = PolicyActors(parts.engine, parts.chat, policy_sampling)
+    make_actor = PolicyActors(parts.engine, parts.chat, policy_sampling)
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
         # Two expeditions may examine one task at the same time: the explorer's place distinguishes their sessions.
-        names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
+        attempt_names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         policy_attempts: list[Actor] = [
             PolicyAttempt(
-                actors(name, (config.seed, int(task.id, 16), attempt)),
+                make_actor(attempt_name, (config.seed, int(task.id, 16), attempt)),
                 explorer.remaining_budget(),
-                functools.partial(parts.engine.release, name),
+                functools.partial(parts.engine.release, attempt_name),
             )
-            for attempt, name in enumerate(names)
+            for attempt, attempt_name in enumerate(attempt_names)
         ]
         try:
             yield policy_attempts
         finally:
-            for name in names:
-                parts.engine.release(name)
+            for attempt_name in attempt_names:
+                parts.engine.release(attempt_name)
 
     return attempters
 
@@ -182,7 +182,7 @@ class PolicyAttempt:
 
 ATTEMPTERS: dict[str, Callable[[ConfigDict, Parts], Attempters]] = {
     "explorer": lambda config, parts: LLMExplorer.attempters,
-    "policy": _by_policy,
+    "policy": _make_policy_attempters,
 }
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer] | str] = {
     "scripted": scripted,

@@ -30,34 +30,36 @@ if TYPE_CHECKING:
 def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     """Writes the policy with parameters in `model.param_dtype`; the folder appears whole or not at all.
 
-    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    Raises FileExistsError for a folder that holds anything, and OSError, with what to do about it, if the files cannot
+    be written.
     """
     policy = trained.cast(policy, policy.model.param_dtype)
-    with new_folder(folder) as temporary:
-        write_model(temporary, policy.model, policy.params)
-        save_tokenizer(temporary, policy.tokenizer)
+    with new_folder(folder) as temporary_folder:
+        write_model(temporary_folder, policy.model, policy.params)
+        save_tokenizer(temporary_folder, policy.tokenizer)
 
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yields a folder to fill. When the block ends, it becomes `folder` on disk; if the block fails, nothing is left.
 
-    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    Raises FileExistsError for a folder that holds anything, and OSError, with what to do about it, if the files cannot
+    be written.
     """
     refuse_full(folder)
     folder = folder.absolute()
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary_folder = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        sync_tree(temporary)
+        temporary_folder.mkdir(parents=True)
+        yield temporary_folder
+        sync_tree(temporary_folder)
         # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
-        temporary.rename(folder)
+        temporary_folder.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
         raise explain(OSError(error.errno, os.strerror(error.errno)), folder) if error.errno else error from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
 def save_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -91,6 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CheckpointError, OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         return 1
-    size = sum(path.stat().st_size for path in options.out.iterdir())
-    CONSOLE.print(f"step {policy.step} of {options.workdir} is in {options.out} ({size / 2**20:.1f} MiB)")
+    size_bytes = sum(path.stat().st_size for path in options.out.iterdir())
+    CONSOLE.print(f"step {policy.step} of {options.workdir} is in {options.out} ({size_bytes / 2**20:.1f} MiB)")
     return 0

@@ -42,57 +42,57 @@ from cojax.settings.tree import DistributedSettings
 from cojax.storage.checkpoint import restore_arrays, save_arrays
 from cojax.storage.files import lock_folder
 
-_AGAIN = "Run the same command in every process again: the run goes on from its last checkpoint"
-# Seconds until other processes notice a loss, and seconds for others to hear the reason before a connection ends.
-_NOTICED, _HEARD = 5.0, 0.5
-_SIGNALLED = 128  # exit statuses from here on belong to runs that a signal stopped
+_RESTART_HINT = "Run the same command in every process again: the run goes on from its last checkpoint"
+# Other processes notice a loss within the first; they hear the reason within the second, then the connection ends.
+_LOSS_NOTICE_S, _REASON_DELAY_S = 5.0, 0.5
+_FIRST_SIGNAL_STATUS = 128  # runs that a signal stopped exit with this status or a higher one
 
 
 class Leading:
     """Process 0 of several."""
 
-    def __init__(self, config: ConfigDict, count: int, connections: Mapping[int, socket.socket]) -> None:
-        self._failed, self._deadline = threading.Lock(), config.distributed.deadline
-        self._ready = threading.Event()  # the wire may report before the rest is built
+    def __init__(self, config: ConfigDict, process_count: int, connections: Mapping[int, socket.socket]) -> None:
+        self._failure_lock, self._timeout_s = threading.Lock(), config.distributed.deadline
+        self._is_built = threading.Event()  # the wire may report before the rest is built
         self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
-        self._lead = Lead(self.wire, count - 1)
+        self._lead = Lead(self.wire, process_count - 1)
         self.together = Together(
-            self._lead, lead_array_files(self._lead), on_stop=lambda number: os.kill(os.getpid(), number)
+            self._lead, lead_array_files(self._lead), on_stop=lambda signal_number: os.kill(os.getpid(), signal_number)
         )
-        self._ready.set()
+        self._is_built.set()
 
     def end(self, status: int, line: str) -> None:
         """Ends the other processes with this status. If this process failed, it does not wait for them."""
-        if fails := 0 < status < _SIGNALLED:
-            _leave_with(status)
-        self.wire.send({"kind": "failed" if fails else "end", "status": status, "line": line or "process 0 failed"})
+        if is_error := 0 < status < _FIRST_SIGNAL_STATUS:
+            _exit_alone(status)
+        self.wire.send({"kind": "failed" if is_error else "end", "status": status, "line": line or "process 0 failed"})
         self.wire.part()
 
     def _beat(self) -> None:
-        self._ready.wait()
-        if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
-            self._fail(f"a computation of all processes takes longer than {_seconds(self._deadline)}: one hangs")
+        self._is_built.wait()
+        if (busy_since := self._lead.busy_since) and time.monotonic() - busy_since > self._timeout_s:
+            self._fail(f"a computation of all processes takes longer than {_word_timeout(self._timeout_s)}: one hangs")
 
-    def _on_message(self, number: int, message: Message) -> bool:
+    def _on_message(self, process: int, message: Message) -> bool:
         if message.get("kind") == "stop":
-            self._ready.wait()
+            self._is_built.wait()
             self.together.on_stop(int(message["signal"]))
         elif message.get("kind") == "failed":
-            self._fail(f"process {number} failed: {message['line']}")
+            self._fail(f"process {process} failed: {message['line']}")
         return message.get("kind") in ("stop", "failed")
 
-    def _on_loss(self, number: int, reason: str) -> None:
-        self._fail(f"process {number} is gone: {reason}. {_AGAIN}")
+    def _on_loss(self, process: int, reason: str) -> None:
+        self._fail(f"process {process} is gone: {reason}. {_RESTART_HINT}")
 
-    def _fail(self, line: str) -> None:
-        self._ready.wait()
-        if not self._failed.acquire(blocking=False):
+    def _fail(self, error_line: str) -> None:
+        self._is_built.wait()
+        if not self._failure_lock.acquire(blocking=False):
             return
-        _say(line)
+        _print_error(error_line)
         with contextlib.suppress(Exception):
-            self.wire.send({"kind": "failed", "line": line})
+            self.wire.send({"kind": "failed", "line": error_line})
         end_all()
-        time.sleep(_HEARD)
+        time.sleep(_REASON_DELAY_S)
         os._exit(1)
 
 
@@ -100,11 +100,11 @@ class Following:
     """One of the other processes."""
 
     def __init__(self, config: ConfigDict, number: int, connections: Mapping[int, socket.socket]) -> None:
-        self.number, self._deadline, self._asked = number, config.distributed.deadline, 0
+        self.number, self._timeout_s, self._signal_number = number, config.distributed.deadline, 0
         self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
         self._follower = Follower(self.wire, {})
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._receive)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, self._receive)
 
     def follow(self, config: ConfigDict) -> int:
         """Runs the operations that process 0 names; returns its exit status."""
@@ -114,53 +114,53 @@ class Following:
             status = self._follower.follow()
         except Exception as error:
             # If another process is lost, process 0 says which.
-            time.sleep(_NOTICED if isinstance(error, jax.errors.JaxRuntimeError) else 0.0)
+            time.sleep(_LOSS_NOTICE_S if isinstance(error, jax.errors.JaxRuntimeError) else 0.0)
             self.wire.send({"kind": "failed", "line": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
             raise
         self.wire.part()
         CONSOLE.print(f"process {self.number}: ended with process 0")
         return status
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            os._exit(128 + number)
-        self._asked = number
+    def _receive(self, signal_number: int, frame: FrameType | None) -> None:
+        if self._signal_number:
+            os._exit(128 + signal_number)
+        self._signal_number = signal_number
 
     def _beat(self) -> None:
-        if self._asked > 0:
-            self.wire.send({"kind": "stop", "signal": self._asked})
-            self._asked = -1
-        if (since := self._follower.busy_since) and time.monotonic() - since > self._deadline:
-            _end(f"a computation of all processes takes longer than {_seconds(self._deadline)}: one hangs")
+        if self._signal_number > 0:
+            self.wire.send({"kind": "stop", "signal": self._signal_number})
+            self._signal_number = -1
+        if (busy_since := self._follower.busy_since) and time.monotonic() - busy_since > self._timeout_s:
+            _fail_now(f"a computation of all processes takes longer than {_word_timeout(self._timeout_s)}: one hangs")
 
-    def _on_message(self, number: int, message: Message) -> bool:
+    def _on_message(self, process: int, message: Message) -> bool:
         if message.get("kind") == "failed":
-            _end(f"process 0 ended: {message['line']}")
+            _fail_now(f"process 0 ended: {message['line']}")
         return False
 
-    def _on_loss(self, number: int, reason: str) -> None:
-        _end(f"process 0 is gone: {reason}. {_AGAIN}")
+    def _on_loss(self, process: int, reason: str) -> None:
+        _fail_now(f"process 0 is gone: {reason}. {_RESTART_HINT}")
 
 
-def _seconds(deadline: float) -> str:
-    return f"distributed.deadline={deadline:g} s"
+def _word_timeout(timeout_s: float) -> str:
+    return f"distributed.deadline={timeout_s:g} s"
 
 
-def _say(line: str) -> None:
+def _print_error(error_line: str) -> None:
     # Not by the console: JAX may end this process at any moment.
-    os.write(sys.stderr.fileno(), f"error: {line}\n".encode())
+    os.write(sys.stderr.fileno(), f"error: {error_line}\n".encode())
 
 
-def _end(line: str) -> None:
-    _say(line)
+def _fail_now(error_line: str) -> None:
+    _print_error(error_line)
     os._exit(1)
 
 
-def _leave_with(status: int) -> None:
+def _exit_alone(status: int) -> None:
     """Has this process exit without the others, for which JAX would wait. Runs before JAX's own exit handler."""
 
     @atexit.register
-    def leave() -> None:
+    def exit_now() -> None:
         end_all()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -183,29 +183,29 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     lock = None if preflight or section.process is None else _lock(folder, section.process)
     if lock and not section.process:
         lock.close()  # the run takes it again once all processes are connected
-    process, count, connections = start(DistributedSettings(**section))
-    if count == 1:
+    process, process_count, connections = start(DistributedSettings(**section))
+    if process_count == 1:
         yield ALONE
         return
-    facts = {**_facts(config), "check": preflight}
+    shared_facts = {**_common_facts(config), "check": preflight}
     if process:
         following = Following(config, process, connections)
         try:
-            ask_admission(following.wire, facts, section.startup)
+            ask_admission(following.wire, shared_facts, section.startup)
             find_devices()
             lock = lock or (None if preflight else _lock(folder, process))
             yield following
         except Exception:
-            _leave_with(1)
+            _exit_alone(1)
             raise
         finally:
             del lock
         return
-    leading = Leading(config, count, connections)
-    status, line = 1, ""
+    leading = Leading(config, process_count, connections)
+    status, error_line = 1, ""
     try:
         folders = processes.shared_folders(config)
-        admit(leading.wire, count, facts, folders, section.startup, keep=not preflight)
+        admit(leading.wire, process_count, shared_facts, folders, section.startup, keep=not preflight)
         find_devices()
         processes.check_several(config)
         yield leading.together
@@ -213,13 +213,13 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         status = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
         raise
     except jax.errors.JaxRuntimeError:
-        time.sleep(_NOTICED)  # the wire reports which process is lost, and ends this one
+        time.sleep(_LOSS_NOTICE_S)  # the wire reports which process is lost, and ends this one
         raise
     except Exception as error:
-        line = " ".join(str(error).split())
+        error_line = " ".join(str(error).split())
         raise
     finally:
-        leading.end(status, line)
+        leading.end(status, error_line)
 
 
 def _lock(folder: Path, process: int) -> TextIO | None:
@@ -229,27 +229,27 @@ def _lock(folder: Path, process: int) -> TextIO | None:
     return lock_folder(folder, "--config.workdir", f".lock-{process}" if process else ".lock")
 
 
-def _facts(config: ConfigDict) -> dict[str, Any]:
+def _common_facts(config: ConfigDict) -> dict[str, Any]:
     """Returns the facts that must be equal in all processes."""
     settings = json.loads(json.dumps(config.to_dict()))
     del settings["distributed"]
-    code = {name: {"name": entry["name"], "hash": entry.get("hash")} for name, entry in describe(config).items()}
+    code = {setting: {"name": entry["name"], "hash": entry.get("hash")} for setting, entry in describe(config).items()}
     return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """Returns the operations of a run by name. `build` adds those of the learner."""
     config = methods.apply_method(with_absolute_path(config))
-    by_name: dict[str, Callable[..., Any]] = {}
-    initial: list[TrainState] = []  # its outlines
+    operation_by_name: dict[str, Callable[..., Any]] = {}
+    shapes: list[TrainState] = []  # those of the initial state
 
-    def load(folder: str, seed: int, model: str) -> Params:
-        by_name["gather_leaf"] = functools.partial(gather_leaf, shape(model))
-        return processes.read_params(ALONE, folder, shape(model), seed, processes.mesh_of(config))
+    def load(folder: str, seed: int, shape_text: str) -> Params:
+        operation_by_name["gather_leaf"] = functools.partial(gather_leaf, shape(shape_text))
+        return processes.read_params(ALONE, folder, shape(shape_text), seed, processes.mesh_of(config))
 
-    def build(model: str, params: Params) -> None:
-        learner = assemble.learner_on(config, shape(model), processes.mesh_of(config), params)
-        by_name.update(
+    def build(shape_text: str, params: Params) -> None:
+        learner = assemble.learner_on(config, shape(shape_text), processes.mesh_of(config), params)
+        operation_by_name.update(
             advance=advance,
             copy=copy_arrays,
             prepare=learner.prepare,
@@ -264,19 +264,19 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         def init(params: Params, seed: int) -> TrainState:
             state = learner.init(params, seed)
-            initial[:] = [processes.outlines(state)]
+            shapes[:] = [processes.outlines(state)]
             return state
 
-        by_name["init"] = init
+        operation_by_name["init"] = init
 
-    def save(folder: str, target: TrainState, second: TrainState | None) -> None:
-        save_arrays(Path(folder), join_states(target, second))
+    def save(folder: str, train_state: TrainState, second_state: TrainState | None) -> None:
+        save_arrays(Path(folder), join_states(train_state, second_state))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return split_states(restore_arrays(Path(folder), join_states(initial[0], initial[0] if with_second else None)))
+        return split_states(restore_arrays(Path(folder), join_states(shapes[0], shapes[0] if with_second else None)))
 
-    by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
-    return by_name
+    operation_by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
+    return operation_by_name
 
 
 def shape(text: str) -> ModelConfig:

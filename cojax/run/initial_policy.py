@@ -37,18 +37,18 @@ from cojax.types import Action, Task, content_hash
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
-_RISING = 0.1
+_WARMUP_SHARE = 0.1
 
 
 def initial_policy(
-    config: ConfigDict, parts: Parts, score: Callable[[int], float], initial: Callable[[], Sequence[Task]]
+    config: ConfigDict, parts: Parts, score: Callable[[int], float], find_tasks: Callable[[], Sequence[Task]]
 ) -> tuple[Params, Mapping[str, Any]]:
     """π_θ before the first step: read from model.path or drawn at random, then warm-started if warm_start.steps > 0.
 
     The second value is its `origin`, as in cojax/run/trained.py.
 
     A warm start is made once and cached. `score(step)` is the success of the engine's policy on the development split.
-    `initial` finds D_0. Raises ValueError or OSError with the fix.
+    `find_tasks` finds D_0. Raises ValueError or OSError, with what to do about it.
     """
     section, path, chat = config.warm_start, config.model.path, parts.chat
     if not section.steps:
@@ -56,11 +56,11 @@ def initial_policy(
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)")
         return read_params(parts.together, path, parts.model, config.seed, parts.mesh), origin
     if path:
-        most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
-        CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs")
-    solutions_at = functools.partial(demonstrations, config, parts.environment, initial=functools.cache(initial))
-    weights = weights_hash(Path(path)) if path else ""
-    key = {
+        plan = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
+        CONSOLE.print(f"policy: pretrained from {path}, to be shown {plan}, once for all runs")
+    solve = functools.partial(demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks))
+    weights_digest = weights_hash(Path(path)) if path else ""
+    cache_key = {
         "environment": parts.environment.name,
         "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
         "seed": config.seed,
@@ -73,7 +73,7 @@ def initial_policy(
         "template": chat.tokenizer.chat_template,
         "demonstrations": [
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
-            for task, actions in itertools.islice(solutions_at((0.0, 1.0)), 100)
+            for task, actions in itertools.islice(solve((0.0, 1.0)), 100)
         ],
         # The code of this file chooses the optimiser.
         "code": content_hash(
@@ -83,8 +83,8 @@ def initial_policy(
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
     if path:
-        key |= {
-            "weights": weights,
+        cache_key |= {
+            "weights": weights_digest,
             "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
             "computed": [config.learner.micro_rows, config.learner.remat, settings(config.mesh)],
             # Settings of the development score decide when the target is reached.
@@ -94,9 +94,9 @@ def initial_policy(
                 config.sampling.max_tokens,
             ],
         }
-    folder, _ = warm_start.obtain(key, lambda: _train(config, parts, solutions_at, score), parts.model, chat.tokenizer)
+    folder, _ = warm_start.obtain(cache_key, lambda: _train(config, parts, solve, score), parts.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
-    origin = trained.warm_start_origin(path, weights, warm_start.read_record(folder))
+    origin = trained.warm_start_origin(path, weights_digest, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}")
     return read_params(parts.together, str(folder), parts.model, config.seed, parts.mesh), origin
 
@@ -115,8 +115,8 @@ def weights_hash(folder: Path) -> str:
 def demonstrations(
     config: ConfigDict,
     environment: Environment,
-    noise: tuple[float, float],
-    initial: Callable[[], Sequence[Task]] = tuple,
+    noise_range: tuple[float, float],
+    find_tasks: Callable[[], Sequence[Task]] = tuple,
 ) -> Demonstrations:
     """Returns the tasks and actions that a warm start learns: the reference solutions of the split warm_start.split.
 
@@ -125,7 +125,7 @@ def demonstrations(
     """
     section = config.warm_start
     if section.split == INITIAL:
-        pairs = [(task, task.solution) for task in initial() if task.solution]
+        pairs = [(task, task.solution) for task in find_tasks() if task.solution]
         if not pairs:
             raise ValueError(
                 f"the initial tasks of environment {environment.name!r} bring no solutions to learn from; set "
@@ -134,7 +134,7 @@ def demonstrations(
         return pairs
     if not section.split:
         if isinstance(environment, Demonstrated):
-            return environment.demonstrations(section.demonstrations, config.seed, noise)
+            return environment.demonstrations(section.demonstrations, config.seed, noise_range)
         if config.model.path:
             raise ValueError(
                 f"environment {environment.name!r} offers no demonstrations; name a split with solutions in "
@@ -164,29 +164,29 @@ def demonstrations(
 def _train(
     config: ConfigDict,
     parts: Parts,
-    solutions_at: Callable[[tuple[float, float]], Demonstrations],
+    solve: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
 ) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, parts.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    played_count, fitting = _play_demonstrations(config, parts, solutions_at, schedule.batch_size)
-    sizes = [1] * schedule.batch_size
-    base = (
+    played_count, fitting_examples = _play_demonstrations(config, parts, solve, schedule.batch_size)
+    group_sizes = [1] * schedule.batch_size
+    base_params = (
         load_params(Path(config.model.path), model, parts.mesh) if config.model.path else initialize(model, config.seed)
     )
-    learner = _learner(config, model, schedule.steps, base, parts.mesh)
-    state = learner.init(base, config.seed)
+    learner = _build_learner(config, model, schedule.steps, base_params, parts.mesh)
+    state = learner.init(base_params, config.seed)
     if config.model.path and config.learner.remat == AUTO:
-        learner = fastest_that_fits(learner, state, sizes)
+        learner = fastest_that_fits(learner, state, group_sizes)
     if learner.lora is None:
-        del base  # the state holds a copy
-    state = rehearse(learner, state, sizes)
+        del base_params  # the state holds a copy
+    state = rehearse(learner, state, group_sizes)
     with bar("warm start", schedule.steps) as advance:
         state, checks, shown_count = warm_start.train(
             state,
             learner,
             parts.engine,
-            fitting,
+            fitting_examples,
             score,
             schedule,
             seed=config.seed,
@@ -196,49 +196,49 @@ def _train(
             ),
         )
     # Adapters are summed into the matrices as they were read, not into the copy that the learner computed with.
-    params = state.params if learner.lora is None else merge(model, learner.lora, base, state.params)
-    dropped_count = played_count - len(fitting)
+    params = state.params if learner.lora is None else merge(model, learner.lora, base_params, state.params)
+    dropped_count = played_count - len(fitting_examples)
     return params, {"checks": checks, "demonstrations": played_count, "dropped": dropped_count, "shown": shown_count}
 
 
 def _play_demonstrations(
-    config: ConfigDict, parts: Parts, solutions_at: Callable[[tuple[float, float]], Demonstrations], batch_size: int
+    config: ConfigDict, parts: Parts, solve: Callable[[tuple[float, float]], Demonstrations], batch_size: int
 ) -> tuple[int, list[warm_start.Demonstration]]:
     """Plays demonstrations; returns their number and those that fit a row. Raises ValueError if a batch needs more."""
     section = config.warm_start
-    pairs = solutions_at((section.noise_low, section.noise_high))
+    pairs = solve((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         examples = []
         for demonstration in warm_start.demonstrate(parts.environment, parts.chat, pairs):
             examples.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.
-    room = config.engine.max_length
-    fitting = [demonstration for demonstration in examples if len(demonstration[0]) <= room]
-    if len(fitting) < batch_size:
+    most_tokens = config.engine.max_length
+    fitting_examples = [demonstration for demonstration in examples if len(demonstration[0]) <= most_tokens]
+    if len(fitting_examples) < batch_size:
         raise ValueError(
-            f"{len(fitting)} of {len(examples)} demonstrations fit the {room} tokens of engine.max_length (the longest "
-            f"has {max(len(tokens) for tokens, _ in examples)}), a batch needs {batch_size}; raise "
-            "engine.max_length and learner.row_length, or lower warm_start.batch_size"
+            f"{len(fitting_examples)} of {len(examples)} demonstrations fit the {most_tokens} tokens of "
+            f"engine.max_length (the longest has {max(len(tokens) for tokens, _ in examples)}), a batch needs "
+            f"{batch_size}; raise engine.max_length and learner.row_length, or lower warm_start.batch_size"
         )
-    return len(examples), fitting
+    return len(examples), fitting_examples
 
 
-def _learner(config: ConfigDict, model: ModelConfig, steps: int, base: Params, mesh: Mesh | None) -> Learner:
+def _build_learner(config: ConfigDict, model: ModelConfig, step_count: int, base: Params, mesh: Mesh | None) -> Learner:
     """Builds a warm start's learner. From scratch it uses one device, and recomputes layers in the backward pass."""
     section = config.warm_start
-    rate, rising, extras = section.learning_rate, 50, dict[str, Any]()
+    rate, warmup_steps, extra_keywords = section.learning_rate, 50, dict[str, Any]()
     if config.model.path:
         lora = Lora(**settings(section.lora, "learning_rate")) if section.lora.rank else None
         rate = section.lora.learning_rate if lora else section.pretrained_learning_rate
-        rising = round(_RISING * steps)
+        warmup_steps = round(_WARMUP_SHARE * step_count)
         remat = "layers" if config.learner.remat == AUTO else config.learner.remat
-        extras = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
+        extra_keywords = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
     return Learner(
         config=model,
-        optimizer=adamw(optax.linear_schedule(rate, 0.05 * rate, steps), warmup_steps=rising),
+        optimizer=adamw(optax.linear_schedule(rate, 0.05 * rate, step_count), warmup_steps=warmup_steps),
         loss="sft",
         row_length=config.learner.row_length,
         micro_rows=config.learner.micro_rows,
-        **extras,
+        **extra_keywords,
     )

@@ -25,35 +25,35 @@ from cojax.host.processes import usable_cores
 from cojax.registry.source import commit
 
 _CPUINFO = Path("/proc/cpuinfo")
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _TABLES = tomllib.loads(Path(__file__).with_name("machine.toml").read_text("utf-8"))
-_FLAGS = ("flags", "Features")
+_FLAG_FIELDS = ("flags", "Features")
 # Instructions by which products, sums and functions are computed.
-_ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
-_KINDS = {"Data": "d", "Instruction": "i"}
+_ARITHMETIC_FLAGS = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
+_LETTERS = {"Data": "d", "Instruction": "i"}
 _KIB = 1024
 # Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, because
 # libraries choose kernels and blocks by all three sizes.
-_PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
+_PRODUCT_SHAPES = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
 # The gradient of a matrix is a product over rows, which another library computes: [rows, inputs, outputs].
-_GRADIENT = (1024, 128, 512)
-_DIGITS = 12
-Pair = tuple[jax.Array, jax.Array]
+_GRADIENT_SHAPE = (1024, 128, 512)
+_DIGEST_DIGITS = 12
+Factors = tuple[jax.Array, jax.Array]
 
 
 def machine() -> dict[str, Any]:
     """Returns the machine's facts by name. A fact that the system does not report is missing."""
-    fields = _first_processor()
-    names = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
-    flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
+    fields = _read_processor()
+    field_of = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
+    cpu_flags = next((sorted(fields[name].split()) for name in _FLAG_FIELDS if name in fields), [])
     variables = {name: os.environ[name] for name in _TABLES["variables"] if name in os.environ}
     return {
         "cpu": {
-            **{name: fields[field] for name, field in names.items()},
-            **({"instructions": [flag for flag in flags if _ARITHMETIC.search(flag)]} if flags else {}),
-            **({"flags": _hash(" ".join(flags).encode())} if flags else {}),
+            **{name: fields[field] for name, field in field_of.items()},
+            **({"instructions": [flag for flag in cpu_flags if _ARITHMETIC_FLAGS.search(flag)]} if cpu_flags else {}),
+            **({"flags": _hash(" ".join(cpu_flags).encode())} if cpu_flags else {}),
         },
-        "caches": dict(_caches()),
+        "caches": dict(_read_caches()),
         "usable_cores": usable_cores(),
         "environment": variables,
         **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
@@ -75,20 +75,20 @@ def arithmetic() -> str:
     Two machines with different digests give different bits for some programs. With equal digests they probably give
     equal bits, but other shapes may differ.
     """
-    numbers = np.random.Generator(np.random.PCG64(0))
+    generator = np.random.Generator(np.random.PCG64(0))
 
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(numbers.standard_normal(shape, np.float32))
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(generator.standard_normal(shape, np.float32))
 
-    pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
-    rows, inputs, outputs = _GRADIENT
-    gradient, heads = (normal(rows, inputs), normal(rows, outputs)), (normal(4, 64, 96), normal(4, 96, 64))
-    results = _compute(pairs, gradient, heads, normal(64, 520))
+    pairs = [(draw(rows, inputs), draw(inputs, outputs)) for rows, inputs, outputs in _PRODUCT_SHAPES]
+    rows, inputs, outputs = _GRADIENT_SHAPE
+    gradient, heads = (draw(rows, inputs), draw(rows, outputs)), (draw(4, 64, 96), draw(4, 96, 64))
+    results = _compute(pairs, gradient, heads, draw(64, 520))
     return _hash(*(np.asarray(array).tobytes() for array in jax.tree.leaves(results)))
 
 
 @jax.jit
-def _compute(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
+def _compute(pairs: list[Factors], gradient: Factors, heads: Factors, x: jax.Array) -> Any:
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
     return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
@@ -96,10 +96,10 @@ def _compute(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> An
 
 def processor_name() -> str:
     """The name that the processor gives itself; several models may share one."""
-    return _first_processor().get("model name", "unknown")
+    return _read_processor().get("model name", "unknown")
 
 
-def _first_processor() -> dict[str, str]:
+def _read_processor() -> dict[str, str]:
     """Reads the fields of the first processor in /proc/cpuinfo; none if there is no such file."""
     try:
         lines = _CPUINFO.read_text().partition("\n\n")[0].splitlines()
@@ -108,22 +108,22 @@ def _first_processor() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _caches() -> Iterator[tuple[str, int]]:
+def _read_caches() -> Iterator[tuple[str, int]]:
     """Yields the name and the bytes of each cache of the first core, such as L1d, L1i, L2, L3."""
-    for index in sorted(_CACHES.glob("index*")):
+    for cache_folder in sorted(_CACHE_FOLDER.glob("index*")):
         try:
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            yield f"L{level}{_KINDS.get(kind, '')}", int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
+            level, kind, size = ((cache_folder / name).read_text().strip() for name in ("level", "type", "size"))
+            yield f"L{level}{_LETTERS.get(kind, '')}", int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
         except (OSError, ValueError):
             continue
 
 
 def _hash(*pieces: bytes) -> str:
-    return hashlib.sha256(b"".join(pieces)).hexdigest()[:_DIGITS]
+    return hashlib.sha256(b"".join(pieces)).hexdigest()[:_DIGEST_DIGITS]
 
 
 # The code of a checkout that a run executes.
-_CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
+_CODE_PATTERNS = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
 
 
 def facts() -> dict[str, Any]:
@@ -142,14 +142,14 @@ def facts() -> dict[str, Any]:
 
 def versions_and_commit() -> dict[str, Any]:
     """Returns versions and commit, without the hardware."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
     versions = {"python": platform.python_version()}
-    for name in names:
+    for package in packages:
         try:
-            versions[name] = importlib.metadata.version(name)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {"versions": versions, "commit": commit(__file__, _CODE)}
+            versions[package] = "not installed"
+    return {"versions": versions, "commit": commit(__file__, _CODE_PATTERNS)}
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from cojax.settings.base import at
 from cojax.settings.tree import LEAVES, NAMES, RoundsSettings
 
 # Settings of the section `preference` that rounds read.
-_OF_ROUNDS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
-_BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
-_PAIR = 2  # episodes that a preference compares
+_ROUND_SETTINGS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
+_BEST_OF_TRIALS = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
+_PAIR_EPISODES = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
-_OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
+_POLICY_SETTINGS = frozenset({"epochs", "batch_size", "learning_rate"})
 
 
 def apply_method(config: ConfigDict) -> ConfigDict:
@@ -31,13 +31,13 @@ def apply_method(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     if rounds is not None:
         section = config.learner
-        capacity = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
-        if 0 < capacity < _PAIR:
-            section.micro_rows *= -(-_PAIR // capacity)
+        batch_episodes = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
+        if 0 < batch_episodes < _PAIR_EPISODES:
+            section.micro_rows *= -(-_PAIR_EPISODES // batch_episodes)
         return config
     config.steps = 0
     if config.evaluation.trials == LEAVES["evaluation.trials"].default:
-        config.evaluation.trials = _BEST_OF
+        config.evaluation.trials = _BEST_OF_TRIALS
     return config
 
 
@@ -45,8 +45,8 @@ def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
     """The method and the settings of a run that learns in rounds; None for any other run."""
     if config.method not in METHODS:
         return None
-    method, values = METHODS[config.method], config.preference
-    overrides = {name: values[name] for name in _OF_ROUNDS if not _is_default(name, values[name])}
+    method, section = METHODS[config.method], config.preference
+    overrides = {setting: section[setting] for setting in _ROUND_SETTINGS if not _is_default(setting, section[setting])}
     return method, RoundsSettings(**{**method.fixes, **overrides})
 
 
@@ -91,37 +91,37 @@ def update_sizes(config: ConfigDict) -> list[int]:
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings that the method does not read or cannot work with."""
     rounds = rounds_of(config)
-    overrides = {name for name in config.preference if not _is_default(name, config.preference[name])}
+    overrides = {setting for setting in config.preference if not _is_default(setting, config.preference[setting])}
     if config.method == "coevolve" and "hard_negatives" in overrides:
         overrides -= {"hard_negatives", "beta", "hard"}
     if rounds is None:
-        if unread := sorted(overrides - _OF_THE_POLICY):
-            readers = "coevolve" if unread[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
+        if unread_settings := sorted(overrides - _POLICY_SETTINGS):
+            readers = "coevolve" if unread_settings[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
             raise ValueError(
-                f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
-                f"does not learn in rounds; set --config.method to {readers}, or unset it"
+                f"preference.{unread_settings[0]} is {config.preference[unread_settings[0]]!r}, but method is "
+                f"{config.method!r}, which does not learn in rounds; set --config.method to {readers}, or unset it"
             )
         return
     method, settings = rounds
-    unused_names = {*method.fixes, *method.ignores, "hard_negatives"}
-    unread = sorted(name for name in overrides - {"dpo", "sft"} if name in unused_names)
-    unread += [name for name in ("dpo", "sft") if name in overrides and name in method.ignores]
-    if unread:
+    unused_settings = {*method.fixes, *method.ignores, "hard_negatives"}
+    unread_settings = sorted(setting for setting in overrides - {"dpo", "sft"} if setting in unused_settings)
+    unread_settings += [setting for setting in ("dpo", "sft") if setting in overrides and setting in method.ignores]
+    if unread_settings:
         raise ValueError(
-            f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method {config.method!r} does not read "
-            "it; unset it, or set --config.method=coevolving"
+            f"preference.{unread_settings[0]} is {config.preference[unread_settings[0]]!r}, but method "
+            f"{config.method!r} does not read it; unset it, or set --config.method=coevolving"
         )
-    for name in NAMES["of_grpo"]:
-        if (value := at(config, name)) != (default := LEAVES[name].default):
+    for setting in NAMES["of_grpo"]:
+        if (value := at(config, setting)) != (default := LEAVES[setting].default):
             raise ValueError(
-                f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not read it; set "
-                f"--config.{name}={default}, or --config.method=coevolve"
+                f"{setting} is {value!r}, but method {config.method!r} learns in rounds, which do not read it; set "
+                f"--config.{setting}={default}, or --config.method=coevolve"
             )
     has_one_agent = settings.agent == "none" and not method.fixes.get("agent")
-    if has_one_agent and (idle := sorted(overrides & {"share", "other"})):
+    if has_one_agent and (idle_settings := sorted(overrides & {"share", "other"})):
         raise ValueError(
-            f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
-            "preference.agent is 'none'; unset it, or set --config.preference.agent=failure"
+            f"preference.{idle_settings[0]} is {config.preference[idle_settings[0]]!r}, but it concerns the second "
+            "agent, and preference.agent is 'none'; unset it, or set --config.preference.agent=failure"
         )
     kinds = {kind: weight for kind, weight in weights(settings).items() if kind != "other" or settings.agent != "none"}
     if method.loss == "dpo" and not any(kinds.values()):
@@ -135,5 +135,5 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def _is_default(name: str, value: Any) -> bool:
-    return value == LEAVES[f"preference.{name}"].default
+def _is_default(setting: str, value: Any) -> bool:
+    return value == LEAVES[f"preference.{setting}"].default

@@ -46,21 +46,21 @@ class Parts:
 
 
 # Above this cosine, wording does not distinguish tasks.
-_TELLING = 0.95
+_MOST_TELLING_COSINE = 0.95
 # The split to train on where nothing is synthesized.
 TRAIN = "train"
 
 
 def limits(config: ConfigDict, environment: Environment) -> Limits:
     """Returns an episode's limits: at most the environment's concurrency, and its deadline if none is set."""
-    traits, values = traits_of(environment), settings(config.limits)
+    traits, limit_settings = traits_of(environment), settings(config.limits)
     if traits.concurrency is not None:
-        values["concurrency"] = min(values["concurrency"], traits.concurrency)
-    if values["environment_deadline"] is None:
-        del values["environment_deadline"]
+        limit_settings["concurrency"] = min(limit_settings["concurrency"], traits.concurrency)
+    if limit_settings["environment_deadline"] is None:
+        del limit_settings["environment_deadline"]
         if traits.deadline is not None:
-            values["environment_deadline"] = traits.deadline
-    return Limits(**values)
+            limit_settings["environment_deadline"] = traits.deadline
+    return Limits(**limit_settings)
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
@@ -68,11 +68,11 @@ def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
     return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
 
 
-def width(config: ConfigDict, environment: Environment, usual: int) -> int:
-    """How many expeditions run in parallel: explorer.width, `usual` if unset, at most the environment's concurrency."""
-    count = usual if config.explorer.width is None else config.explorer.width
-    most = traits_of(environment).concurrency
-    return count if most is None else min(count, most)
+def width(config: ConfigDict, environment: Environment, usual_width: int) -> int:
+    """How many expeditions run in parallel: explorer.width, `usual_width` if unset, at most the environment's limit."""
+    set_width = usual_width if config.explorer.width is None else config.explorer.width
+    most_parallel = traits_of(environment).concurrency
+    return set_width if most_parallel is None else min(set_width, most_parallel)
 
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
@@ -105,27 +105,27 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved_tasks: Sequ
 def kinds(environment: Environment, signals: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
     """Returns the kinds of signals; if tools take whole commands as text, the kinds go by the commands' verbs."""
     commands = traits_of(environment).commands
-    return {name: by_verb(kind, commands) for name, kind in signals.items()} if commands else signals
+    return {signal_name: by_verb(kind, commands) for signal_name, kind in signals.items()} if commands else signals
 
 
-def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:
+def similarity(config: ConfigDict, environment: Environment, evaluation_tasks: Sequence[Task]) -> float:
     """Returns the cosine above which a query counts as an evaluation task's; 0 compares no wording.
 
     It is validation.evaluation_similarity, or a measured value in an environment that words its tasks alike.
     """
-    record = similarities(config, environment, evaluation)
+    record = similarities(config, environment, evaluation_tasks)
     return record.get("evaluation_similarity", config.validation.evaluation_similarity)
 
 
-def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
+def similarities(config: ConfigDict, environment: Environment, evaluation_tasks: Sequence[Task]) -> dict[str, float]:
     """Returns the threshold, and the similarity of the evaluation tasks among themselves, as a result records them.
 
     That similarity is the 99th percentile of their cosines. It is measured only if the environment words its tasks
     alike. The threshold is then at least as high; above 0.95, wording distinguishes nothing and is not compared.
     """
-    least = config.validation.evaluation_similarity
-    if not (least and evaluation and traits_of(environment).worded_alike):
+    least_threshold = config.validation.evaluation_similarity
+    if not (least_threshold and evaluation_tasks and traits_of(environment).worded_alike):
         return {}
-    usual = usual_similarity([task.query for task in evaluation])
-    threshold = max(least, usual) if usual <= _TELLING else 0.0
-    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": usual}
+    measured_cosine = usual_similarity([task.query for task in evaluation_tasks])
+    threshold = max(least_threshold, measured_cosine) if measured_cosine <= _MOST_TELLING_COSINE else 0.0
+    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured_cosine}

@@ -26,19 +26,19 @@ from cojax.types import Task
 from cojax.validation import Exclusions
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
-_SAMPLE = 500
+_LEXICON_TASKS = 500
 # Setups that teach the byte-level tokenizer where there are no development tasks.
-_SETUPS = 50
+_MOST_SETUPS = 50
 
 
 # Printed if documentation is shortened, since that changes the figures.
-_CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
+_NOTES = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 
 
-def announce(chat: Chat, tools: str) -> None:
+def announce(chat: Chat, tools_setting: str) -> None:
     """Prints how the tools' documentation is shortened, if it is, and what the template does by itself."""
-    if tools in _CUT:
-        CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})")
+    if tools_setting in _NOTES:
+        CONSOLE.print(f"tools: {_NOTES[tools_setting]} (model.tools={tools_setting})")
     for note in chat.notes:
         CONSOLE.print(f"template: {note}")
 
@@ -81,7 +81,7 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
             "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
         )
     names, texts = environment.lexicon()
-    queries = [task.query for task in environment.tasks("seed", _SAMPLE)]
+    queries = [task.query for task in environment.tasks("seed", _LEXICON_TASKS)]
     return word_tokenizer(names, [*texts, *queries], environment.tools())
 
 
@@ -95,13 +95,13 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
     tasks = [task for task in development if not exclusions.why(task)]
     if not development:
-        tasks = list(environment.tasks("seed", _SETUPS))
+        tasks = list(environment.tasks("seed", _MOST_SETUPS))
     with bar("tokenizer: replays", len(tasks)) as advance:
         try:
-            patience = limits(config, environment).environment_deadline
-            corpus = run_watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
-        except HangingCall as hanging:
-            raise EnvironmentFailure(str(hanging)) from hanging
+            timeout_s = limits(config, environment).environment_deadline
+            corpus = run_watched(environment, timeout_s, lambda world: list(texts(world, tasks, advance)))
+        except HangingCall as error:
+            raise EnvironmentFailure(str(error)) from error
     return byte_tokenizer(corpus, config.model.vocabulary)
 
 
@@ -110,12 +110,12 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, has_begun: 
 
     Raises ValueError if such a run learned with another tokenizer.
     """
-    path = folder / "tokenizer.json"
-    if has_begun and path.exists():
+    tokenizer_path = folder / "tokenizer.json"
+    if has_begun and tokenizer_path.exists():
         try:
-            vocabulary = Tokenizer.from_buffer(read_whole(path)).get_vocab()
+            vocabulary = Tokenizer.from_buffer(read_whole(tokenizer_path)).get_vocab()
         except Exception as error:  # the package raises no other type
-            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is made again.") from error
+            raise ValueError(f"{tokenizer_path} cannot be read ({error}). Delete it: it is made again.") from error
         if vocabulary != tokenizer.get_vocab():
             raise ValueError(
                 f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its "

@@ -42,49 +42,49 @@ _LOG_BYTES = 200 * 2**20
 
 def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all pass, else 1."""
-    state: dict[str, Any] = {"together": together}
+    results: dict[str, Any] = {"together": together}
     config = methods.apply_method(config).copy_and_resolve_references()
-    folder = Path(config.sglang.folder or config.workdir).absolute()
+    weights_folder = Path(config.sglang.folder or config.workdir).absolute()
     # The workdir may hold a run. Servers that follow read only the folder that they were started with.
-    scratch = None if config.sglang.follow else folder / f".check-{secrets.token_hex(8)}"
-    missing = missing_folders(folder)
-    if scratch is not None:
-        config.sglang.folder = str(scratch)
-        _carry(folder, scratch)
+    scratch_folder = None if config.sglang.follow else weights_folder / f".check-{secrets.token_hex(8)}"
+    missing_ancestors = missing_folders(weights_folder)
+    if scratch_folder is not None:
+        config.sglang.folder = str(scratch_folder)
+        _copy_notes(weights_folder, scratch_folder)
     any_failed = False
     for examine in EXAMINATIONS:
-        name = examine.__name__.removeprefix("_")
+        examination = examine.__name__.removeprefix("_")
         try:
-            CONSOLE.print(f"ok      {name}: {examine(config, state)}")
+            CONSOLE.print(f"ok      {examination}: {examine(config, results)}")
         except Exception as error:
             any_failed = True
-            CONSOLE.print(f"failed  {name}: {error}", style="bold red")
-            if name == "configuration":
+            CONSOLE.print(f"failed  {examination}: {error}", style="bold red")
+            if examination == "configuration":
                 break
-    if "parts" in state:
-        state["parts"].engine.close()
-    if scratch is not None:
-        _carry(scratch, folder)
-        shutil.rmtree(scratch, ignore_errors=True)
-    remove_empty(missing)
+    if "parts" in results:
+        results["parts"].engine.close()
+    if scratch_folder is not None:
+        _copy_notes(scratch_folder, weights_folder)
+        shutil.rmtree(scratch_folder, ignore_errors=True)
+    remove_empty(missing_ancestors)
     return int(any_failed)
 
 
-def _carry(source: Path, target: Path) -> None:
+def _copy_notes(source: Path, target: Path) -> None:
     """Copies the notes of servers that a killed run left asleep: the check wakes them, and updates the notes."""
     # The examination that needs the file reports one that cannot be read or written.
     with contextlib.suppress(OSError, ValueError):
         write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
 
 
-def _require(state: dict[str, Any], name: str, subject: str) -> Any:
-    """Returns what an earlier examination left in `state`. Raises ValueError if that one failed."""
-    if name not in state:
-        raise ValueError(f"not tried, as there is no {subject}")
-    return state[name]
+def _require(results: dict[str, Any], key: str, noun: str) -> Any:
+    """Returns what an earlier examination left in `results`. Raises ValueError if that one failed."""
+    if key not in results:
+        raise ValueError(f"not tried, as there is no {noun}")
+    return results[key]
 
 
-def _some_task(parts: Parts) -> Task:
+def _pick_task(parts: Parts) -> Task:
     """Returns a development or evaluation task, or a bare setup if there is none."""
     tasks = parts.development or parts.evaluation or parts.environment.tasks("seed", 1)
     if not tasks:
@@ -92,17 +92,17 @@ def _some_task(parts: Parts) -> Task:
     return tasks[0]
 
 
-def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
+def _configuration(config: ConfigDict, results: dict[str, Any]) -> str:
     checks.check_run(config)
-    parts = state["parts"] = dataclasses.replace(assemble.build_parts(config), together=state["together"])
+    parts = results["parts"] = dataclasses.replace(assemble.build_parts(config), together=results["together"])
     devices = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
     return f"{policy}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
 
 
-def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
-    parts: Parts = state["parts"]
-    task = _some_task(parts)
+def _environment(config: ConfigDict, results: dict[str, Any]) -> str:
+    parts: Parts = results["parts"]
+    task = _pick_task(parts)
     if not task.solution:
         return f"{len(parts.evaluation)} evaluation tasks; no solutions to replay"
     trajectory = play(parts.environment, task, follow(task.solution), max_turns=len(task.solution))
@@ -114,9 +114,9 @@ def _environment(config: ConfigDict, state: dict[str, Any]) -> str:
     return f"{len(parts.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
 
 
-def _template(config: ConfigDict, state: dict[str, Any]) -> str:
-    parts: Parts = state["parts"]
-    episode = parts.environment.start(_some_task(parts))
+def _template(config: ConfigDict, results: dict[str, Any]) -> str:
+    parts: Parts = results["parts"]
+    episode = parts.environment.start(_pick_task(parts))
     tokens = parts.chat.open(episode.reset(), episode.tools())
     episode.close()
     if len(tokens) >= config.engine.max_length:
@@ -128,48 +128,47 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
     return "; ".join((summary, f"tools shown: {config.model.tools}", *parts.chat.notes))
 
 
-def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
-    parts: Parts = state["parts"]
-    origin = f"from {config.model.path}" if config.model.path else "random parameters"
+def _policy(config: ConfigDict, results: dict[str, Any]) -> str:
+    parts: Parts = results["parts"]
+    origin_text = f"from {config.model.path}" if config.model.path else "random parameters"
     params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
     if config.warm_start.steps:
-        # Raises if there is nothing to learn from. Initial tasks that are yet to be synthesized will have solutions.
+        # Without noise. Raises if nothing can be learned from. Initial tasks yet to be synthesized will have solutions.
         if config.warm_start.split != initial_policy.INITIAL or traits_of(parts.environment).incomparable:
-            no_noise = (0.0, 0.0)
             initial_policy.demonstrations(
-                config, parts.environment, no_noise, lambda: assemble.initial(config, parts).tasks
+                config, parts.environment, (0.0, 0.0), lambda: assemble.initial(config, parts).tasks
             )
-        source = f"{origin}, " if config.model.path else ""
-        origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
-    state["params"] = params
-    count = state["count"] = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    return f"{count:,} parameters, {origin}"
+        folder_text = f"{origin_text}, " if config.model.path else ""
+        origin_text = f"{folder_text}to be warm-started on {config.warm_start.split or 'demonstrations'}"
+    results["params"] = params
+    parameter_count = results["count"] = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    return f"{parameter_count:,} parameters, {origin_text}"
 
 
-def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
-    parts: Parts = state["parts"]
-    learner = assemble.build_learner(config, parts, _require(state, "params", "policy"))
-    train_state = state["train_state"] = learner.init(state.pop("params"), config.seed)
-    learner = state["learner"] = assemble.choose_remat(config, learner, train_state)
+def _engine(config: ConfigDict, results: dict[str, Any]) -> str:
+    parts: Parts = results["parts"]
+    learner = assemble.build_learner(config, parts, _require(results, "params", "policy"))
+    train_state = results["train_state"] = learner.init(results.pop("params"), config.seed)
+    learner = results["learner"] = assemble.choose_remat(config, learner, train_state)
     weights: Weights = learner.weights(train_state, 0)
     parts.engine.load(weights)
     policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
     actor = PolicyActors(parts.engine, parts.chat, policy_sampling)("preflight", (config.seed,))
-    trajectory = play(parts.environment, _some_task(parts), actor, max_turns=2)
+    trajectory = play(parts.environment, _pick_task(parts), actor, max_turns=2)
     parts.engine.release("preflight")
     if not trajectory.valid:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
-    state["episode"] = trajectory
-    count = sum(len(turn.action_tokens) for turn in trajectory.turns)
-    return f"{config.engine.name} sampled {count} tokens in {len(trajectory.turns)} turns"
+    results["episode"] = trajectory
+    token_count = sum(len(turn.action_tokens) for turn in trajectory.turns)
+    return f"{config.engine.name} sampled {token_count} tokens in {len(trajectory.turns)} turns"
 
 
-def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
+def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
     """Makes the batch of a group that repeats one episode, with reward 1 every second time.
 
     Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
-    episode, learner = _require(state, "episode", "episode"), state["learner"]
+    episode, learner = _require(results, "episode", "episode"), results["learner"]
     episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
     try:
         token_advantages(learner.objective.advantage(episodes), episodes)
@@ -179,16 +178,16 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
     group = Group(episode.task, episodes)
     tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
     full = learner.shape
-    small = RowShape(min(full.length, tokens * config.group_size), min(full.micro, config.group_size), full.routes)
-    batches, _ = learner.objective.batches([group], (config.seed, 0), small)
+    shape = RowShape(min(full.length, tokens * config.group_size), min(full.micro, config.group_size), full.routes)
+    batches, _ = learner.objective.batches([group], (config.seed, 0), shape)
     token_count = sum(int((batch.weights > 0).sum()) for batch in batches)
     return f"{learner.loss} would learn from {token_count} tokens of {config.group_size} such episodes"
 
 
-def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
+def _explorer(config: ConfigDict, results: dict[str, Any]) -> str:
     # Not the journal in the workdir, which is the run's.
-    explorer = assemble.explorer(config, state["parts"], journal=Journal())
-    assemble.validation(config, state["parts"], explorer)
+    explorer = assemble.explorer(config, results["parts"], journal=Journal())
+    assemble.validation(config, results["parts"], explorer)
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
     # With a schema, as in most calls of an evolution, because an endpoint may refuse it.
@@ -199,43 +198,43 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
     return f"{explorer.name} answered with {len(reply.text)} characters"
 
 
-def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
+def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
     """Examines a step's programs by experiments.compile, for these accelerators. `_memory` runs them next."""
-    train_state, learner = _require(state, "train_state", "policy"), state["learner"]
+    train_state, learner = _require(results, "train_state", "policy"), results["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := chip_of(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
-    sizes, agents = methods.update_sizes(config), methods.agents(config)
-    return in_one_line(report(learner, train_state, sizes, chip, agents=agents))
+    group_sizes, agent_count = methods.update_sizes(config), methods.agents(config)
+    return in_one_line(report(learner, train_state, group_sizes, chip, agents=agent_count))
 
 
-def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
-    train_state, learner = _require(state, "train_state", "policy"), state["learner"]
-    del state["train_state"]
-    state["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
+def _memory(config: ConfigDict, results: dict[str, Any]) -> str:
+    train_state, learner = _require(results, "train_state", "policy"), results["learner"]
+    del results["train_state"]
+    results["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
     with second_agent_in_memory(config, learner, train_state):
         rehearse(learner, train_state, methods.update_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 
-def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
+def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
     workdir = Path(config.workdir).absolute()
     _check_writable(workdir)
     _check_writable(warm_start.cache())
     # A new checkpoint is written before the oldest is deleted.
-    needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
+    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _check_writable(folder)
         target = workdir if _ancestor(folder).stat().st_dev == _ancestor(workdir).stat().st_dev else folder
-        size = np.dtype(config.sglang.dtype or state["parts"].model.dtype).itemsize
-        needs[target] = needs.get(target, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
-    return "; ".join(_room(folder, need) for folder, need in needs.items())
+        dtype_bytes = np.dtype(config.sglang.dtype or results["parts"].model.dtype).itemsize
+        needed_bytes[target] = needed_bytes.get(target, 0) + results.get("count", 0) * dtype_bytes * _VERSIONS_ON_DISK
+    return "; ".join(_describe_room(folder, needed) for folder, needed in needed_bytes.items())
 
 
-def _room(folder: Path, need: int) -> str:
+def _describe_room(folder: Path, need: int) -> str:
     """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
     free = shutil.disk_usage(_ancestor(folder)).free
     if free < need:
@@ -243,7 +242,7 @@ def _room(folder: Path, need: int) -> str:
     return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
 
 
-def _metrics(config: ConfigDict, state: dict[str, Any]) -> str:
+def _metrics(config: ConfigDict, results: dict[str, Any]) -> str:
     if not config.wandb.project:
         return "metrics.jsonl and TensorBoard"
     if importlib.util.find_spec("wandb") is None:

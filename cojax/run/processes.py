@@ -68,19 +68,19 @@ def is_enabled(config: ConfigDict) -> bool:
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings of several processes that exclude each other."""
     section = config.distributed
-    port = re.fullmatch(r"[^\s/]+:(\d{1,5})", section.coordinator)
-    if section.coordinator and not (port and 1 <= int(port[1]) <= LAST_PORT):
+    port_match = re.fullmatch(r"[^\s/]+:(\d{1,5})", section.coordinator)
+    if section.coordinator and not (port_match and 1 <= int(port_match[1]) <= LAST_PORT):
         raise ValueError(
             f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
             f"{LAST_PORT}"
         )
-    names = [name for name in ("processes", "process") if section[name] is not None]
-    if names and not section.coordinator:
+    set_names = [name for name in ("processes", "process") if section[name] is not None]
+    if set_names and not section.coordinator:
         raise ValueError(
-            f"distributed.{names[0]} is {section[names[0]]}, but distributed.coordinator is empty; set it to HOST:PORT "
-            "of process 0, or let JAX find all three, by --config.distributed=true"
+            f"distributed.{set_names[0]} is {section[set_names[0]]}, but distributed.coordinator is empty; set it to "
+            "HOST:PORT of process 0, or let JAX find all three, by --config.distributed=true"
         )
-    if len(names) == 2 and section.process >= section.processes:
+    if len(set_names) == 2 and section.process >= section.processes:
         raise ValueError(
             f"distributed.process is {section.process} of distributed.processes={section.processes}; expected a number "
             f"from 0 to {section.processes - 1}, another one in each process"
@@ -149,7 +149,7 @@ def as_text(model: ModelConfig) -> str:
     return json.dumps(dataclasses.asdict(model))
 
 
-class _Plain(logging.Formatter):
+class _PlainFormatter(logging.Formatter):
     """Formats a line without control characters, because warnings quote texts of models and environments."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -166,12 +166,12 @@ def log_to(path: Path) -> None:
     """Logs everything to the file at `path`, and warnings to the terminal as well."""
     handler = logging.FileHandler(path, delay=True)
     handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
-    handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    for console_handler in list(root.handlers):
+    handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root_logger = logging.getLogger()
+    for console_handler in list(root_logger.handlers):
         console_handler.setLevel(logging.WARNING)
-        console_handler.setFormatter(_Plain("warning: %(message)s"))
-    root.addHandler(handler)
+        console_handler.setFormatter(_PlainFormatter("warning: %(message)s"))
+    root_logger.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
 
 
@@ -199,11 +199,11 @@ def devices_in_words(used_devices: Sequence[jax.Device], all_devices: Sequence[j
 
 def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
     """Raises ValueError for rows that the mesh cannot split evenly."""
-    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.learner.micro_rows % shards:
+    shard_count = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.learner.micro_rows % shard_count:
         raise ValueError(
-            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shards} ways; make it a "
-            f"multiple of {shards}"
+            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shard_count} ways; make it a "
+            f"multiple of {shard_count}"
         )
 
 
@@ -213,9 +213,9 @@ def check_mesh(config: ConfigDict) -> None:
     check_rows(config, mesh)
     if mesh is None or config.engine.name != "local":
         return
-    meshes = replicas(mesh)
+    replica_meshes = replicas(mesh)
     lanes, slots = config.engine.lanes, config.engine.slots
-    if (devices := meshes[0].size) > 1:
+    if (devices := replica_meshes[0].size) > 1:
         why = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
         halt = "that two threads start may wait for each other for ever"
         if lanes > 1:
@@ -226,8 +226,8 @@ def check_mesh(config: ConfigDict) -> None:
                 "--config.staleness=0, or mesh.data or mesh.fsdp in place of mesh.tensor and mesh.expert, or sample on "
                 "servers by --config.engine=sglang"
             )
-    if slots and slots % (count := lanes * len(meshes)):
+    if slots and slots % (divisor := lanes * len(replica_meshes)):
         raise ValueError(
-            f"engine.slots is {slots}, but the mesh has {len(meshes)} replicas (data × fsdp) of engine.lanes={lanes}, "
-            f"which hold equally many; set --config.engine.slots={-(-slots // count) * count}"
+            f"engine.slots is {slots}, but the mesh has {len(replica_meshes)} replicas (data × fsdp) of "
+            f"engine.lanes={lanes}, which hold equally many; set --config.engine.slots={-(-slots // divisor) * divisor}"
         )

@@ -15,13 +15,13 @@ from cojax.settings.presets import PRESETS
 from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, Leaf, leaves_of, purpose_of
 from cojax.signals import SIGNALS
 
-_HEAD = Path(__file__).with_name("reference.md").read_text("utf-8")
+_PAGE_HEAD = Path(__file__).with_name("reference.md").read_text("utf-8")
 _FROM_OUTSIDE = "or `package.module:name`"
 
 
 def lines() -> Iterator[str]:
     """Yields the lines of docs/settings.md."""
-    yield _HEAD
+    yield _PAGE_HEAD
     for prefix, section in SECTIONS.items():
         title = f"`{prefix}`" if prefix else "Without a section"
         yield f"## {title}\n"
@@ -29,45 +29,45 @@ def lines() -> Iterator[str]:
         if prefix in OPEN:
             yield f"Also the settings of {OPEN[prefix]}.\n"
         yield "| setting | default | range | meaning |\n|---|---|---|---|"
-        for name in leaves_of(section):
-            full_name = f"{prefix}.{name}".lstrip(".")
-            yield _row(full_name, LEAVES[full_name])
+        for setting in leaves_of(section):
+            full_name = f"{prefix}.{setting}".lstrip(".")
+            yield _table_row(full_name, LEAVES[full_name])
         yield ""
     yield "## Settings of entries\n"
     yield "Each of these is read by the entries in the first column alone.\n"
-    for prefix, group in itertools.groupby(ENTRIES, lambda row: row[0]):
-        sections = list(group)
+    for prefix, prefix_rows in itertools.groupby(ENTRIES, lambda entry_row: entry_row[0]):
+        entry_rows = list(prefix_rows)
         yield f"### `{prefix}`\n"
-        if len(sections) == 1:
-            yield f"{purpose_of(sections[0][2])}\n"
+        if len(entry_rows) == 1:
+            yield f"{purpose_of(entry_rows[0][2])}\n"
         yield "| read by | setting | default | range | meaning |\n|---|---|---|---|---|"
-        for _, entries, section in sections:
-            for name in leaves_of(section):
-                yield f"| {entries} {_row(f'{prefix}.{name}', LEAVES[f'{prefix}.{name}'])}"
+        for _, entries, section in entry_rows:
+            for setting in leaves_of(section):
+                yield f"| {entries} {_table_row(f'{prefix}.{setting}', LEAVES[f'{prefix}.{setting}'])}"
         yield ""
     yield "### Of registries\n"
     yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
     yield "| section | keywords of |\n|---|---|"
-    for name, owner in OPEN.items():
-        yield f"| `{name}` | {_cell(owner)} |"
+    for setting, owner in OPEN.items():
+        yield f"| `{setting}` | {_escape(owner)} |"
 
 
-def _row(name: str, leaf: Leaf) -> str:
+def _table_row(setting: str, leaf: Leaf) -> str:
     default = '""' if leaf.default == "" else str(leaf.default)
-    return f"| `{name}` | `{default}` | {_cell(_range(name, leaf))} | {_cell(leaf.meaning)} |"
+    return f"| `{setting}` | `{default}` | {_escape(_describe_range(setting, leaf))} | {_escape(leaf.meaning)} |"
 
 
-def _range(name: str, leaf: Leaf) -> str:
-    if name in CHOICES:
-        return f"{', '.join(CHOICES[name].names())}, {_FROM_OUTSIDE}"
-    if name == "signals":
+def _describe_range(setting: str, leaf: Leaf) -> str:
+    if setting in CHOICES:
+        return f"{', '.join(CHOICES[setting].names())}, {_FROM_OUTSIDE}"
+    if setting == "signals":
         return f"any of {', '.join(SIGNALS)}, {_FROM_OUTSIDE}, separated by commas"
-    if name == "policy":
+    if setting == "policy":
         return f'{", ".join(PRESETS)}, or ""'
     return description(leaf.range)
 
 
-def _cell(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("|", "\\|")
 
 
@@ -76,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = CommandLineParser("python -m experiments.reference", __doc__)
     parser.add_argument("words", metavar="WORD", nargs="*", help="print only settings with this word in their names")
     words = parser.parse_args(arguments).words
-    if unknown := [word for word in words if not any(_rows([word]))]:
-        parser.error(f"no setting has {unknown[0]!r} in its name; without a word, all are printed")
-    print("\n".join(_rows(words) if words else lines()))
+    if unknown_words := [word for word in words if not any(_find_rows([word]))]:
+        parser.error(f"no setting has {unknown_words[0]!r} in its name; without a word, all are printed")
+    print("\n".join(_find_rows(words) if words else lines()))
     return 0
 
 
-def _rows(words: Sequence[str]) -> Iterator[str]:
+def _find_rows(words: Sequence[str]) -> Iterator[str]:
     """Yields the rows of settings, and of sections of entries, that have one of the words in their names."""
     for line in lines():
         if line.startswith("| ") and "`" in line and any(word in line.split("`")[1] for word in words):

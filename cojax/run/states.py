@@ -42,35 +42,35 @@ from cojax.synthesis import Synthesis
 from cojax.types import Task, content_hash, normalise, setup_hash
 
 HELD_OUT = "held_out.json"
-# The share of D_0 that is held out, and the fewest and the most tasks of an evaluation.
-_SHARE, _FEWEST, _MOST = 0.2, 20, 200
+# The share of D_0 that is held out, and the limits on the number of tasks of an evaluation.
+_HELD_OUT_SHARE, _FEWEST_TASKS, _MOST_TASKS = 0.2, 20, 200
 
 
 def begin(
-    config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, d_0: Callable[[], Synthesis]
+    config: ConfigDict, loop: Loop, train_state: Any, directory: RunDirectory, find_d0: Callable[[], Synthesis]
 ) -> State:
-    """Returns the state at step 0 after its checkpoint. D_0 is from `d_0`; a second agent begins as the policy."""
+    """Returns the state at step 0 after its checkpoint. D_0 is from `find_d0`; a second agent begins as the policy."""
     directory.begin()
     with loop.clock("sync"):
         # An explorer may sample the policy, and its engine lost its weights in the rehearsal.
         loop.engine.load(loop.learner.weights(train_state, 0))
     with loop.clock("feedback"):
-        initial = d_0()
-        directory.add_evolution(initial)
-        write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
+        synthesis = find_d0()
+        directory.add_evolution(synthesis)
+        write_json(directory.folder / "initial.json", evolution_record(synthesis, 0)["evolution"])
         directory.files.note(name for name in ("initial.json", HELD_OUT) if (directory.folder / name).exists())
-    second = None
+    second_state = None
     if methods.has_second_agent(config):
         with loop.learner.hosts.operation("copy", train_state) as finish:
-            second = finish(copy_arrays(train_state))
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
-        CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments")
-    state = State(0, train_state, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
+            second_state = finish(copy_arrays(train_state))
+        size_mib = sum(leaf.nbytes for leaf in jax.tree.leaves(second_state)) / 2**20
+        CONSOLE.print(f"second agent: begins as the policy, {size_mib:,.0f} MiB of parameters and moments")
+    state = State(0, train_state, TaskPool.of(synthesis.tasks), signals.init(loop.detectors), second=second_state)
     save(loop, state, directory)
-    cost = f"; {explorer_line(initial.figures)}" if initial.figures else ""
+    cost = f"; {explorer_line(synthesis.figures)}" if synthesis.figures else ""
     reason = traits_of(loop.environment).incomparable
-    source = f"of the environment's own, and nothing is synthesized: {reason}"
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {source if reason else 'by unguided exploration'}{cost}")
+    source_text = f"of the environment's own, and nothing is synthesized: {reason}"
+    CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source_text if reason else 'by unguided exploration'}{cost}")
     return state
 
 
@@ -104,24 +104,24 @@ def second_agent_in_memory(
 
 def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: RunDirectory) -> State | None:
     """Restores the state of the newest checkpoint; None if there is none. `train_state` gives its shapes."""
-    target = join_states(train_state, train_state if methods.has_second_agent(config) else None)
+    state_shapes = join_states(train_state, train_state if methods.has_second_agent(config) else None)
     with loop.clock("checkpoint"):
-        checkpoint = directory.resume(target, signals.init(loop.detectors))
+        checkpoint = directory.resume(state_shapes, signals.init(loop.detectors))
     if checkpoint is None:
         return None
     loop.clock.restore(checkpoint.host["clock"])
     CONSOLE.print(f"resumed at step {checkpoint.step}")
-    learner, second = split_states(checkpoint.arrays)
+    learner_state, second_state = split_states(checkpoint.arrays)
     return State(
         checkpoint.step,
-        learner,
+        learner_state,
         checkpoint.pool,
         checkpoint.memory,
         checkpoint.pending,
         checkpoint.host["evolved"],
         checkpoint.waiting,
         checkpoint.host.get("record"),
-        second,
+        second_state,
     )
 
 
@@ -130,14 +130,14 @@ def build_parts(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpo
 
     Raises ValueError as `engines.keep_slots` does.
     """
-    path = directory.folder / "engine.json"
-    for name in (path.name, HELD_OUT) if checkpoint is None else ():
+    engine_path = directory.folder / "engine.json"
+    for name in (engine_path.name, HELD_OUT) if checkpoint is None else ():
         (directory.folder / name).unlink(missing_ok=True)
 
-    def slots_of(parts: Parts) -> int | None:
+    def count_slots(parts: Parts) -> int | None:
         return parts.engine.slots if isinstance(parts.engine, LocalEngine) else None
 
-    return engines.keep_slots(config, path, checkpoint is not None, assemble.build_parts, slots_of)
+    return engines.keep_slots(config, engine_path, checkpoint is not None, assemble.build_parts, count_slots)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, checkpoint: Checkpoint | None) -> None:
@@ -153,23 +153,23 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
 
 def initial_policy(
-    config: ConfigDict, parts: Parts, d_0: Callable[[], Synthesis], workdir: RunDirectory, checkpoint: Checkpoint | None
+    config: ConfigDict, parts: Parts, find_d0: Callable[[], Synthesis], run: RunDirectory, checkpoint: Checkpoint | None
 ) -> tuple[Params, Mapping[str, Any]]:
     """Returns the policy before the first step.
 
     A run resumed from `checkpoint` with a warm-started model folder needs no cache: base/ holds the policy, or the run
-    needs only its shapes, as its checkpoints hold what was learned. `d_0` finds D_0.
+    needs only its shapes, as its checkpoints hold what was learned. `find_d0` finds D_0.
     """
-    folder = workdir.folder
+    folder = run.folder
     if checkpoint is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
         origin = trained.origin_of(folder)
         params = trained.kept_base(folder, parts.model, parts.mesh, parts.together)
-        if params is None and not reads_initial(config) and workdir.files.has_zero_shot:
+        if params is None and not reads_initial(config) and run.files.has_zero_shot:
             params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}")
             return params, origin
-    return assemble.initial_policy(config, parts, d_0)
+    return assemble.initial_policy(config, parts, find_d0)
 
 
 def keep_model(
@@ -181,13 +181,13 @@ def keep_model(
     checkpoint: Checkpoint | None,
 ) -> None:
     """Writes model.json and base/ of a run that begins with this policy, on the conditions of `keep_tokenizer`."""
-    places = ("model.json", "base")
-    has_begun = checkpoint is not None and not any(map(directory.files.lacks, places))
+    entry_names = ("model.json", "base")
+    has_begun = checkpoint is not None and not any(map(directory.files.lacks, entry_names))
     plain = json.loads(json.dumps(config.to_dict()))
     trained.keep(directory.folder, parts.model, params, plain, has_begun, origin, reads_initial(config), parts.together)
     if checkpoint is not None:
-        for name in places:
-            directory.files.prove(name)
+        for entry_name in entry_names:
+            directory.files.prove(entry_name)
 
 
 def initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
@@ -198,10 +198,10 @@ def initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Ta
     synthesis = assemble.initial(config, parts)
     if parts.evaluation:
         return synthesis, ()
-    training, evaluation = hold_out(synthesis.tasks)
-    held_ids = {task.id for task in synthesis.tasks} - {task.id for task in training}
-    drafts = tuple(record for record in synthesis.drafts if record["task"] not in held_ids)
-    return dataclasses.replace(synthesis, tasks=training, drafts=drafts), evaluation
+    training_tasks, evaluation_tasks = hold_out(synthesis.tasks)
+    held_ids = {task.id for task in synthesis.tasks} - {task.id for task in training_tasks}
+    drafts = tuple(draft for draft in synthesis.drafts if draft["task"] not in held_ids)
+    return dataclasses.replace(synthesis, tasks=training_tasks, drafts=drafts), evaluation_tasks
 
 
 def with_held_out_tasks(
@@ -212,12 +212,12 @@ def with_held_out_tasks(
     They are stored at `path`, where a run that has begun reads them. `find_tasks` is `initial_tasks`.
     """
     if has_begun:
-        evaluation = read_held_out(path)
+        evaluation_tasks = read_held_out(path)
     else:
-        training, evaluation = find_tasks()
-        write_json(path, with_checksum({"tasks": [task_record(task) for task in evaluation]}))
-        CONSOLE.print(_evaluation_line(len(training.tasks), len(evaluation)))
-    return dataclasses.replace(parts, evaluation=evaluation, from_initial=True)
+        training_synthesis, evaluation_tasks = find_tasks()
+        write_json(path, with_checksum({"tasks": [task_record(task) for task in evaluation_tasks]}))
+        CONSOLE.print(_describe_evaluation(len(training_synthesis.tasks), len(evaluation_tasks)))
+    return dataclasses.replace(parts, evaluation=evaluation_tasks, from_initial=True)
 
 
 def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
@@ -227,21 +227,21 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     worded like a task to train on is in neither part. None is held out if fewer than a fifth, or than 20, would remain,
     or if training would lose more than two fifths.
     """
-    target = min(_MOST, round(_SHARE * len(tasks)))
+    target_count = min(_MOST_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
     by_setup: dict[str, list[Task]] = {}
-    for task in tasks if target >= _FEWEST else ():
+    for task in tasks if target_count >= _FEWEST_TASKS else ():
         by_setup.setdefault(setup_hash(task), []).append(task)
-    wordings = {task.id: normalise(task.query) for task in tasks}
+    wording_by_id = {task.id: normalise(task.query) for task in tasks}
     candidates: dict[str, Task] = {}
     for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
-        if len(candidates) + len(by_setup[setup]) > 2 * target:
+        if len(candidates) + len(by_setup[setup]) > 2 * target_count:
             continue
         candidates |= {task.id: task for task in by_setup[setup]}
-        training = tuple(task for task in tasks if task.id not in candidates)
-        training_wordings = {wordings[task.id] for task in training}
-        evaluation = tuple(task for task in candidates.values() if wordings[task.id] not in training_wordings)
-        if len(evaluation) >= target:
-            return training, evaluation[:_MOST]
+        training_tasks = tuple(task for task in tasks if task.id not in candidates)
+        training_wordings = {wording_by_id[task.id] for task in training_tasks}
+        test_tasks = tuple(task for task in candidates.values() if wording_by_id[task.id] not in training_wordings)
+        if len(test_tasks) >= target_count:
+            return training_tasks, test_tasks[:_MOST_TASKS]
     return tuple(tasks), ()
 
 
@@ -264,10 +264,10 @@ def read_held_out(path: Path) -> tuple[Task, ...]:
         ) from error
 
 
-def _evaluation_line(training: int, test: int) -> str:
+def _describe_evaluation(training: int, test: int) -> str:
     if test:
         return f"evaluation: on {test} tasks held out of D_0, as the environment has none; {training} are trained on"
     return (
-        f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_FEWEST} on "
-        "setups of their own can be held out; initial_tasks=100 on 20 setups or more is enough"
+        f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_FEWEST_TASKS} "
+        "on setups of their own can be held out; initial_tasks=100 on 20 setups or more is enough"
     )

@@ -26,7 +26,7 @@ from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Group, Status, Task, Trajectory
 
-SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
+SHOWN_TASKS = 24  # evaluation tasks whose episodes a run stores, for its report
 
 
 # How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
@@ -44,9 +44,9 @@ def dev_score(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]
     environment = parts.evaluated_in if parts.development else parts.environment
     collector = _collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    result, by_value = score(groups), _by(config, groups)
-    by_kind = {f"success/{name}": success for name, success in by_value.items()}
-    return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
+    result, by_value = score(groups), _success_by_value(config, groups)
+    value_fields = {f"success/{name}": success for name, success in by_value.items()}
+    return {"success": result.success, "partial": result.partial, "lost": result.lost, **value_fields}
 
 
 def held_out_score(
@@ -63,22 +63,22 @@ def held_out_score(
     """
     if not parts.evaluation:
         return {"success": None, "tasks": {}}, ()
-    section, count = config.evaluation, 0
+    section, trial_count = config.evaluation, 0
 
     def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
-        nonlocal count
+        nonlocal trial_count
         # At temperature 0 a second trial would repeat the first.
-        temperature = config.sampling.temperature if count else section.temperature
+        temperature = config.sampling.temperature if trial_count else section.temperature
         # The machinery may lose as many episodes as when all tasks are played.
-        rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
-        with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
+        error_rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
+        with bar(f"{description}, {label}" if trial_count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
                 _collector(config, parts, temperature, environment),
-                limits=dataclasses.replace(parts.limits, error_rate=rate),
+                limits=dataclasses.replace(parts.limits, error_rate=error_rate),
             )
-            seed = (config.seed, 0, count) if count else (config.seed, 0)
+            seed = (config.seed, 0, trial_count) if trial_count else (config.seed, 0)
             groups = collector.collect(tasks, seed=seed, label=label, on_episode=lambda trajectory: advance())
-        count += 1
+        trial_count += 1
         return groups
 
     groups = play(parts.evaluated_in, parts.evaluation, "eval")
@@ -89,7 +89,7 @@ def held_out_score(
         "partial": result.partial,
         "lost": result.lost,
         "bounds": list(result.bounds),
-        "by": _by(config, groups),
+        "by": _success_by_value(config, groups),
         "by_tool": success_by_tool(groups, config.explorer.ending),
         "tasks": _scores(groups),
     }
@@ -103,7 +103,7 @@ def held_out_score(
 
 def sample_trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """Returns the first episode of at most SHOWN groups, spread evenly over all, whatever their outcome."""
-    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN_TASKS))]]
 
 
 def _collector(config: ConfigDict, parts: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
@@ -119,13 +119,13 @@ def _scores(groups: Sequence[Group]) -> dict[str, float]:
 def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
     """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
 
-    def tools(task: Task) -> set[str]:
+    def find_tools(task: Task) -> set[str]:
         return {tool for action in task.solution for tool in tools_of(action, task.environment)} - {ending}
 
-    return success_by_kind(groups, tools)
+    return success_by_kind(groups, find_tools)
 
 
-def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+def _success_by_value(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
     return success_by(groups, config.evaluation.by) if config.evaluation.by else {}
 
 
@@ -147,9 +147,9 @@ def summarise(
     evolutions = [record["evolution"] for record in records if "evolution" in record]
     trained_tokens = sum(record["tokens_trained"] for record in records)
     compared_records = [record for record in records if "logprob_mismatch" in record]
-    mismatch = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared_records)
-    tasks = sum(1 for _ in directory.tasks.read())
-    added_counts = _sum(evolution["added"] for evolution in evolutions)
+    mismatch_sum = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared_records)
+    task_count = sum(1 for _ in directory.tasks.read())
+    added_counts = _sum_up(evolution["added"] for evolution in evolutions)
     return {
         "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
@@ -158,56 +158,56 @@ def summarise(
         **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
         **similarities,
         "steps": steps,
-        "tasks_initial": tasks - sum(added_counts.values()),
-        "tasks_final": tasks,
-        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum(record["signals"] for record in records),
-        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions)),
+        "tasks_initial": task_count - sum(added_counts.values()),
+        "tasks_final": task_count,
+        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_up(record["signals"] for record in records),
+        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_up(map(verdicts_of, evolutions)),
         "added": added_counts,
         **_probe_costs(evolutions),
         "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
         "explorer": _exploration_totals(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
-        "outcomes": _sum(record["outcomes"] for record in records),
+        "outcomes": _sum_up(record["outcomes"] for record in records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained_tokens)},
-        "logprob_mismatch": mismatch / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
-        "hard_negatives": _hard_negatives(records),
+        "logprob_mismatch": mismatch_sum / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
+        "hard_negatives": _hard_negative_share(records),
     }
 
 
-def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
+def _hard_negative_share(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Share of all agents' failures that are hard negatives; None if no failure was compared with anything."""
-    if grpo := [record for record in records if "hard_negatives" in record]:
-        if not any(record["hard_pairs"] for record in grpo):
+    if grpo_steps := [record for record in records if "hard_negatives" in record]:
+        if not any(record["hard_pairs"] for record in grpo_steps):
             return None
-        return sum(record["hard_negatives"] for record in grpo) / sum(record["failures"] for record in grpo)
-    rounds = [record["preference"] for record in records if "preference" in record]
-    if not any(record["examples"].get(kind) for record in rounds for kind in KINDS):
+        return sum(record["hard_negatives"] for record in grpo_steps) / sum(record["failures"] for record in grpo_steps)
+    round_records = [record["preference"] for record in records if "preference" in record]
+    if not any(record["examples"].get(kind) for record in round_records for kind in KINDS):
         return None
-    agents = [record[agent] for record in rounds for agent in ("target", "second") if agent in record]
-    return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
+    agent_figures = [record[agent] for record in round_records for agent in ("target", "second") if agent in record]
+    return sum(agent["hard"] for agent in agent_figures) / sum(agent["failures"] for agent in agent_figures)
 
 
 def _exploration_totals(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums up the evolutions' expeditions, and their cost if a model explored."""
-    figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
-    costs = {name for totals in figures for name in totals if name != "failures"}
+    expedition_figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
+    cost_names = {name for totals in expedition_figures for name in totals if name != "failures"}
     return {
         "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
         "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
-        **{name: sum(totals[name] for totals in figures) for name in sorted(costs)},
-        **({"failures": _sum(totals["failures"] for totals in figures)} if figures else {}),
+        **{name: sum(totals[name] for totals in expedition_figures) for name in sorted(cost_names)},
+        **({"failures": _sum_up(totals["failures"] for totals in expedition_figures)} if expedition_figures else {}),
     }
 
 
 def _probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Returns the key `probe` with the cost of probes before admission; {} for a run without probes."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
-    names = ("candidates", "episodes", "turns", "tokens")
-    return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in names}} if probes else {}
+    count_names = ("candidates", "episodes", "turns", "tokens")
+    return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in count_names}} if probes else {}
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for count in counts:
         total.update(count)
@@ -230,7 +230,7 @@ def zero_shot_score(
             parts.engine.load(learner.weights(state, 0))
         result, episodes = held_out_score(config, parts, "zero-shot evaluation")
     directory.files.add_evaluation("zero_shot", result, episodes)
-    success, count = result["success"], len(result["tasks"])
+    success, task_count = result["success"], len(result["tasks"])
     if parts.evaluation:
-        CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {count} {config.evaluation.split} tasks")
+        CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {task_count} {config.evaluation.split} tasks")
     return success

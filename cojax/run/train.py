@@ -51,34 +51,34 @@ class Stop:
 
     def __init__(self) -> None:
         self.number = 0
-        self._loops = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._receive)
+        self._is_looping = False
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, self._receive)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.number or not self._loops:
-            hint = "" if self._loops else "; what was under way (warm start, D_0, an evaluation) starts over"
+    def _receive(self, signal_number: int, frame: FrameType | None) -> None:
+        if self.number or not self._is_looping:
+            hint = "" if self._is_looping else "; what was under way (warm start, D_0, an evaluation) starts over"
             CONSOLE.print(f"stopped; run the same command again to go on{hint}")
             end_all()
-            os._exit(128 + number)
-        self.number = number
+            os._exit(128 + signal_number)
+        self.number = signal_number
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
-    def ask(self, number: int) -> None:
+    def ask(self, signal_number: int) -> None:
         """Acts on a signal that another process received, unless this one did too: launchers signal them all."""
-        if self._loops:
-            self.number = self.number or number
+        if self._is_looping:
+            self.number = self.number or signal_number
         elif not self.number:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal_number)
 
     @contextlib.contextmanager
     def looping(self) -> Iterator[None]:
         """Marks that the loop runs within the block."""
-        self._loops = True
+        self._is_looping = True
         try:
             yield
         finally:
-            self._loops = False
+            self._is_looping = False
 
     def __call__(self) -> bool:
         return bool(self.number)
@@ -157,9 +157,9 @@ def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkp
         array_files=together.array_files,
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
-    plain = json.loads(json.dumps(config.to_dict()))
-    made_by = {**facts(), **file_record(), "code": describe(config)}
-    checkpoint = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
+    plain_config = json.loads(json.dumps(config.to_dict()))
+    provenance = {**facts(), **file_record(), "code": describe(config)}
+    checkpoint = directory.claim(plain_config, provenance, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in checkpoint.warnings if checkpoint else ():
         _LOG.warning(warning)
@@ -187,17 +187,17 @@ def _record_steps(
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yields a function that takes the record of each step, and writes and shows its metrics."""
     with loop.clock("checkpoint"):
-        plain = config.to_dict()
+        plain_config = config.to_dict()
         project, log = config.wandb.project, directory.metrics
-        metrics = Metrics(directory.folder, step=state.step, wandb=project, config=plain, log=log)
+        metrics = Metrics(directory.folder, step=state.step, wandb=project, config=plain_config, log=log)
     # A record of the state's own step is written again.
     tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
     step_seconds: list[float] = []
     loop.clock.lap()
 
     def observe(record: dict[str, Any]) -> None:
-        before, lap = record.get("seconds", {}), loop.clock.lap()
-        record["seconds"] = {part: before.get(part, 0.0) + lap.get(part, 0.0) for part in {**before, **lap}}
+        seconds, lap = record.get("seconds", {}), loop.clock.lap()
+        record["seconds"] = {part: seconds.get(part, 0.0) + lap.get(part, 0.0) for part in {**seconds, **lap}}
         step_seconds.append(record["seconds"]["total"])
         with loop.clock("checkpoint"):
             metrics.write(record)
@@ -220,9 +220,9 @@ def _record_steps(
 
 
 def _announce_stop(stop: Stop, config: ConfigDict, state: State) -> int:
-    where = "at" if state.record is None else "in the evolution of"
+    position = "at" if state.record is None else "in the evolution of"
     CONSOLE.print(
-        f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on, "
+        f"stopped {position} step {state.step} of {config.steps}; run the same command again to go on, "
         f"or look at it by: cojax report {config.workdir}"
     )
     return 128 + stop.number

@@ -44,8 +44,8 @@ from cojax.settings.compatibility import settings_of
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import read_json, write_json
 
-_MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
-_RESTORE = "Restore it from a copy"
+_MODEL_FILE, _TOKENIZER_FOLDER, _BASE_FOLDER = "model.json", "tokenizer", "base"
+_FIX_HINT = "Restore it from a copy"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,26 +73,26 @@ def keep(
     config: Mapping[str, Any],
     has_begun: bool,
     origin: Mapping[str, Any] = types.MappingProxyType({}),
-    reference: bool = False,
+    reads_initial: bool = False,
     together: Together = ALONE,
 ) -> None:
     """Writes the files that a reader of the policy needs beside a checkpoint. A run that has begun keeps its own.
 
-    `origin` is that of the initial policy. `reference` says whether the run's loss reads the initial policy.
+    `origin` is that of the initial policy. `reads_initial` says whether the run's loss reads the initial policy.
     """
-    if has_begun and (workdir / _MODEL).exists():
+    if has_begun and (workdir / _MODEL_FILE).exists():
         return
-    adapters = bool(config["learner"]["lora"]["rank"])
-    needs_base = (teaches_folder(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    has_lora = bool(config["learner"]["lora"]["rank"])
+    needs_base = (teaches_folder(config) and (has_lora or reads_initial)) or (has_lora and not config["model"]["path"])
     if needs_base:
-        write_params(workdir / _BASE, model, params, together)
+        write_params(workdir / _BASE_FOLDER, model, params, together)
     record: dict[str, Any] = {}
-    if needs_base or adapters:
+    if needs_base or has_lora:
         with together.hosts.operation("fingerprint", params) as finish:
             record["base"] = finish(fingerprint(params))
     if origin:
         record["origin"] = dict(origin)
-    write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
+    write_json(workdir / _MODEL_FILE, {"config": model.to_hf(), "dtype": model.dtype, **record})
 
 
 def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, together: Together = ALONE) -> Params | None:
@@ -100,25 +100,25 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
 
     Raises CheckpointError if they have changed since.
     """
-    folder = workdir / _BASE
-    name = _read_record(workdir).get("base")
-    if name is None or not folder.is_dir():
+    folder = workdir / _BASE_FOLDER
+    recorded_digest = _read_record(workdir).get("base")
+    if recorded_digest is None or not folder.is_dir():
         return None
     params = read_params(together, str(folder), model, 0, mesh)
     with together.hosts.operation("fingerprint", params) as finish:
         digest = finish(fingerprint(params))
-    if name != digest:
-        raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
+    if recorded_digest != digest:
+        raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_FIX_HINT}")
     return params
 
 
 def _read_record(workdir: Path) -> dict[str, Any]:
     """Reads model.json of a run; {} if it has none. Raises CheckpointError for a damaged one."""
-    path = workdir / _MODEL
+    path = workdir / _MODEL_FILE
     try:
         return read_json(path) if path.exists() else {}
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. {_RESTORE}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}. {_FIX_HINT}") from error
 
 
 def teaches_folder(config: Mapping[str, Any]) -> bool:
@@ -133,30 +133,30 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     CheckpointError for files that are missing, damaged or do not fit.
     """
     config = settings_of(workdir)
-    tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
+    tokenizer = _read_tokenizer(workdir / _TOKENIZER_FOLDER, "keeps its tokenizer there; restore it from a copy")
     model = shape_of(workdir, config, tokenizer, base)
     section = config["learner"]["lora"]
     lora = Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
     if lora:
-        fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
-        shapes = {name: leaf.shape for name, leaf in _leaves(fresh).items()}
+        new_adapters = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
+        shapes = {name: leaf.shape for name, leaf in _flatten(new_adapters).items()}
     else:
-        shapes = {row.name: row.shape(model) for row in parameters(model)}
+        shapes = {spec.name: spec.shape(model) for spec in parameters(model)}
     # A forged shape is refused before it takes memory.
     checkpoints = Checkpointer(workdir / "checkpoints")
-    step, arrays, content = checkpoints.part("params", step, lambda tree: _check(tree, shapes, workdir))
+    step, arrays, checksum = checkpoints.part("params", step, lambda tree: _check_shapes(tree, shapes, workdir))
     if not lora:
-        dtype = str(next(iter(_leaves(arrays).values())).dtype)
+        dtype = str(next(iter(_flatten(arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=dtype)
-        return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _host()), step, content)
-    frozen = cast_for_compute(model, _base(workdir, config, model, base))
-    params = merge(model, lora, frozen, jax.tree.map(jnp.asarray, arrays))
-    return TrainedPolicy(model, tokenizer, params, step, content)
+        return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _host_device()), step, checksum)
+    base_params = cast_for_compute(model, _read_base(workdir, config, model, base))
+    params = merge(model, lora, base_params, jax.tree.map(jnp.asarray, arrays))
+    return TrainedPolicy(model, tokenizer, params, step, checksum)
 
 
 def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """Reads the policy of a model folder in HF format, with its tokenizer. Raises ValueError or OSError."""
-    tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
+    tokenizer = _read_tokenizer(folder, "must hold its tokenizer and chat template too")
     return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
 
 
@@ -173,12 +173,12 @@ def shape_of(
 
     Raises CheckpointError.
     """
-    path, section = workdir / _MODEL, config["model"]
+    path, section = workdir / _MODEL_FILE, config["model"]
     try:
         if path.exists():
             return kept_shape(workdir)
         if section["path"]:
-            return stored_shape(config, _model_folder(workdir, section["path"], base))
+            return stored_shape(config, _find_model_folder(workdir, section["path"], base))
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
@@ -186,7 +186,7 @@ def shape_of(
 
 def kept_shape(workdir: Path) -> ModelConfig:
     """Reads the shape in a run's model.json. Raises OSError if it is missing, ValueError or KeyError if damaged."""
-    record = read_json(workdir / _MODEL)
+    record = read_json(workdir / _MODEL_FILE)
     return ModelConfig.from_hf(record["config"], dtype=record["dtype"])
 
 
@@ -209,22 +209,22 @@ def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase)
 
 def content_of(folder: Path) -> str:
     """Returns a checksum of the files of a model folder, which names its content."""
-    total = 0
+    checksum = 0
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
-            total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
+            checksum = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), checksum)
             with open(path, "rb", opener=regular_file) as file:
-                total = crc32(file, total)
-    return f"{total:08x}"
+                checksum = crc32(file, checksum)
+    return f"{checksum:08x}"
 
 
-def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
+def _read_base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """Reads the base of a run's adapters, and verifies it if the run recorded its fingerprint."""
     model_path = config["model"]["path"]
-    own_base, teaches = workdir / _BASE, teaches_folder(config)
-    if teaches and own_base.is_dir():
+    own_base, is_taught = workdir / _BASE_FOLDER, teaches_folder(config)
+    if is_taught and own_base.is_dir():
         base = own_base  # wherever the model folder of a warm start is now, its weights are not the base
-    folder = own_base if not base and (teaches or not model_path) else _model_folder(workdir, model_path, base)
+    folder = own_base if not base and (is_taught or not model_path) else _find_model_folder(workdir, model_path, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
@@ -234,15 +234,15 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
         params = load_params(folder, model)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
-    if _read_record(workdir).get("base", name := fingerprint(params)) != name:
+    if _read_record(workdir).get("base", digest := fingerprint(params)) != digest:
         raise CheckpointError(
             f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
-            f"{_RESTORE}"
+            f"{_FIX_HINT}"
         )
     return params
 
 
-def _model_folder(workdir: Path, model_path: str, base: str | Path) -> Path:
+def _find_model_folder(workdir: Path, model_path: str, base: str | Path) -> Path:
     """Returns the model folder that a run began from, or `base` if given. Raises CheckpointError if it is missing."""
     folder = Path(base or model_path)
     if not folder.is_dir():
@@ -254,26 +254,26 @@ def _model_folder(workdir: Path, model_path: str, base: str | Path) -> Path:
     return folder
 
 
-def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
+def _read_tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
     try:
         return load_tokenizer(folder)
     except ValueError as error:
         raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({error})") from error
 
 
-def _check(arrays: Any, layout: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
+def _check_shapes(arrays: Any, layout: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
     """Raises CheckpointError if the arrays do not fit the run's own settings."""
-    shapes = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
-    if different := sorted(name for name in shapes.keys() | layout.keys() if shapes.get(name) != layout.get(name)):
-        name = different[0]
+    shapes = {name: leaf.shape for name, leaf in _flatten(arrays).items()}
+    if mismatches := sorted(name for name in shapes.keys() | layout.keys() if shapes.get(name) != layout.get(name)):
+        name = mismatches[0]
         raise CheckpointError(
-            f"the checkpoint in {workdir} does not fit its own settings: {len(different)} arrays differ, first {name}: "
-            f"found {shapes.get(name, 'none')}, expected {layout.get(name, 'none')}. Its config.json or model.json was "
-            "changed: restore them from a copy"
+            f"the checkpoint in {workdir} does not fit its own settings: {len(mismatches)} arrays differ, first "
+            f"{name}: found {shapes.get(name, 'none')}, expected {layout.get(name, 'none')}. Its config.json or "
+            "model.json was changed: restore them from a copy"
         )
 
 
-def _host() -> jax.Device:
+def _host_device() -> jax.Device:
     """Returns the CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one."""
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -281,7 +281,7 @@ def _host() -> jax.Device:
         return jax.local_devices()[0]
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
+def _flatten(tree: Any) -> dict[str, Any]:
     """Flattens a tree to path → leaf."""
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
@@ -307,6 +307,6 @@ def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
     origin = read_json(path).get("origin", {}) if path.exists() else {}
     if not origin:
         # A run of an older release: a model folder was recorded only where it was shown demonstrations.
-        untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]
-        origin = {"folder": settings["model"]["path"], **({"shown": 0} if untaught else {})}
+        is_untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]
+        origin = {"folder": settings["model"]["path"], **({"shown": 0} if is_untaught else {})}
     return origin if step is None else {**origin, "steps": step, "evolve": settings["evolve"]}

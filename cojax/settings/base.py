@@ -39,7 +39,7 @@ def get_config() -> ConfigDict:
 
 def at(config: ConfigDict, name: str) -> Any:
     """The setting or section of that dotted name."""
-    return functools.reduce(lambda section, key: section[key], name.split("."), config)
+    return functools.reduce(lambda section, section_key: section[section_key], name.split("."), config)
 
 
 def put(config: ConfigDict, name: str, value: Any) -> None:

@@ -31,19 +31,19 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
     if isinstance(path := (model := settings.setdefault("model", {})).get("path"), str) and path:
         # Other releases read a relative path from the folder in which the command was started.
         model["path"] = os.path.abspath(path)
-    if path and "epochs" not in (warm := settings.setdefault("warm_start", {})):
+    if path and "epochs" not in (warm_start := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
-        warm["steps"] = 0
-    for name, (value, instead) in GONE.items():
-        section, _, key = name.rpartition(".")
-        holds = value_at(settings, section)
-        if isinstance(holds, dict) and key in holds and (old := holds.pop(key)) != value:
+        warm_start["steps"] = 0
+    for setting, (value, advice) in GONE.items():
+        section, _, key = setting.rpartition(".")
+        parent = value_at(settings, section)
+        if isinstance(parent, dict) and key in parent and (old_value := parent.pop(key)) != value:
             raise CheckpointError(
-                f"the run was made with {name}={quote(old)}, no longer a setting: it is always {value!r} now. "
+                f"the run was made with {setting}={quote(old_value)}, no longer a setting: it is always {value!r} now. "
                 f"Go on with the release that made the run, or without the setting: take it, and the last entry, "
-                f"`checksum`, out of config.json. In a new run, {instead}"
+                f"`checksum`, out of config.json. In a new run, {advice}"
             )
-    return _fill(settings, json.loads(json.dumps(defaults)))
+    return _fill_defaults(settings, json.loads(json.dumps(defaults)))
 
 
 def check_begun(workdir: Path) -> None:
@@ -66,8 +66,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         learner = settings["learner"]
         if not all(isinstance(section, dict) for section in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
-        for name, value in learner["lora"].items():
-            convert_setting(f"learner.lora.{name}", LEAVES[f"learner.lora.{name}"].range, value)
+        for setting, value in learner["lora"].items():
+            convert_setting(f"learner.lora.{setting}", LEAVES[f"learner.lora.{setting}"].range, value)
         return settings
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
@@ -89,10 +89,10 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def _fill(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, and the defaults of missing ones."""
     sections = {
-        name: _fill(section, default)
+        name: _fill_defaults(section, default)
         for name, section in settings.items()
         if isinstance(section, Mapping) and isinstance(default := defaults.get(name), Mapping)
     }

@@ -22,8 +22,8 @@ from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
 
 EXPERIMENTS = imports.FOLDERS["experiments"]
-# What ml_collections says of a value that a setting cannot take.
-_OF_ANOTHER_TYPE = re.compile(
+# What ml_collections says about a value that a setting cannot take.
+_TYPE_ERROR = re.compile(
     r"Could not override field '(?P<field>\w+)' \(reference\)\. (?P<value>.*) "
     r"is of original type <class '(?P<of>[^']*)'> and cannot be casted to type <class '(?P<wanted>[^']*)'>",
     re.DOTALL,
@@ -33,7 +33,7 @@ _OF_ANOTHER_TYPE = re.compile(
 class FlagError(Exception):
     """An error of the command line or of the file that it names: one line, with the fix.
 
-    It is no ValueError, because absl would put words of its own before the message.
+    It is not a ValueError, because absl would put words of its own before the message.
     """
 
 
@@ -52,11 +52,11 @@ def load(flag: str) -> ConfigDict:
 
     Raises FlagError for any exception of the file, for unknown settings, and for values of the wrong type.
     """
-    check_file(flag)
-    name, *argument = flag.split(":", 1)
-    path = str(locate(name))
+    require_config_file(flag)
+    file_name, *argument = flag.split(":", 1)
+    path = str(locate(file_name))
     try:
-        module = _module(path)
+        module = _import_file(path)
         if not callable(getattr(module, "get_config", None)):
             raise FlagError(f"{path} defines no function get_config(); see experiments/desk.py for one")
         config = module.get_config(*argument)
@@ -69,7 +69,7 @@ def load(flag: str) -> ConfigDict:
     except CheckpointError as error:
         raise FlagError(str(error)) from error
     except (Exception, SystemExit) as error:  # a file may raise anything
-        raise FlagError(_reason(error, path)) from error
+        raise FlagError(_word_error(error, path)) from error
     try:
         check_kinds(config)
     except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ def source(path: Path) -> dict[str, str]:
     return {"path": str(path.absolute()), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit(path)}
 
 
-def check_file(flag: str) -> None:
+def require_config_file(flag: str) -> None:
     """Raises FlagError for a --config that names no file."""
     path = Path(flag.partition(":")[0])
     try:
@@ -95,18 +95,18 @@ def check_file(flag: str) -> None:
     raise FlagError(f"--config={flag}: there is no such file; {hint}" if flag else f"--config is empty; {hint}")
 
 
-# Modules of this project whose get_config() is no experiment.
-_NO_EXPERIMENTS = ("base", "continued", "given")
+# Modules of this project whose get_config() is not an experiment's.
+_OTHER_MODULES = ("base", "continued", "given")
 
 
 def _similar_experiment(path: Path) -> Path | None:
     """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
     experiments = EXPERIMENTS
     for folder in (path.parent, Path(experiments.name)):
-        places = [folder, experiments] if folder == Path(experiments.name) else [folder]
-        files = [file for directory in places if directory.is_dir() for file in directory.glob("*.py")]
-        names = [file.stem for file in files if _is_experiment(file)]
-        if matches := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
+        searched_folders = [folder, experiments] if folder == Path(experiments.name) else [folder]
+        files = [file for directory in searched_folders if directory.is_dir() for file in directory.glob("*.py")]
+        experiment_names = [file.stem for file in files if _is_experiment(file)]
+        if matches := difflib.get_close_matches(path.stem, experiment_names, n=1, cutoff=0.7):
             return folder / f"{matches[0]}.py"
     return None
 
@@ -114,7 +114,7 @@ def _similar_experiment(path: Path) -> Path | None:
 def _is_experiment(path: Path) -> bool:
     """Whether the file defines get_config(), as far as can be seen without running it."""
     with contextlib.suppress(OSError):
-        if path.stem not in _NO_EXPERIMENTS and path.is_file():
+        if path.stem not in _OTHER_MODULES and path.is_file():
             return bool(re.search(r"^def get_config\(", path.read_text(errors="replace"), re.MULTILINE))
     return False
 
@@ -126,7 +126,7 @@ def locate(path: str) -> Path:
     return default if file.parent == Path(default.parent.name) and not file.exists() and default.is_file() else file
 
 
-def _module(path: str) -> ModuleType:
+def _import_file(path: str) -> ModuleType:
     """Imports the file as a module: ours by its name, so that it can import others of ours."""
     imports.with_current_folder()
     if Path(path).resolve().parent == EXPERIMENTS:
@@ -140,7 +140,7 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-def _reason(error: BaseException, path: str) -> str:
+def _word_error(error: BaseException, path: str) -> str:
     """Formats the error as one line, after the place of the file's last line that was running."""
     if isinstance(error, SyntaxError) and _is_same_file(error.filename or path, path):
         return f"{path}:{error.lineno or 1}: {error.msg}"
@@ -153,31 +153,31 @@ def _reason(error: BaseException, path: str) -> str:
     message = str(cause.args[0] if isinstance(cause, (AttributeError, KeyError)) and cause.args else cause)
     line = " ".join(message.split())
     if own_frames and "ml_collections" in frames[-1].filename:
-        if match := _OF_ANOTHER_TYPE.match(line):
-            return f"{position}: {_wrong_type(match, own_frames[-1].line or '')}"
+        if match := _TYPE_ERROR.match(line):
+            return f"{position}: {_word_type_error(match, own_frames[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
-            name, *hint = message.splitlines() or [""]
-            return " ".join(f"{position}: {name} is not a setting. {' '.join(hint)}".split())
-    kind = type(error).__name__
-    return f"{position}: {kind}: {line}" if line and line != kind else f"{position}: it ends with {kind}"
+            first_line, *hint = message.splitlines() or [""]
+            return " ".join(f"{position}: {first_line} is not a setting. {' '.join(hint)}".split())
+    type_name = type(error).__name__
+    return f"{position}: {type_name}: {line}" if line and line != type_name else f"{position}: it ends with {type_name}"
 
 
-def _wrong_type(match: re.Match[str], line: str) -> str:
+def _word_type_error(match: re.Match[str], line: str) -> str:
     """Words the error for a value of the wrong type that this line of the file gives to a setting."""
     field, value = match["field"], match["value"]
     reference = re.search(rf"((?:\w+\.)*){field}\b", line)
     full_name = f"{reference[1]}{field}" if reference else field
-    names = [full_name[word.start() :] for word in re.finditer(r"\b\w", full_name)]
-    name = next((key for key in names if key in RANGES or is_section(key) or is_open(key)), field)
-    if name in RANGES:
-        values = description(RANGES[name])
+    name_endings = [full_name[word.start() :] for word in re.finditer(r"\b\w", full_name)]
+    setting = next((key for key in name_endings if key in RANGES or is_section(key) or is_open(key)), field)
+    if setting in RANGES:
+        allowed_values = description(RANGES[setting])
     elif match["wanted"].endswith("ConfigDict"):
-        values = "a section"
+        allowed_values = "a section"
     else:
-        values = description({"int": int, "float": float, "bool": bool, "str": str}.get(match["wanted"], tuple))
+        allowed_values = description({"int": int, "float": float, "bool": bool, "str": str}.get(match["wanted"], tuple))
     type_note = f", of the type {match['of']}" if "." in match["of"] else ""
-    return f"{name} is {quote(value) if match['of'] == 'str' else value}{type_note}; expected {values}"
+    return f"{setting} is {quote(value) if match['of'] == 'str' else value}{type_note}; expected {allowed_values}"
 
 
-def _is_same_file(path: str, other: str) -> bool:
-    return Path(path).resolve() == Path(other).resolve()
+def _is_same_file(path: str, other_path: str) -> bool:
+    return Path(path).resolve() == Path(other_path).resolve()

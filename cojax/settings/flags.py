@@ -16,7 +16,7 @@ from cojax.host.same_bits import set_variables
 from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
 from cojax.settings.base import expand_flag
 from cojax.settings.compatibility import check_begun
-from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, check_file
+from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, require_config_file
 from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown_setting
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import CheckpointError
@@ -42,17 +42,17 @@ def start(main: Callable[[list[str]], None], about: str | None) -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
-    main = sys.modules["__main__"]
-    if main.__doc__:  # what --help shows first
-        main.__doc__ = reword(main.__doc__)
+    main_module = sys.modules["__main__"]
+    if main_module.__doc__:  # what --help shows first
+        main_module.__doc__ = reword(main_module.__doc__)
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(expand_flag, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
         if "workdir" in flags.FLAGS:
-            argv[1:] = _with_config(argv[1:])
-        if (config := _value("config", argv[1:])) is not None:
-            check_file(config)
-        argv[1:] = _without_entries(argv[1:], OF_ENTRIES)
+            argv[1:] = _expand_workdir(argv[1:])
+        if (config_value := _lookup("config", argv[1:])) is not None:
+            require_config_file(config_value)
+        argv[1:] = _move_entry_flags(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
         positional = flags.FLAGS(argv)
         absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs every array
@@ -76,15 +76,15 @@ def parse(argv: list[str]) -> list[str]:
     sys.exit(1)
 
 
-def _with_config(arguments: Sequence[str]) -> list[str]:
+def _expand_workdir(arguments: Sequence[str]) -> list[str]:
     """Replaces --workdir by --config.workdir in the arguments of a run.
 
     Without --config, the configuration is that of the run in the folder. Raises FlagError if neither flag is given, if
     the folder holds no run, or if the flags name two folders.
     """
-    workdir = _value("workdir", arguments)
+    workdir = _lookup("workdir", arguments)
     if workdir is None:
-        if _value("config", arguments) is None and not any(flag.lstrip("-").startswith("help") for flag in arguments):
+        if _lookup("config", arguments) is None and not any(flag.lstrip("-").startswith("help") for flag in arguments):
             _check_flags(arguments)
             if file := next((argument for argument in arguments if re.match(r"[^-].*\.py$", argument)), None):
                 raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
@@ -93,18 +93,18 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
                 "go on with, --workdir=runs/desk"
             )
         return list(arguments)
-    if (config_workdir := _value(r"config\.workdir", arguments)) not in (None, workdir):
+    if (config_workdir := _lookup(r"config\.workdir", arguments)) not in (None, workdir):
         raise FlagError(
             f"--workdir={workdir} and --config.workdir={config_workdir} name two run directories; leave one of them out"
         )
-    remaining, following = [], iter(arguments)
-    for argument in following:
+    remaining, argument_iterator = [], iter(arguments)
+    for argument in argument_iterator:
         if argument in ("--workdir", "-workdir"):
-            next(following, "")
+            next(argument_iterator, "")
         elif not re.match(r"--?workdir=", argument):
             remaining.append(argument)
     config_flag = []
-    if _value("config", arguments) is None:
+    if _lookup("config", arguments) is None:
         if not _is_there(Path(workdir) / "config.json"):
             _check_flags(arguments)
             raise FlagError(
@@ -126,28 +126,28 @@ def _is_there(path: Path) -> bool:
         raise FlagError(f"--workdir={path.parent}: {error.strerror}") from error
 
 
-def _value(name: str, arguments: Sequence[str]) -> str | None:
-    """Returns the value of a flag, the last one if it is given twice; None if it is not given. `name` is a pattern.
+def _lookup(name_pattern: str, arguments: Sequence[str]) -> str | None:
+    """Returns the value of a flag, the last one if it is given twice; None if it is not given.
 
     Raises FlagError for a flag without a value.
     """
     value = None
-    for index, argument in enumerate(_flags_of(arguments)):
-        if match := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
+    for index, argument in enumerate(_before_separator(arguments)):
+        if match := re.match(rf"--?{name_pattern}(?:=(.*))?$", argument, re.DOTALL):
             if match[1] is None and re.match(r"--|$", "".join(arguments[index + 1 : index + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
             value = match[1] if match[1] is not None else arguments[index + 1]
     return value
 
 
-def _flags_of(arguments: Iterable[str]) -> Iterator[str]:
-    """The arguments before `--`, after which none is a flag."""
+def _before_separator(arguments: Iterable[str]) -> Iterator[str]:
+    """Returns the arguments before `--`; none after it is a flag."""
     return itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
 def _check_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
-    for argument in _flags_of(arguments):
+    for argument in _before_separator(arguments):
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if match and match[1] not in RANGES and not is_section(match[1]) and not is_open(match[1]):
             raise FlagError(unknown_setting(match[1]))
@@ -156,7 +156,7 @@ def _check_names(arguments: Sequence[str]) -> None:
 def _check_flags(arguments: Sequence[str]) -> None:
     """Raises FlagError for an unknown flag, and for an unknown setting."""
     _check_names(arguments)
-    for argument in _flags_of(arguments):
+    for argument in _before_separator(arguments):
         match = re.match(r"--?([A-Za-z_][^=]*)", argument)
         name = match[1] if match else ""
         is_known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
@@ -173,35 +173,35 @@ def _unknown_flag(name: str) -> str:
 
 def _reword_error(message: str) -> str:
     """Returns absl's message about a flag; if it is about a setting, in this project's words."""
-    if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
-        name, value = section.groups()
-        return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
-    if (setting := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and setting[1] in RANGES:
-        return f"{setting[1]} is {setting[2]!r}; expected {description(RANGES[setting[1]])}"
+    if match := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
+        section_name, value = match.groups()
+        return f"{section_name} is a section, given {value}; set what stands in it: --config.{section_name}.NAME=VALUE"
+    if (match := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and match[1] in RANGES:
+        return f"{match[1]} is {match[2]!r}; expected {description(RANGES[match[1]])}"
     if "Flag --config must have a value" in message:
         return "no experiment: name one, --config=experiments/desk.py"
-    if number := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
-        kind = "a whole number" if number[3].startswith("invalid") else "a number"
-        return f"--{number[1]} is {number[2]!r}; expected {kind}"
-    if strange := re.match(r"Unknown command line flag '([^']+)'", message):
-        return _unknown_flag(strange[1])
+    if match := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
+        expected_kind = "a whole number" if match[3].startswith("invalid") else "a number"
+        return f"--{match[1]} is {match[2]!r}; expected {expected_kind}"
+    if match := re.match(r"Unknown command line flag '([^']+)'", message):
+        return _unknown_flag(match[1])
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 
-def _without_entries(arguments: Sequence[str], entry_flags: dict[str, str]) -> list[str]:
+def _move_entry_flags(arguments: Sequence[str], entry_flags: dict[str, str]) -> list[str]:
     """Moves the flags of entries, --config.NAME=VALUE or --config.NAME VALUE, from the arguments to `entry_flags`.
 
     Raises FlagError for one without a value.
     """
     entry_flags.clear()
     remaining: list[str] = []
-    following = iter(arguments)
-    for argument in following:
+    argument_iterator = iter(arguments)
+    for argument in argument_iterator:
         match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
         if argument == "--" or not match or not is_free_form(match[1]):
-            remaining += [argument, *following] if argument == "--" else [argument]
+            remaining += [argument, *argument_iterator] if argument == "--" else [argument]
         else:
-            text = next(following, "--") if match[2] is None else match[2]
+            text = next(argument_iterator, "--") if match[2] is None else match[2]
             if match[2] is None and text.startswith("--"):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
             entry_flags[match[1]] = text

@@ -676,9 +676,9 @@ class Leaf(NamedTuple):
 def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
     """Yields the section and those within it, by their dotted names."""
     yield name, section
-    for attribute, value in vars(section).items():
+    for key, value in vars(section).items():
         if isinstance(value, type):
-            yield from _sections(value, f"{name}.{attribute}".lstrip("."))
+            yield from _sections(value, f"{name}.{key}".lstrip("."))
 
 
 def purpose_of(section: type) -> str:

@@ -171,7 +171,7 @@ def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monk
     engine.close()
     assert engine.slots == int(flag[2])
     free(0.0001)
-    with pytest.raises(ValueError, match=r"what has begun goes on only where more memory is free$"):
+    with pytest.raises(ValueError, match=r"it can only be continued on a machine with more free memory$"):
         states.build_parts(config, directory, True)
     config.engine.slots = None
     with pytest.raises(ValueError, match=r"choose a smaller model, or sample on servers"):

@@ -76,7 +76,7 @@ def test_a_missing_server_package_is_named_with_its_command_in_the_first_second(
 def test_an_interpreter_that_hangs_has_no_sglang(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (hanging := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
-    monkeypatch.setattr(engines, "_PATIENCE", 0.2)
+    monkeypatch.setattr(engines, "_PROBE_TIMEOUT_S", 0.2)
     config.engine.name, config.sglang.python = "sglang", str(hanging)
     with pytest.raises(ValueError, match=r"has no SGLang"):
         engines.check_servers(config)

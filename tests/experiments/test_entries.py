@@ -232,7 +232,7 @@ def test_settings_of_a_signal_that_is_off_do_no_harm() -> None:
 
 def test_flags_of_entries_are_told_from_the_others() -> None:
     found: dict[str, str] = {"left": "over"}
-    rest = flags._without_entries(
+    rest = flags._move_entry_flags(
         [
             "--config=x.py", "--config.seed=1", "--config.learner.loss=sft", "--config.learner.loss_settings.a=b=c",
             "-config.curriculum", "learnability", "--config.environment.name=desk", "--config.learner.lora.rank=2",

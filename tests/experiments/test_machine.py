@@ -36,7 +36,7 @@ def written(tmp_path, monkeypatch):
         for name, value in (("level", level), ("type", kind), ("size", size)):
             (folder / name).write_text(f"{value}\n")
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine, "_CACHES", tmp_path / "cache")
+    monkeypatch.setattr(machine, "_CACHE_FOLDER", tmp_path / "cache")
     for name in machine._TABLES["variables"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")

@@ -16,7 +16,7 @@ from cojax.preference import coefficients, weights
 from cojax.run import methods, states
 from cojax.run.checks import check
 from cojax.run.entries import objective_of, reads_initial
-from cojax.run.summary import _hard_negatives
+from cojax.run.summary import _hard_negative_share
 from cojax.settings import presets
 from cojax.settings.tree import RoundsSettings
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
@@ -65,9 +65,9 @@ def test_the_initial_policy_is_kept_only_where_it_is_the_reference():
 def test_the_share_of_hard_negatives_is_none_where_none_was_compared():
     compared = {"failures": 4.0, "hard_negatives": 3.0, "hard_pairs": 2.0}
     alone = {**compared, "hard_pairs": 0.0}
-    assert _hard_negatives([compared, alone]) == 0.75
-    assert _hard_negatives([alone, {}]) is None
-    assert _hard_negatives([{}]) is None
+    assert _hard_negative_share([compared, alone]) == 0.75
+    assert _hard_negative_share([alone, {}]) is None
+    assert _hard_negative_share([{}]) is None
 
 
 @pytest.mark.parametrize(("restored", "copies"), [(None, 1), ("second", 0)])

@@ -96,7 +96,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "result": ("final.json", ended_run),
     "initial tasks": ("initial.json", lambda folder: files.read_json(folder / "initial.json")),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
-    "asleep, carried": ("asleep.json", lambda folder: preflight._carry(folder, folder / "check")),
+    "asleep, carried": ("asleep.json", lambda folder: preflight._copy_notes(folder, folder / "check")),
     "warm start": ("warm_start.json", warm_start.read_record),
     "journal": ("journal.jsonl", lambda folder: Journal(folder / "journal.jsonl").find("0" * 32)),
     "evaluation": ("config.json", evaluated),
