@@ -29,12 +29,12 @@ from cojax.storage.checkpoint import ArrayFiles, restore_arrays, save_arrays
 
 _T = TypeVar("_T")
 # The number of a command, and the index in its result if that is a tuple.
-Place = tuple[int, int]
+ResultKey = tuple[int, int]
 # The identities of all arrays of a result, in order.
-_Leaves = tuple[int, ...]
+_LeafIds = tuple[int, ...]
 Operations = MutableMapping[str, Callable[..., Any]]
-# Bytes that travel at once: all messages have one of two shapes, so that two programs serve them.
-_SMALL, _LARGE = 2**16, 2**24
+# Message sizes in bytes. There are only two, so two compiled programs are enough.
+_SMALL_BYTES, _LARGE_BYTES = 2**16, 2**24
 # How a command describes an array: the name of its dtype, and its shape.
 Description = tuple[str, Sequence[int]]
 
@@ -42,13 +42,13 @@ Description = tuple[str, Sequence[int]]
 class Lead:
     """`Hosts` of process 0. Only the main thread, which runs all collectives, may use it."""
 
-    def __init__(self, wire: Wire, others: int) -> None:
-        self._wire, self._others = wire, others
-        self._number = 0
+    def __init__(self, wire: Wire, other_count: int) -> None:
+        self._wire, self._other_count = wire, other_count
+        self._command_number = 0
         # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
-        self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
+        self._results: dict[_LeafIds, tuple[ResultKey, list[weakref.ref[Any]]]] = {}
         # Filled by any thread that drops a result.
-        self._free_places = collections.deque[Place]()
+        self._free_results = collections.deque[ResultKey]()
         # When the current operation began, for the watch over its deadline.
         self.busy_since: float | None = None
 
@@ -60,13 +60,13 @@ class Lead:
                 f"{name} was called on the thread {threading.current_thread().name!r}; what all processes compute "
                 "together must be called on the main thread: read the arrays of Weights within Engine.load"
             )
-        data: list[np.ndarray] = []
-        descriptions = [self._encode(argument, data) for argument in arguments]
-        places = [self._free_places.popleft() for _ in range(len(self._free_places))]
-        self._number += 1
-        number, results = self._number, list[Any]()
+        host_arrays: list[np.ndarray] = []
+        argument_specs = [self._encode(argument, host_arrays) for argument in arguments]
+        places = [self._free_results.popleft() for _ in range(len(self._free_results))]
+        self._command_number += 1
+        serial, results = self._command_number, list[Any]()
 
-        def finish(result: _T) -> _T:
+        def record_result(result: _T) -> _T:
             # Waits for its end, not only its start: the deadline bounds the whole computation.
             results.append(jax.block_until_ready(result))
             return result
@@ -75,61 +75,61 @@ class Lead:
         try:
             self._wire.send(
                 {
-                    "kind": "run", "operation": name, "number": number, "arguments": descriptions, "freed": places,
-                    "data": [describe(array) for array in data],
+                    "kind": "run", "operation": name, "number": serial, "arguments": argument_specs, "freed": places,
+                    "data": [describe(array) for array in host_arrays],
                 }
             )  # fmt: skip
-            self._wait()
-            if data:
-                send_arrays(data)
-            yield finish
+            self._await_others()
+            if host_arrays:
+                send_arrays(host_arrays)
+            yield record_result
         finally:
             self.busy_since = None
         result = results.pop() if results else None
-        for index, part in enumerate(result if isinstance(result, tuple) else (result,)):
-            self._remember((number, index), part)
+        for index, item in enumerate(result if isinstance(result, tuple) else (result,)):
+            self._remember((serial, index), item)
 
-    def _wait(self) -> None:
+    def _await_others(self) -> None:
         """Waits until all other processes are about to run this operation; they may still be compiling."""
-        missing = self._others
-        while missing:
+        missing_count = self._other_count
+        while missing_count:
             _, message = self._wire.receive()
-            missing -= message.get("kind") == "at" and message["number"] == self._number
+            missing_count -= message.get("kind") == "at" and message["number"] == self._command_number
 
-    def _encode(self, argument: Any, data: list[np.ndarray]) -> dict[str, Any]:
-        """An argument in the form that a command has; adds arrays on the host to `data`."""
+    def _encode(self, argument: Any, host_arrays: list[np.ndarray]) -> dict[str, Any]:
+        """An argument in the form that a command has; adds arrays on the host to `host_arrays`."""
         if isinstance(argument, (np.ndarray, np.generic)):
-            data.append(np.asarray(argument))
-            return {"array": len(data) - 1}
+            host_arrays.append(np.asarray(argument))
+            return {"array": len(host_arrays) - 1}
         if argument is None or isinstance(argument, (bool, int, float, str)):
             return {"plain": argument}
         if isinstance(argument, TrainBatch) and isinstance(argument.tokens, np.ndarray):
-            fields = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
-            return {"batch": {name: self._encode(value, data) for name, value in fields.items()}}
+            values = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
+            return {"batch": {name: self._encode(value, host_arrays) for name, value in values.items()}}
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
-            return {"tuple": [self._encode(part, data) for part in argument]}
+            return {"tuple": [self._encode(item, host_arrays) for item in argument]}
         leaves = jax.tree.leaves(argument)
-        entry = self._places.get(tuple(map(id, leaves)))
+        entry = self._results.get(tuple(map(id, leaves)))
         if entry is None or any(ref() is not leaf for ref, leaf in zip(entry[1], leaves, strict=True)):
             raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
         return {"result": entry[0]}
 
-    def _remember(self, place: Place, result: Any) -> None:
+    def _remember(self, result_key: ResultKey, result: Any) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
         if not leaves:
-            self._free_places.append(place)
+            self._free_results.append(result_key)
             return
-        key, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
+        leaf_ids, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
-        def free(_ref: weakref.ref[Any]) -> None:
+        def forget(_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
-            if (entry := self._places.get(key)) and entry[1] is refs and self._places.pop(key, None):
-                self._free_places.append(place)
+            if (entry := self._results.get(leaf_ids)) and entry[1] is refs and self._results.pop(leaf_ids, None):
+                self._free_results.append(result_key)
 
-        refs += [weakref.ref(leaf, free) for leaf in leaves]
-        if entry := self._places.get(key):
-            self._free_places.append(entry[0])  # the arrays name the newer result from now on
-        self._places[key] = (place, refs)
+        refs += [weakref.ref(leaf, forget) for leaf in leaves]
+        if entry := self._results.get(leaf_ids):
+            self._free_results.append(entry[0])  # the arrays name the newer result from now on
+        self._results[leaf_ids] = (result_key, refs)
 
 
 class Follower:
@@ -148,40 +148,40 @@ class Follower:
                 return int(message["status"])
             if message.get("kind") == "run":
                 self.busy_since = time.monotonic()
-                self._run(message)
+                self._run_command(message)
                 self.busy_since = None
 
-    def _run(self, command: Mapping[str, Any]) -> None:
-        for number, index in command["freed"]:
-            parts = self.results.get(number, {})
-            parts.pop(index, None)
-            if not parts:
-                self.results.pop(number, None)
-        name = command["operation"]
-        if name not in self.operations:
-            raise WireError(f"process 0 wants {name!r}, which this process does not know")
+    def _run_command(self, command: Mapping[str, Any]) -> None:
+        for command_number, result_index in command["freed"]:
+            items = self.results.get(command_number, {})
+            items.pop(result_index, None)
+            if not items:
+                self.results.pop(command_number, None)
+        operation_name = command["operation"]
+        if operation_name not in self.operations:
+            raise WireError(f"process 0 wants {operation_name!r}, which this process does not know")
         self._wire.send({"kind": "at", "number": command["number"]})
         data = receive_arrays(command["data"]) if command["data"] else []
-        result = self.operations[name](*(self._argument(argument, data) for argument in command["arguments"]))
+        result = self.operations[operation_name](*(self._decode(argument, data) for argument in command["arguments"]))
         jax.block_until_ready(result)
-        values = result if isinstance(result, tuple) else (result,)
-        self.results[command["number"]] = dict(enumerate(values))
+        outputs = result if isinstance(result, tuple) else (result,)
+        self.results[command["number"]] = dict(enumerate(outputs))
 
-    def _argument(self, spec: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
-        ((kind, value),) = spec.items()
-        match kind:
+    def _decode(self, spec: Mapping[str, Any], host_arrays: Sequence[np.ndarray]) -> Any:
+        ((spec_kind, value),) = spec.items()
+        match spec_kind:
             case "plain":
                 return value
             case "array":
-                return data[value] if data[value].ndim else data[value][()]
+                return host_arrays[value] if host_arrays[value].ndim else host_arrays[value][()]
             case "batch":
-                return TrainBatch(**{name: self._argument(field, data) for name, field in value.items()})
+                return TrainBatch(**{name: self._decode(field_spec, host_arrays) for name, field_spec in value.items()})
             case "tuple":
-                return tuple(self._argument(part, data) for part in value)
+                return tuple(self._decode(item, host_arrays) for item in value)
             case "result":
-                number, index = value
-                return self.results[number][index]
-        raise WireError(f"process 0 sent an argument of the kind {kind!r}, which this process does not know")
+                command_number, result_index = value
+                return self.results[command_number][result_index]
+        raise WireError(f"process 0 sent an argument of the kind {spec_kind!r}, which this process does not know")
 
 
 def describe(array: np.ndarray) -> Description:
@@ -190,46 +190,46 @@ def describe(array: np.ndarray) -> Description:
 
 def send_arrays(arrays: Sequence[np.ndarray]) -> None:
     """In process 0: sends the bytes of arrays, which the others receive by `receive_arrays` at the same time."""
-    data = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
-    for start, size in _parts(data.size):
+    content = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+    for start, size in _split_bytes(content.size):
         part = np.zeros(size, np.uint8)
-        piece = data[start : start + size]
-        part[: piece.size] = piece
+        content_part = content[start : start + size]
+        part[: content_part.size] = content_part
         multihost_utils.broadcast_one_to_all(part, is_source=True)
 
 
 def receive_arrays(descriptions: Sequence[Description]) -> list[np.ndarray]:
     """In every other process: the arrays that process 0 sends."""
-    counts = [math.prod(shape) * jnp.dtype(name).itemsize for name, shape in descriptions]
-    data = np.empty(sum(counts), np.uint8)
-    for start, size in _parts(data.size):
+    byte_counts = [math.prod(shape) * jnp.dtype(dtype_name).itemsize for dtype_name, shape in descriptions]
+    content = np.empty(sum(byte_counts), np.uint8)
+    for start, size in _split_bytes(content.size):
         part = multihost_utils.broadcast_one_to_all(np.zeros(size, np.uint8), is_source=False)
-        data[start : start + size] = part[: data.size - start]
+        content[start : start + size] = part[: content.size - start]
     arrays, start = [], 0
-    for (name, shape), count in zip(descriptions, counts, strict=True):
+    for (dtype_name, shape), byte_count in zip(descriptions, byte_counts, strict=True):
         # A copy is aligned as its dtype requires.
-        arrays.append(data[start : start + count].copy().view(jnp.dtype(name)).reshape(shape))
-        start += count
+        arrays.append(content[start : start + byte_count].copy().view(jnp.dtype(dtype_name)).reshape(shape))
+        start += byte_count
     return arrays
 
 
-def _parts(size: int) -> list[tuple[int, int]]:
+def _split_bytes(total: int) -> list[tuple[int, int]]:
     """(start, bytes) of the parts in which `size` bytes travel."""
-    large = max(0, math.ceil((size - 16 * _SMALL) / _LARGE))
-    parts = [_LARGE] * large + [_SMALL] * max(0, math.ceil((size - large * _LARGE) / _SMALL))
+    large = max(0, math.ceil((total - 16 * _SMALL_BYTES) / _LARGE_BYTES))
+    parts = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(0, math.ceil((total - large * _LARGE_BYTES) / _SMALL_BYTES))
     return list(zip(itertools.accumulate(parts, initial=0), parts, strict=False))
 
 
 def lead_array_files(lead: Lead) -> ArrayFiles:
     """The array files of process 0: of a state, or of a state and that of the second agent."""
 
-    def save(folder: Path, arrays: Any) -> None:
-        target, second = split_states(arrays)
-        with lead.operation("save", str(folder), target, second):
+    def save_together(folder: Path, arrays: Any) -> None:
+        target_state, second_state = split_states(arrays)
+        with lead.operation("save", str(folder), target_state, second_state):
             save_arrays(folder, arrays)
 
-    def restore(folder: Path, like: Any) -> Any:
+    def restore_together(folder: Path, like: Any) -> Any:
         with lead.operation("restore", str(folder), split_states(like)[1] is not None) as finish:
             return join_states(*finish(split_states(restore_arrays(folder, like))))
 
-    return save, restore
+    return save_together, restore_together

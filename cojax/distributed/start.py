@@ -26,17 +26,17 @@ from cojax.settings.tree import DistributedSettings
 from cojax.storage.differences import differences
 from cojax.storage.files import missing_folders, remove_empty
 
-_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for values that are not given, in its own order.
 JAX_SOURCES = (
     "a TPU pod (its metadata, or TPU_WORKER_HOSTNAMES)",
     "Kubernetes (KUBERNETES_SERVICE_HOST, an indexed Job, and the package `kubernetes`)",
     "Open MPI (OMPI_MCA_orte_hnp_uri)",
-    f"Slurm ({', '.join(_SLURM)})",
+    f"Slurm ({', '.join(_SLURM_VARIABLES)})",
     "JAX_COORDINATOR_ADDRESS",
 )
-_KEY = "cojax/wire"
-_START_ALL = (
+_STORE_KEY = "cojax/wire"
+_START_ADVICE = (
     "Start all of them, with the same coordinator and number of processes, on a port that is free on the host of "
     "process 0"
 )
@@ -48,7 +48,7 @@ class DistributedError(RuntimeError):
     """The processes of a run cannot work together. The message says which one, why, and what to do."""
 
 
-def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
+def start(settings: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
     """Connects this process with the others: its number, how many there are, and the connections of its `Wire`.
 
     Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must have
@@ -56,31 +56,31 @@ def start(how: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]
     """
     # Its handler of SIGTERM would replace ours, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
-    with _explain_errors(how), _watch_start(how):
+    with _explain_errors(settings), _watch_start(settings):
         jax.distributed.initialize(
-            how.coordinator or None,
-            how.processes,
-            how.process,
-            initialization_timeout=round(how.startup + _EXTRA_FOR_JAX),
+            settings.coordinator or None,
+            settings.processes,
+            settings.process,
+            initialization_timeout=round(settings.startup + _EXTRA_FOR_JAX),
             # The wire notices first, and says which process it was.
-            heartbeat_timeout_seconds=max(10, round(3 * how.silence)),
-            shutdown_timeout_seconds=max(10, round(how.silence)),
+            heartbeat_timeout_seconds=max(10, round(3 * settings.silence)),
+            shutdown_timeout_seconds=max(10, round(settings.silence)),
         )
     process, processes = global_state.process_id, global_state.num_processes
     client, address = global_state.client, global_state.coordinator_address
     assert client is not None
     assert address is not None
-    with _explain_errors(how):
+    with _explain_errors(settings):
         if process == 0:
             dual_stack = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual_stack else socket.AF_INET
             with socket.create_server(("", 0), family=family, dualstack_ipv6=dual_stack, backlog=processes) as server:
                 token = secrets.token_hex(16)
-                client.key_value_set(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
-                return 0, processes, accept(server, token, processes, how.startup, how.silence)
-        endpoint = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
+                client.key_value_set(_STORE_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
+                return 0, processes, accept(server, token, processes, settings.startup, settings.silence)
+        endpoint = json.loads(client.blocking_key_value_get(_STORE_KEY, round(1000 * settings.startup)))
         host = address.rpartition(":")[0].strip("[]")
-        connection = connect(host, endpoint["port"], endpoint["token"], process, how.startup, how.silence)
+        connection = connect(host, endpoint["port"], endpoint["token"], process, settings.startup, settings.silence)
         return process, processes, {0: connection}
 
 
@@ -96,26 +96,26 @@ def _watch_start(how: DistributedSettings) -> Iterator[None]:
     JAX waits in native code, which ends the process by SIGABRT and runs no handlers of signals. Meanwhile, signals end
     the process by default.
     """
-    over = threading.Event()
+    end_event = threading.Event()
 
-    def watch() -> None:
-        if over.wait(min(_REPORT_AFTER, how.startup)):
+    def watch_wait() -> None:
+        if end_event.wait(min(_REPORT_AFTER, how.startup)):
             return
-        _say(f"waiting for the other processes at {_place(how)}, for distributed.startup={how.startup:g} s at most")
-        if not over.wait(max(0.0, how.startup - _REPORT_AFTER)):
-            _say(f"error: {_not_found(how)}. {_START_ALL}")
+        _say(f"waiting for the other processes at {_address(how)}, for distributed.startup={how.startup:g} s at most")
+        if not end_event.wait(max(0.0, how.startup - _REPORT_AFTER)):
+            _say(f"error: {_describe_failure(how)}. {_START_ADVICE}")
             os._exit(1)
 
     handlers = {}
     if threading.current_thread() is threading.main_thread():
-        handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
-    threading.Thread(target=watch, name="start", daemon=True).start()
+        handlers = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGINT, signal.SIGTERM)}
+    threading.Thread(target=watch_wait, name="start", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        end_event.set()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 def _say(line: str) -> None:
@@ -130,48 +130,48 @@ def _explain_errors(how: DistributedSettings) -> Iterator[None]:
     except WireError as error:
         raise DistributedError(f"the processes do not find each other: {error}") from error
     except (RuntimeError, OSError) as error:
-        raise DistributedError(f"{_not_found(how)}: {str(error).splitlines()[0]}. {_START_ALL}") from error
+        raise DistributedError(f"{_describe_failure(how)}: {str(error).splitlines()[0]}. {_START_ADVICE}") from error
     except Exception as error:  # of any type: JAX parses variables that launchers set
         if how.coordinator:
             raise DistributedError(
-                f"distributed.coordinator is {how.coordinator}, but {_reason(error)}; set "
+                f"distributed.coordinator is {how.coordinator}, but {_explain(error)}; set "
                 "--config.distributed.processes=N and --config.distributed.process=0 … N−1 in each process"
             ) from error
         raise DistributedError(
-            f"distributed is enabled, but no coordinator was given and none was found ({_reason(error)}). Tried: "
+            f"distributed is enabled, but no coordinator was given and none was found ({_explain(error)}). Tried: "
             f"{'; '.join(JAX_SOURCES)}. {_half_set()}Set --config.distributed.coordinator=HOST:PORT, .processes and "
             ".process, or --config.distributed.enabled=False"
         ) from error
 
 
-def _place(how: DistributedSettings) -> str:
-    return how.coordinator or global_state.coordinator_address or "the address that was found"
+def _address(settings: DistributedSettings) -> str:
+    return settings.coordinator or global_state.coordinator_address or "the address that was found"
 
 
-def _not_found(how: DistributedSettings) -> str:
-    return f"the processes do not find each other at {_place(how)} within distributed.startup={how.startup:g} s"
+def _describe_failure(how: DistributedSettings) -> str:
+    return f"the processes do not find each other at {_address(how)} within distributed.startup={how.startup:g} s"
 
 
 def _half_set() -> str:
     """A sentence on the variables that Slurm has not set, if it has set others; empty otherwise."""
-    present = [name for name in _SLURM if name in os.environ]
-    missing = [name for name in _SLURM if name not in os.environ]
-    if not present or not missing:
+    set_names = [name for name in _SLURM_VARIABLES if name in os.environ]
+    missing_names = [name for name in _SLURM_VARIABLES if name not in os.environ]
+    if not set_names or not missing_names:
         return ""
-    return f"{present[0]} is set, but {', '.join(missing)} not: start the command by srun. "
+    return f"{set_names[0]} is set, but {', '.join(missing_names)} not: start the command by srun. "
 
 
-def _reason(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     """Why JAX cannot start, as the middle of a sentence."""
     if isinstance(error, KeyError):
         return f"{error.args[0]} is not set"
     if isinstance(error, IndexError) and (address := os.environ.get("JAX_COORDINATOR_ADDRESS")):
         return f"JAX_COORDINATOR_ADDRESS is {address!r}, expected HOST:PORT"
-    text = " ".join(str(error).split()).rstrip(".")
-    return text[:1].lower() + text[1:]
+    message = " ".join(str(error).split()).rstrip(".")
+    return message[:1].lower() + message[1:]
 
 
-_POLL = 0.1
+_POLL_SECONDS = 0.1
 
 
 def admit(
@@ -179,7 +179,7 @@ def admit(
     processes: int,
     facts: Mapping[str, Any],
     folders: Mapping[str, Path],
-    deadline: float,
+    timeout_s: float,
     *,
     keep: bool = True,
 ) -> None:
@@ -189,50 +189,50 @@ def admit(
     before stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what
     differs.
     """
-    missing = [path for folder in folders.values() for path in missing_folders(folder)]
-    missing.sort(key=lambda path: len(path.parts), reverse=True)
+    absent_folders = [path for folder in folders.values() for path in missing_folders(folder)]
+    absent_folders.sort(key=lambda path: len(path.parts), reverse=True)
     try:
-        answers = _answers(wire, processes, "facts", deadline)
+        answers = _collect_answers(wire, processes, "facts", timeout_s)
         faults = [
-            f"process {number} has other settings, versions or code than process 0: {difference}"
-            for number in sorted(answers)
-            if (difference := differences(facts, answers[number]["facts"]))
+            f"process {process} has other settings, versions or code than process 0: {difference}"
+            for process in sorted(answers)
+            if (difference := differences(facts, answers[process]["facts"]))
         ]
         for setting, folder in folders.items():
-            faults = faults or _unseen_by(wire, processes, setting, folder, deadline)
+            faults = faults or _find_unseen(wire, processes, setting, folder, timeout_s)
         wire.send({"kind": "verdict", "fault": "; ".join(faults)})
         if faults:
             raise DistributedError("; ".join(faults))
     except BaseException:
-        remove_empty(missing)
+        remove_empty(absent_folders)
         raise
     if not keep:
-        remove_empty(missing)
+        remove_empty(absent_folders)
 
 
-def _unseen_by(wire: Wire, processes: int, setting: str, folder: Path, deadline: float) -> list[str]:
+def _find_unseen(wire: Wire, processes: int, setting: str, folder: Path, timeout_s: float) -> list[str]:
     """Which of the other processes do not see the folder of this setting."""
-    token = folder / f".seen-{secrets.token_hex(8)}"
+    probe_file = folder / f".seen-{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        token.write_text(token.name)
-        wire.send({"kind": "read", "path": str(token.absolute())})
+        probe_file.write_text(probe_file.name)
+        wire.send({"kind": "read", "path": str(probe_file.absolute())})
         return [
-            f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
+            f"process {process} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
             "folder that all hosts share under one path"
-            for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
+            for process, answer in sorted(_collect_answers(wire, processes, "seen", timeout_s).items())
             if answer["fault"]
         ]
     finally:
-        token.unlink(missing_ok=True)
+        probe_file.unlink(missing_ok=True)
 
 
-def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None:
+def ask_admission(wire: Wire, facts: Mapping[str, Any], timeout_s: float) -> None:
     """In every other process: answers process 0. Raises DistributedError if it refuses."""
     wire.send({"kind": "facts", "facts": facts})
     while True:
         try:
-            _, message = wire.receive(2 * deadline)
+            _, message = wire.receive(2 * timeout_s)
         except WireError as error:
             raise DistributedError(f"process 0 does not answer: {error}") from error
         if message.get("kind") == "verdict":
@@ -240,33 +240,33 @@ def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None
                 raise DistributedError(message["fault"])
             return
         if message.get("kind") == "read":
-            wire.send({"kind": "seen", "fault": unseen(Path(message["path"]), deadline)})
+            wire.send({"kind": "seen", "fault": unseen(Path(message["path"]), timeout_s)})
 
 
-def unseen(path: Path, deadline: float) -> str:
+def unseen(path: Path, timeout_s: float) -> str:
     """Why the file cannot be read; empty once it can. A network folder may show it late."""
-    until = time.monotonic() + deadline / 2
+    end_time = time.monotonic() + timeout_s / 2
     while True:
         try:
             os.listdir(path.parent)  # a cached listing is read anew
-            text = path.read_text()
-            return "" if text == path.name else f"{path} holds something else there"
+            content = path.read_text()
+            return "" if content == path.name else f"{path} holds something else there"
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > end_time:
                 return f"{path.name}, which process 0 wrote there, is missing ({error.strerror})"
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
 
-def _answers(wire: Wire, processes: int, kind: str, deadline: float) -> dict[int, Mapping[str, Any]]:
+def _collect_answers(wire: Wire, processes: int, message_kind: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
     """The message of this kind from each of the other processes."""
     answers: dict[int, Mapping[str, Any]] = {}
-    until = time.monotonic() + deadline
+    end_time = time.monotonic() + timeout_s
     while len(answers) < processes - 1:
         try:
-            number, message = wire.receive(max(0.01, until - time.monotonic()))
+            process, message = wire.receive(max(0.01, end_time - time.monotonic()))
         except WireError as error:
-            missing = ", ".join(str(number) for number in range(1, processes) if number not in answers)
-            raise DistributedError(f"process {missing} does not answer: {error}") from error
-        if message.get("kind") == kind:
-            answers[number] = message
+            silent = ", ".join(str(process) for process in range(1, processes) if process not in answers)
+            raise DistributedError(f"process {silent} does not answer: {error}") from error
+        if message.get("kind") == message_kind:
+            answers[process] = message
     return answers

@@ -24,13 +24,13 @@ from typing import Any
 from cojax.host.background import on_thread
 
 Message = Mapping[str, Any]
-_LENGTH = struct.Struct(">I")
-_LARGEST = 2**24  # bytes of a message
-_BEAT = 0.5  # seconds
-_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
+_LENGTH_STRUCT = struct.Struct(">I")
+_MOST_BYTES = 2**24  # bytes of a message
+_BEAT_SECONDS = 0.5  # seconds
+_LIFE_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
 _GREETING_BYTES, _GREETING_SECONDS, _SPARE_GREETINGS = 2**12, 5.0, 64
-_CHECK_EVERY = 0.05  # seconds between two checks of the greetings
+_CHECK_INTERVAL = 0.05  # seconds between two checks of the greetings
 
 
 class WireError(RuntimeError):
@@ -51,25 +51,25 @@ class Wire:
         silence: float,
         on_loss: Callable[[int, str], None],
         on_beat: Callable[[], None] = lambda: None,
-        on_message: Callable[[int, Message], bool] = lambda number, message: False,
+        on_message: Callable[[int, Message], bool] = lambda process, message: False,
     ) -> None:
-        self._connections, self._silence = connections, silence
+        self._connections, self._silence_s = connections, silence
         self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
-        self._locks = {number: threading.Lock() for number in connections}
+        self._locks = {process: threading.Lock() for process in connections}
         self._messages = queue.SimpleQueue[tuple[int, Message]]()
-        self._parting = threading.Event()
-        for number in connections:
-            threading.Thread(target=self._listen, args=(number,), name=f"process {number}", daemon=True).start()
+        self._parting_event = threading.Event()
+        for process in connections:
+            threading.Thread(target=self._listen, args=(process,), name=f"process {process}", daemon=True).start()
         threading.Thread(target=self._send_signs, name="signs of life", daemon=True).start()
 
     def send(self, message: Message, to: int | None = None) -> None:
         """Sends a message to one process, or to all. One that cannot be reached is lost."""
-        for number in self._connections if to is None else (to,):
+        for process in self._connections if to is None else (to,):
             try:
-                with self._locks[number]:
-                    _write(self._connections[number], message)
+                with self._locks[process]:
+                    _write_message(self._connections[process], message)
             except OSError as error:
-                self._report(number, f"it cannot be reached ({error})")
+                self._report_loss(process, f"it cannot be reached ({error})")
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
         """The next message and its sender. Raises WireError if none comes in time."""
@@ -80,45 +80,45 @@ class Wire:
 
     def part(self) -> None:
         """Says farewell to the other processes: from now on none of them counts as lost."""
-        self._parting.set()
+        self._parting_event.set()
         self.send(_FAREWELL)
 
-    def _listen(self, number: int) -> None:
-        connection = self._connections[number]
+    def _listen(self, process: int) -> None:
+        connection = self._connections[process]
         try:
             while (message := read(connection)).get("kind") != "farewell":
-                if message.get("kind") != "sign" and not self._on_message(number, message):
-                    self._messages.put((number, message))
+                if message.get("kind") != "sign" and not self._on_message(process, message):
+                    self._messages.put((process, message))
         except TimeoutError:
-            self._report(number, f"it has been silent for {self._silence:g} s")
+            self._report_loss(process, f"it has been silent for {self._silence_s:g} s")
         except OSError as error:
-            self._report(number, f"its connection ended ({error.strerror})")
+            self._report_loss(process, f"its connection ended ({error.strerror})")
         except WireError as error:
-            self._report(number, str(error))
+            self._report_loss(process, str(error))
 
     def _send_signs(self) -> None:
-        while not self._parting.wait(_BEAT):
+        while not self._parting_event.wait(_BEAT_SECONDS):
             self._on_beat()
-            self.send(_SIGN)
+            self.send(_LIFE_SIGN)
 
-    def _report(self, number: int, reason: str) -> None:
-        if not self._parting.is_set():
-            self._parting.set()
-            threading.Thread(target=self._on_loss, args=(number, reason), daemon=True).start()
+    def _report_loss(self, process: int, reason: str) -> None:
+        if not self._parting_event.is_set():
+            self._parting_event.set()
+            threading.Thread(target=self._on_loss, args=(process, reason), daemon=True).start()
 
 
 def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
     """Connects to process 0 and greets it. Raises WireError at the deadline."""
-    until = time.monotonic() + deadline
+    end_time = time.monotonic() + deadline
     while True:
         try:
             connection = socket.create_connection((host, port), timeout=5.0)
             break
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > end_time:
                 raise WireError(f"process 0 at {host} cannot be reached on port {port}: {error}") from error
             time.sleep(0.2)
-    _write(connection, {"token": token, "process": process})
+    _write_message(connection, {"token": token, "process": process})
     return ready(connection, silence)
 
 
@@ -129,25 +129,25 @@ def ready(connection: socket.socket, silence: float) -> socket.socket:
     return connection
 
 
-def _write(connection: socket.socket, message: Message) -> None:
-    data = json.dumps(message).encode()
-    if len(data) > _LARGEST:
-        raise ValueError(f"a message of {len(data)} bytes; expected at most {_LARGEST}")
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+def _write_message(connection: socket.socket, message: Message) -> None:
+    payload = json.dumps(message).encode()
+    if len(payload) > _MOST_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes; expected at most {_MOST_BYTES}")
+    connection.sendall(_LENGTH_STRUCT.pack(len(payload)) + payload)
 
 
-def read(connection: socket.socket, largest: int = _LARGEST, until: float | None = None) -> Message:
+def read(connection: socket.socket, largest: int = _MOST_BYTES, until: float | None = None) -> Message:
     """The next message.
 
     Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message of
     at most `largest` bytes.
     """
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, until))
-    if size > largest:
-        raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
-    text = _exactly(connection, size, until)
+    (byte_count,) = _LENGTH_STRUCT.unpack(_read_exactly(connection, _LENGTH_STRUCT.size, until))
+    if byte_count > largest:
+        raise WireError(f"it sent a message of {byte_count} bytes; expected at most {largest}")
+    payload = _read_exactly(connection, byte_count, until)
     try:
-        message = json.loads(text)
+        message = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise WireError(f"it sent an invalid message: {error}") from error
     if not isinstance(message, dict):
@@ -155,25 +155,25 @@ def read(connection: socket.socket, largest: int = _LARGEST, until: float | None
     return message
 
 
-def _exactly(connection: socket.socket, size: int, until: float | None) -> bytes:
-    """The next `size` bytes. Raises TimeoutError at `until`, OSError, or WireError if the connection ends."""
-    parts, missing = [], size
-    while missing:
+def _read_exactly(connection: socket.socket, byte_count: int, until: float | None) -> bytes:
+    """The next `byte_count` bytes. Raises TimeoutError at `until`, OSError, or WireError if the connection ends."""
+    chunks, missing_count = [], byte_count
+    while missing_count:
         if until is not None:
             connection.settimeout(max(0.001, until - time.monotonic()))
-        part = connection.recv(min(missing, 2**20))
-        if not part:
+        chunk = connection.recv(min(missing_count, 2**20))
+        if not chunk:
             raise WireError("its connection ended")
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        missing_count -= len(chunk)
+    return b"".join(chunks)
 
 
-def _greeting(connection: socket.socket, token: str) -> int:
+def _read_greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
-    until = time.monotonic() + _GREETING_SECONDS
+    deadline = time.monotonic() + _GREETING_SECONDS
     try:
-        greeting = read(connection, _GREETING_BYTES, until)
+        greeting = read(connection, _GREETING_BYTES, deadline)
     except (OSError, WireError):
         return 0
     is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
@@ -197,21 +197,21 @@ def accept(
     """
     connections: dict[int, socket.socket] = {}
     greetings: dict[socket.socket, Future[int]] = {}
-    until = time.monotonic() + deadline
-    server.settimeout(_CHECK_EVERY)
+    end_time = time.monotonic() + deadline
+    server.settimeout(_CHECK_INTERVAL)
     try:
         while len(connections) < processes - 1:
-            if time.monotonic() > until:
-                missing = ", ".join(str(number) for number in range(1, processes) if number not in connections)
+            if time.monotonic() > end_time:
+                missing = ", ".join(str(process) for process in range(1, processes) if process not in connections)
                 raise WireError(f"no connection from process {missing} within {deadline:g} s")
             with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
-                greetings[connection] = on_thread("greeting", functools.partial(_greeting, connection, token))
+                greetings[connection] = on_thread("greeting", functools.partial(_read_greeting, connection, token))
             for connection in [connection for connection, future in greetings.items() if future.done()]:
                 future = greetings.pop(connection)
-                number = 0 if future.exception() else future.result()
-                if 0 < number < processes and number not in connections:
-                    connections[number] = ready(connection, silence)
+                process = 0 if future.exception() else future.result()
+                if 0 < process < processes and process not in connections:
+                    connections[process] = ready(connection, silence)
                 else:
                     _hang_up(connection)
             if len(greetings) > processes + _SPARE_GREETINGS:  # the oldest has to go

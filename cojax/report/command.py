@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0 <= options.port < 65_536:
         parser.error(f"--port={options.port}; expected 0 to 65535")
     # A KeyError names the requested task or draft that does not exist.
-    return _carry_out(parser, options.workdirs, lambda: _act(options), (OSError, KeyError))
+    return _carry_out(parser, options.workdirs, lambda: _execute(options), (OSError, KeyError))
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
@@ -67,20 +67,20 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     folders = (options.first, *options.others)
 
-    def show() -> None:
-        results = [comparison.ended_run(folder) for folder in folders]
-        CONSOLE.print(comparison.table(results))
-        CONSOLE.print(comparison.differences(results))
+    def show_comparison() -> None:
+        runs = [comparison.ended_run(folder) for folder in folders]
+        CONSOLE.print(comparison.table(runs))
+        CONSOLE.print(comparison.differences(runs))
         if options.tasks:
-            CONSOLE.print(comparison.by_task(results))
+            CONSOLE.print(comparison.by_task(runs))
 
-    return _carry_out(parser, folders, show) or main([*map(str, folders), f"--out={options.out}"])
+    return _carry_out(parser, folders, show_comparison) or main([*map(str, folders), f"--out={options.out}"])
 
 
 def _carry_out(
     parser: CommandLineParser,
     folders: Sequence[str | Path],
-    show: Callable[[], None],
+    show_runs: Callable[[], None],
     user_errors: tuple[type[Exception], ...] = (OSError,),
 ) -> int:
     """Shows these runs. Returns exit status 0, or prints one line that says why this failed and returns 2.
@@ -93,7 +93,7 @@ def _carry_out(
     except ValueError as error:
         parser.error(str(error))
     try:
-        show()
+        show_runs()
     except user_errors as error:
         message = str(error.args[0] if isinstance(error, KeyError) else error)  # str() of a KeyError is a repr
     except NOT_WRITTEN as error:
@@ -113,112 +113,112 @@ def not_written(folders: Iterable[str | Path], error: Exception) -> str:
     )
 
 
-def _act(options: argparse.Namespace) -> None:
+def _execute(options: argparse.Namespace) -> None:
     """Does what the command line asks for."""
     workdir = options.workdirs[0]
     if len(options.workdirs) > 1:
-        _wrote("comparison", write_comparison(options.workdirs, options.out))
+        _print_path("comparison", write_comparison(options.workdirs, options.out))
     elif options.task is not None:
-        _show(_of_task(workdir, options.task))
+        _print_lines(_render_task(workdir, options.task))
     elif options.draft is not None:
-        _show(_of_drafts(read_run(workdir), options.draft))
+        _print_lines(_render_drafts(read_run(workdir), options.draft))
     elif options.live:
         with contextlib.suppress(KeyboardInterrupt):
-            serve(workdir, options.port, lambda address: _wrote("live, until Ctrl-C", address))
+            serve(workdir, options.port, lambda address: _print_path("live, until Ctrl-C", address))
     else:
         is_evaluation = (Path(workdir) / "result.json").exists()
-        _wrote("report", (write_evaluation_report if is_evaluation else write_run_report)(workdir))
+        _print_path("report", (write_evaluation_report if is_evaluation else write_run_report)(workdir))
 
 
-def _wrote(what: str, where: str | Path) -> None:
-    CONSOLE.print(f"{what}: {where}")
+def _print_path(title: str, path: str | Path) -> None:
+    CONSOLE.print(f"{title}: {path}")
 
 
-def _show(lines: Iterable[Text]) -> None:
+def _print_lines(lines: Iterable[Text]) -> None:
     for line in lines:
         CONSOLE.print(line)
 
 
-def _of_task(workdir: str, id: str) -> Iterator[Text]:
+def _render_task(workdir: str, task_id: str) -> Iterator[Text]:
     """The history of a task, its expedition, and the texts sent and received for it."""
-    history, run = lineage(workdir, id), read_run(workdir)
-    yield from _lines((*_history(history), *_expedition(run, history.expedition)))
-    yield from _exchanges(run, history.expedition, history.id)
+    history, run = lineage(workdir, task_id), read_run(workdir)
+    yield from _render_lines((*_list_history(history), *_list_expedition(run, history.expedition)))
+    yield from _render_exchanges(run, history.expedition, history.id)
 
 
-def _of_drafts(run: Run, name: str) -> Iterator[Text]:
+def _render_drafts(run: Run, draft_name: str) -> Iterator[Text]:
     """One line for each draft of a step, or all of the draft with that name. Raises KeyError if there is none."""
     drafts = dict(run.numbered_drafts())
-    if name in drafts:
-        yield from _of_draft(run, name, drafts[name])
+    if draft_name in drafts:
+        yield from _render_draft(run, draft_name, drafts[draft_name])
         return
-    step_drafts = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
+    step_drafts = {draft_key: draft for draft_key, draft in drafts.items() if draft_key.startswith(f"{draft_name}/")}
     if not step_drafts:
-        steps = ", ".join(dict.fromkeys(key.partition("/")[0] for key in drafts)) or "none"
+        steps = ", ".join(dict.fromkeys(draft_key.partition("/")[0] for draft_key in drafts)) or "none"
         raise KeyError(
-            f"draft {name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
+            f"draft {draft_name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
             f"{run.folder / 'drafts.jsonl'}: {steps}"
         )
-    yield from _lines(
-        (key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
-        for key, draft in step_drafts.items()
+    yield from _render_lines(
+        (draft_key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+        for draft_key, draft in step_drafts.items()
     )
 
 
-def _of_draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
-    verdict, words, expedition = draft["verdict"], draft["draft"], expedition_of(draft)
+def _render_draft(run: Run, draft_name: str, draft: Json) -> Iterator[Text]:
+    verdict, draft_fields, expedition = draft["verdict"], draft["draft"], expedition_of(draft)
     rows = [
-        ("draft", f"{name}  {words['query']}"),
-        *_solution(map(action_text, words.get("solution", ()))),
+        ("draft", f"{draft_name}  {draft_fields['query']}"),
+        *_list_solution(map(action_text, draft_fields.get("solution", ()))),
         *((title, draft.get(title, "")) for title in ("origin", "parent", "signal", "episode")),
         ("verdict", verdict["status"]),
         ("set aside", verdict.get("quarantine", "")),
-        *_evidence(verdict["evidence"]),
+        *_list_evidence(verdict["evidence"]),
         ("task", draft.get("task", "")),
-        *_expedition(run, expedition),
+        *_list_expedition(run, expedition),
     ]
-    yield from _lines(rows)
-    task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
-    yield from _exchanges(run, expedition, task)
+    yield from _render_lines(rows)
+    task_id = id_of(draft_fields) if {"environment", "query", "setup"} <= draft_fields.keys() else ""
+    yield from _render_exchanges(run, expedition, task_id)
 
 
-def _solution(actions: Iterable[str]) -> Iterator[Row]:
-    return (("" if depth > 1 else "solution", f"{depth}. {action}") for depth, action in enumerate(actions, 1))
+def _list_solution(actions: Iterable[str]) -> Iterator[Row]:
+    return (("" if number > 1 else "solution", f"{number}. {action}") for number, action in enumerate(actions, 1))
 
 
-def _evidence(lines: Iterable[str]) -> Iterator[Row]:
+def _list_evidence(lines: Iterable[str]) -> Iterator[Row]:
     return (("", f"· {line}") for line in lines)
 
 
-def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Row]:
+def _list_expedition(run: Run, expedition_key: tuple[int, int] | None) -> Iterator[Row]:
     """The explorer's context and the results of its runs, as far as the run recorded them."""
-    record = run.expeditions.get(key) if key else None
+    record = run.expeditions.get(expedition_key) if expedition_key else None
     if record is None:
         return
-    for number, (name, value) in enumerate((record.get("context") or {}).items()):
-        for line in value if isinstance(value, list) else [value]:
+    for index, (context_name, context_value) in enumerate((record.get("context") or {}).items()):
+        for line in context_value if isinstance(context_value, list) else [context_value]:
             if line:
-                yield "" if number else "context", f"{name.replace('_', ' ')}: {line}"
+                yield "" if index else "context", f"{context_name.replace('_', ' ')}: {line}"
     for run_record in record.get("runs", ()):
         yield f"run {run_record['run']}", f"{run_record['ok']} of {run_record['actions']} actions worked"
     for failure in (*record.get("failures", ()), record.get("error", "")):
         yield "failure", failure
 
 
-def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
+def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str) -> Iterator[Text]:
     """All texts sent to a model and received from it, for an expedition and for the validation of a task."""
     journal = run.folder / "journal.jsonl"
-    if not (places := places_of(journal)):
+    if not (places_by_key := places_of(journal)):
         return
-    for stage, key in (("exploration", expedition or ""), ("validation", task)):
-        exchanges = read_exchanges(journal, places.get(key, ()))
-        calls = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
-        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (calls, "bold"))
+    for stage, key in (("exploration", expedition or ""), ("validation", task_id)):
+        exchanges = read_exchanges(journal, places_by_key.get(key, ()))
+        heading = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (heading, "bold"))
         for exchange in exchanges:
-            yield from _exchange(exchange)
+            yield from _render_exchange(exchange)
 
 
-def _exchange(exchange: Json) -> Iterator[Text]:
+def _render_exchange(exchange: Json) -> Iterator[Text]:
     title, text = plain(exchange["place"]), plain(about(exchange))
     yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
     objects = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
@@ -237,10 +237,10 @@ def _indent(text: str, depth: int) -> str:
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
 
 
-def _history(history: TaskHistory) -> Iterator[Row]:
+def _list_history(history: TaskHistory) -> Iterator[Row]:
     """The rows of a task's history: its solution, origin, parents and verdict, and the visits since."""
     yield "task", f"{history.id}  {history.query}"
-    yield from _solution(history.solution)
+    yield from _list_solution(history.solution)
     yield "origin", f"{history.origin}, joined the pool at step {history.step}"
     for depth, parent in enumerate(history.parents, 1):
         yield "parent" if depth == 1 else f"parent ×{depth}", "  ".join(parent)
@@ -248,20 +248,20 @@ def _history(history: TaskHistory) -> Iterator[Row]:
     yield "episode", history.source_episode
     yield "explorer", history.explorer and f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}"
     yield "verdict", history.verdict
-    yield from _evidence(history.verdict_evidence)
+    yield from _list_evidence(history.verdict_evidence)
     if history.difficulty is not None:
         yield "difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed"
-    yield "visits", _visits(history.visits)
+    yield "visits", _describe_visits(history.visits)
     if history.parents:
-        yield "its parent", f"before: {_visits(v for v in history.parent_visits if v.step <= history.step)}"
-        yield "", f"since: {_visits(v for v in history.parent_visits if v.step > history.step)}"
+        yield "its parent", f"before: {_describe_visits(v for v in history.parent_visits if v.step <= history.step)}"
+        yield "", f"since: {_describe_visits(v for v in history.parent_visits if v.step > history.step)}"
 
 
-def _visits(visits: Iterable[TaskVisit]) -> str:
-    texts = (f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
-    return ", ".join(texts) or "none stored"
+def _describe_visits(visits: Iterable[TaskVisit]) -> str:
+    visit_texts = (f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
+    return ", ".join(visit_texts) or "none stored"
 
 
-def _lines(rows: Iterable[Row]) -> Iterator[Text]:
+def _render_lines(rows: Iterable[Row]) -> Iterator[Text]:
     """One line for each row that has a text; further lines of the text are indented to match."""
-    return (Text.assemble((f"{name:<11}", "dim"), _indent(text, 11).lstrip(" ")) for name, text in rows if text)
+    return (Text.assemble((f"{title:<11}", "dim"), _indent(text, 11).lstrip(" ")) for title, text in rows if text)

@@ -31,7 +31,7 @@ SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
 TASKS = 20_000  # held-out tasks in the table
 RUNS = 12  # as many as there are distinguishable colours
 QUERY = 300  # characters of a query
-_CURVES = ("step", "success", "reward", "live_groups", "tasks", "dev")
+_CURVE_NAMES = ("step", "success", "reward", "live_groups", "tasks", "dev")
 
 
 def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
@@ -49,46 +49,46 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
 
 def check_folders(folders: Sequence[str | Path]) -> None:
     """Raises ValueError for a run that is named twice, even by two paths, and for more than RUNS. Reads no run."""
-    spellings: dict[Path, str | Path] = {}
+    folder_by_path: dict[Path, str | Path] = {}
     for folder in folders:
         path = Path(folder).resolve()
-        if path in spellings:
-            first = spellings[path]
-            also = "" if str(first) == str(folder) else f", also as {folder}"
-            raise ValueError(f"{first} is named twice{also}; name each run once")
-        spellings[path] = folder
+        if path in folder_by_path:
+            first_spelling = folder_by_path[path]
+            also_note = "" if str(first_spelling) == str(folder) else f", also as {folder}"
+            raise ValueError(f"{first_spelling} is named twice{also_note}; name each run once")
+        folder_by_path[path] = folder
     if len(folders) > RUNS:
         raise ValueError(f"{len(folders)} runs to compare; name at most {RUNS}")
 
 
 def comparison(runs: Sequence[Run]) -> Json:
     """Everything the page shows, as JSON."""
-    names = _names([run.folder.resolve() for run in runs])
-    settings = [_settings(run) for run in runs]
+    names = _shortest_names([run.folder.resolve() for run in runs])
+    settings = [_read_settings(run) for run in runs]
     scores = [task_scores(run.final) for run in runs]
     return {
         "name": "comparison",
         "runs": [
             {
-                "name": name,
+                "name": label,
                 "headline": headline(run),
                 "seconds": totals(run)["seconds"],
                 "settings": leaves,
                 "commit": short_commit(str(run.config.get("commit") or "")),
-                "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVES},
+                "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVE_NAMES},
             }
-            for name, run, leaves in zip(names, runs, settings, strict=True)
+            for label, run, leaves in zip(names, runs, settings, strict=True)
         ],
         "differing": sorted(
-            name for name in dict.fromkeys(chain(*settings)) if len({leaves.get(name) for leaves in settings}) > 1
+            label for label in dict.fromkeys(chain(*settings)) if len({leaves.get(label) for leaves in settings}) > 1
         ),
         # Each run's final success minus that of the first run, over the tasks they share.
-        "pairs": [None, *(paired_difference(scores[0], other) for other in scores[1:])],
-        "tasks": _tasks(runs, scores),
+        "pairs": [None, *(paired_difference(scores[0], run_scores) for run_scores in scores[1:])],
+        "tasks": _list_tasks(runs, scores),
     }
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def _shortest_names(folders: Sequence[Path]) -> list[str]:
     """The shortest endings of the paths that distinguish all of them."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
@@ -97,20 +97,20 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def _settings(run: Run) -> dict[str, str]:
+def _read_settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
     leaves = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
     return {name: shortened_text(text, QUERY) for name, text in leaves.items()}
 
 
-def _tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:
+def _list_tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:
     """Held-out tasks with a score in at least one run: id, query if known, and the score in each run."""
     queries = {
         task_id_of(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
     }
-    ids = list(dict.fromkeys(task for run_scores in scores for task in run_scores))
-    rows = [[id, queries.get(id, ""), [run_scores.get(id) for run_scores in scores]] for id in ids[:TASKS]]
-    return {"rows": rows, "total": len(ids)}
+    task_ids = list(dict.fromkeys(task for run_scores in scores for task in run_scores))
+    rows = [[task, queries.get(task, ""), [run_scores.get(task) for run_scores in scores]] for task in task_ids[:TASKS]]
+    return {"rows": rows, "total": len(task_ids)}
 
 
 def ended_run(folder: Path) -> Run:
@@ -129,36 +129,36 @@ def sign_test(better: int, worse: int) -> float:
     return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
-def _columns(title: str, first: str, runs: Sequence[Run]) -> Table:
+def _new_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
     """An empty table with a first column and a column for each run."""
-    grid = Table(title=title, **TABLE)
-    grid.add_column(first, style="dim", no_wrap=True)
+    table = Table(title=title, **TABLE)
+    table.add_column(first_column, style="dim", no_wrap=True)
     for run in runs:
-        grid.add_column(str(run.folder), justify="right", overflow="fold")
-    return grid
+        table.add_column(str(run.folder), justify="right", overflow="fold")
+    return table
 
 
 def table(results: Sequence[Run]) -> Table:
     """The figures of the runs, in a column each."""
-    grid = _columns("Results", "", results)
+    figure_table = _new_table("Results", "", results)
     rows = {
-        "held-out success, zero-shot": [_percent(run.summary.get("zero_shot")) for run in results],
-        "held-out success, final": [_percent(run.summary.get("final")) for run in results],
+        "held-out success, zero-shot": [_format_percent(run.summary.get("zero_shot")) for run in results],
+        "held-out success, final": [_format_percent(run.summary.get("final")) for run in results],
         "steps": [f"{run.summary.get('steps', 0):,}" for run in results],
-        "tasks, start → end": [_pool(run.summary) for run in results],
+        "tasks, start → end": [_format_pool(run.summary) for run in results],
         "tokens sampled": [f"{run.summary.get('tokens', {}).get('sampled', 0):,}" for run in results],
         "time": [duration(run.summary.get("seconds", {}).get("total", 0.0)) for run in results],
     }
-    for head, cells in rows.items():
-        grid.add_row(head, *cells)
-    return grid
+    for figure_name, cells in rows.items():
+        figure_table.add_row(figure_name, *cells)
+    return figure_table
 
 
 def differences(results: Sequence[Run]) -> Table:
     """Each of the other runs minus the first, in a row each."""
     grid = Table(title=f"Minus {results[0].folder}, over the evaluation tasks of both", **TABLE)
-    for head in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
-        grid.add_column(head, justify="right" if head else "left", style=None if head else "dim", overflow="fold")
+    for title in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
+        grid.add_column(title, justify="right" if title else "left", style=None if title else "dim", overflow="fold")
     for run in results[1:]:
         difference = paired_difference(task_scores(results[0].final), task_scores(run.final))
         if difference is None:
@@ -173,19 +173,19 @@ def differences(results: Sequence[Run]) -> Table:
 
 def by_task(results: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
-    grid = _columns("Tasks that differ", "task", results)
-    by_run = [task_scores(run_scores.final) for run_scores in results]
+    task_table = _new_table("Tasks that differ", "task", results)
+    scores_by_run = [task_scores(run.final) for run in results]
     for task in results[0].final.get("tasks", {}):
-        scores = [run_scores.get(task) for run_scores in by_run]
+        scores = [run.get(task) for run in scores_by_run]
         if len(set(scores)) > 1:
-            grid.add_row(task, *("–" if score is None else f"{score:.2f}" for score in scores))
-    return grid
+            task_table.add_row(task, *("–" if score is None else f"{score:.2f}" for score in scores))
+    return task_table
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def _pool(summary: Mapping[str, Any]) -> str:
-    start, end = summary.get("tasks_initial"), summary.get("tasks_final")
-    return "–" if start is None or end is None else f"{start:,} → {end:,}"
+def _format_pool(summary: Mapping[str, Any]) -> str:
+    initial_count, final_count = summary.get("tasks_initial"), summary.get("tasks_final")
+    return "–" if initial_count is None or final_count is None else f"{initial_count:,} → {final_count:,}"

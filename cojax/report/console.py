@@ -36,22 +36,22 @@ class _LoggedConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         # Lines of text are not wrapped; tables and bars fit the window.
-        options.setdefault("soft_wrap", all(isinstance(item, (str, Text)) for item in objects))
+        options.setdefault("soft_wrap", all(isinstance(renderable, (str, Text)) for renderable in objects))
         super().print(*objects, **options)
         if _LOG.isEnabledFor(logging.INFO):
-            log = io.StringIO()
-            Console(file=log, width=self.width, color_system=None, **_AS_IT_IS).print(*objects, **options)
-            for line in filter(None, map(str.rstrip, log.getvalue().split("\n"))):
+            log_text = io.StringIO()
+            Console(file=log_text, width=self.width, color_system=None, **_LITERAL_OPTIONS).print(*objects, **options)
+            for line in filter(None, map(str.rstrip, log_text.getvalue().split("\n"))):
                 _LOG.info("%s", plain(line))
 
 
 # No emoji: rich would turn "module:fire:" into a flame.
-_AS_IT_IS: Any = {"highlight": False, "emoji": False, "markup": False}
-CONSOLE: Console = _LoggedConsole(**_AS_IT_IS)
+_LITERAL_OPTIONS: Any = {"highlight": False, "emoji": False, "markup": False}
+CONSOLE: Console = _LoggedConsole(**_LITERAL_OPTIONS)
 TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
-_COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
+_COUNT_KEYS = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
-_KINDS = 60  # kinds of task that a table lists
+_MOST_KINDS = 60  # kinds of task that a table lists
 REPORT_EVERY = 15.0  # seconds between the lines that replace a bar without a terminal
 
 
@@ -62,9 +62,9 @@ def duration(seconds: float) -> str:
     whole_seconds = round(seconds)
     if whole_seconds < 60:
         return f"{whole_seconds} s"
-    hours, in_hour = divmod(whole_seconds, 3600)
-    minutes, in_minute = divmod(in_hour, 60)
-    return f"{hours}:{minutes:02d}:{in_minute:02d}" if hours else f"{minutes}:{in_minute:02d}"
+    hours, seconds_in_hour = divmod(whole_seconds, 3600)
+    minutes, seconds_in_minute = divmod(seconds_in_hour, 60)
+    return f"{hours}:{minutes:02d}:{seconds_in_minute:02d}" if hours else f"{minutes}:{seconds_in_minute:02d}"
 
 
 def percent(share: float) -> str:
@@ -77,8 +77,8 @@ def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
     Each counts as the mean of the last twenty steps, which include some evolutions. The first step, which compiles, is
     left out.
     """
-    recent = list(seconds)[1:][-20:]
-    return steps * sum(recent) / len(recent) if len(recent) >= 2 else None
+    recent_seconds = list(seconds)[1:][-20:]
+    return steps * sum(recent_seconds) / len(recent_seconds) if len(recent_seconds) >= 2 else None
 
 
 def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None) -> Text:
@@ -91,7 +91,7 @@ def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None)
         ("  success ", "dim"),
         (f"{percent(record['success']) if 'success' in record else '–':>5}", "bold green"),
         *((("  reward ", "dim"), f"{record['reward']:.2f}") if "reward" in record else ()),
-        *((("  live ", "dim"), f"{_live(record):>5}") if "live_groups" in record else ()),
+        *((("  live ", "dim"), f"{_describe_live(record):>5}") if "live_groups" in record else ()),
         ("  signals ", "dim"),
         *_signal_counts(signals),
         ("  pool ", "dim"),
@@ -105,7 +105,7 @@ def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None)
     return line
 
 
-def _live(record: Mapping[str, Any]) -> str:
+def _describe_live(record: Mapping[str, Any]) -> str:
     """The share of live groups; with dynamic sampling, their number and the number of sampled groups."""
     if "groups_sampled" not in record:
         return percent(record["live_groups"])
@@ -114,11 +114,11 @@ def _live(record: Mapping[str, Any]) -> str:
 
 def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
     """(text, style) of the count of each kind, by its first letters: F for forgetting, B for boundary, R for rare."""
-    letters: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
     for kind in dict.fromkeys((*_KIND_STYLES, *signals)):
-        sizes = (size for size in range(1, len(kind)) if kind[:size].capitalize() not in letters.values())
-        letters[kind] = kind[: next(sizes, len(kind))].capitalize()
-    return [(f"{letters[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in letters]
+        lengths = (length for length in range(1, len(kind)) if kind[:length].capitalize() not in prefixes.values())
+        prefixes[kind] = kind[: next(lengths, len(kind))].capitalize()
+    return [(f"{prefixes[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in prefixes]
 
 
 def extra_lines(record: Mapping[str, Any]) -> list[Text]:
@@ -129,8 +129,8 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
         if explorer := evolution.get("explorer"):
             lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
     if dev := record.get("dev"):
-        partial = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
-        lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial}"))
+        partial_text = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
+        lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial_text}"))
     return lines
 
 
@@ -138,20 +138,20 @@ def _describe_evolution(evolution: Mapping[str, Any]) -> str:
     """What an evolution did, or why it did nothing."""
     if evolution.get("idle"):
         return f"no expedition: {evolution['idle']}"
-    stages = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
-    stages += [probe_line(evolution["probe"])] if evolution.get("probe") else []
-    stages += [_kinds(verdicts_of(evolution)), f"new tasks: {_kinds(evolution['added'])}"]
-    return " → ".join(stages)
+    stage_texts = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
+    stage_texts += [probe_line(evolution["probe"])] if evolution.get("probe") else []
+    stage_texts += [_describe_counts(verdicts_of(evolution)), f"new tasks: {_describe_counts(evolution['added'])}"]
+    return " → ".join(stage_texts)
 
 
 def explorer_line(figures: Mapping[str, Any]) -> str:
     """An explorer's figures in one line."""
     tokens = figures["tokens_in"] + figures["tokens_out"]
-    parts = [f"{figures['calls']:,} calls", f"{tokens:,} tokens"]
-    parts += [f"{figures['replayed']:,} of them from the journal"] if figures.get("replayed") else []
-    parts += [f"cost {figures['cost']:.2f}"] if figures.get("cost") else []
-    parts += [f"failed: {_kinds(figures['failures'])}"] if figures["failures"] else []
-    return ", ".join(parts)
+    phrases = [f"{figures['calls']:,} calls", f"{tokens:,} tokens"]
+    phrases += [f"{figures['replayed']:,} of them from the journal"] if figures.get("replayed") else []
+    phrases += [f"cost {figures['cost']:.2f}"] if figures.get("cost") else []
+    phrases += [f"failed: {_describe_counts(figures['failures'])}"] if figures["failures"] else []
+    return ", ".join(phrases)
 
 
 def show_step(record: Mapping[str, Any], steps: int, eta_s: float | None = None, console: Console = CONSOLE) -> None:
@@ -164,28 +164,28 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
     """A progress bar for `total` items; yields `advance(count=1)`, which any thread may call."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as live:
-            row = live.add_task(description, total=total)
-            yield lambda count=1: live.advance(row, count)
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+            task_id = progress.add_task(description, total=total)
+            yield lambda count=1: progress.advance(task_id, count)
         return
-    began = last = time.monotonic()
+    start_time = last_report = time.monotonic()
     done, total_text = 0, "" if total is None else f"/{total}"
 
     def advance(count: int = 1) -> None:
-        nonlocal done, last
+        nonlocal done, last_report
         done += count
-        if (now := time.monotonic()) - last >= REPORT_EVERY:
-            last = now
+        if (now := time.monotonic()) - last_report >= REPORT_EVERY:
+            last_report = now
             console.print(f"{description}: {done}{total_text}", soft_wrap=True)
 
     yield advance
-    console.print(f"{description}: {done}{total_text} in {duration(time.monotonic() - began)}", soft_wrap=True)
+    console.print(f"{description}: {done}{total_text} in {duration(time.monotonic() - start_time)}", soft_wrap=True)
 
 
 def show_summary(summary: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
     _show_origin(summary, console)
-    console.print(Group(_results(summary), _time_split(summary["seconds"])))
+    console.print(Group(_new_results_table(summary), _new_time_table(summary["seconds"])))
     console.print(f"report: {report}", soft_wrap=True)
 
 
@@ -195,18 +195,18 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     _show_origin(result, console)
     table = Table(title="Result", **TABLE)
     table.add_column("", style="dim", no_wrap=True)
-    for name in splits:
-        table.add_column(name, justify="right", no_wrap=True)
+    for split_name in splits:
+        table.add_column(split_name, justify="right", no_wrap=True)
 
-    def add_row(head: str, cell: Callable[[Mapping[str, Any]], str]) -> None:
-        table.add_row(head, *map(cell, splits.values()))
+    def add_row(row_title: str, format_cell: Callable[[Mapping[str, Any]], str]) -> None:
+        table.add_row(row_title, *map(format_cell, splits.values()))
 
     add_row("tasks", lambda split: str(split["tasks"]))
     add_row(f"avg@{result['samples']}", lambda split: _with_interval(split["avg_at_k"], 100))
     if result["samples"] > 1:
         for k in dict.fromkeys(k for split in splits.values() for k in split["pass_at_k"]):
             add_row(f"pass@{k}", lambda split, k=k: _with_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
-    for measure in dict.fromkeys(name for split in splits.values() for name in split["measures"]):
+    for measure in dict.fromkeys(split_name for split in splits.values() for split_name in split["measures"]):
         add_row(measure, lambda split, measure=measure: _with_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
     add_row("partial reward", lambda split: f"{100 * split['partial']:.1f} %")
     add_row("turns", lambda split: f"{split['turns']:.1f}")
@@ -214,9 +214,9 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     # Lines are not cut in a log file or a narrow window.
     console.print(table, width=max(console.width, 20 + 26 * len(splits)), crop=False)
     console.print(result["interval"], style="dim", soft_wrap=True)
-    for name, split in splits.items():
+    for split_name, split in splits.items():
         if split["by"]:
-            console.print(_kinds_table(name, split))
+            console.print(_new_kinds_table(split_name, split))
     if number := sum(split["lost"] for split in splits.values()):
         console.print(
             f"{number} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
@@ -229,14 +229,14 @@ def _show_origin(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
 
 
-def _kinds_table(split: str, result: Mapping[str, Any]) -> Table:
+def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
     table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE)
-    for head in (result["by_key"], "tasks", "success"):
-        table.add_column(head, justify="left" if head == result["by_key"] else "right")
-    rows = list(result["by"].items())[:_KINDS]
-    for kind, figures in rows:
+    for column_title in (result["by_key"], "tasks", "success"):
+        table.add_column(column_title, justify="left" if column_title == result["by_key"] else "right")
+    kinds = list(result["by"].items())[:_MOST_KINDS]
+    for kind, figures in kinds:
         table.add_row(Text(kind), str(figures["tasks"]), f"{100 * figures['success']:.1f} %")
-    if extra_count := len(result["by"]) - len(rows):
+    if extra_count := len(result["by"]) - len(kinds):
         table.add_row(f"and {extra_count} more, in result.json", "", "")
     return table
 
@@ -248,25 +248,25 @@ def _with_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
     return f"{scale * estimate['value']:.1f} % ({scale * estimate['low']:.1f}–{scale * estimate['high']:.1f})"
 
 
-def _results(summary: Mapping[str, Any]) -> Table:
+def _new_results_table(summary: Mapping[str, Any]) -> Table:
     table = Table(title="Result", show_header=False, **TABLE)
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
-    for name, success in (("zero-shot", zero_shot), ("final", final)):
-        if success is not None:
-            table.add_row(f"held-out success, {name}", f"{100 * success:.1f} %")
-    for number, success in enumerate(summary.get("trials", ())[1:], 2):
-        table.add_row(f"  after {number} trials", f"{100 * success:.1f} %")
-    for name, success in summary.get("final_by", {}).items():
-        table.add_row(f"  {name}", f"{100 * success:.1f} %")
+    for row_title, score in (("zero-shot", zero_shot), ("final", final)):
+        if score is not None:
+            table.add_row(f"held-out success, {row_title}", f"{100 * score:.1f} %")
+    for trial, score in enumerate(summary.get("trials", ())[1:], 2):
+        table.add_row(f"  after {trial} trials", f"{100 * score:.1f} %")
+    for row_title, score in summary.get("final_by", {}).items():
+        table.add_row(f"  {row_title}", f"{100 * score:.1f} %")
     if zero_shot is not None and final is not None:
         table.add_row("gain", Text(f"{100 * (final - zero_shot):+.1f} points", style="bold green"))
     table.add_row("steps", str(summary["steps"]))
     table.add_row("tasks, start → end", f"{summary['tasks_initial']} → {summary['tasks_final']}")
-    for name, key in _COUNTED.items():
-        counts = summary.get(key, {})
-        table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
+    for row_title, summary_key in _COUNT_KEYS.items():
+        counts = summary.get(summary_key, {})
+        table.add_row(row_title, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
     if probe := summary.get("probe"):
         table.add_row("probe", f"{probe_line(probe)}, {probe['tokens']:,} tokens")
     if (tokens := summary.get("tokens")) is not None:
@@ -276,15 +276,15 @@ def _results(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _time_split(seconds: Mapping[str, float]) -> Table:
+def _new_time_table(seconds: Mapping[str, float]) -> Table:
     total = seconds["total"]
-    parts = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
-    other_seconds = total - sum(parts.values())
+    by_part = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
+    other_seconds = total - sum(by_part.values())
     table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
-    for head in ("time", "share", ""):
-        table.add_column(head, justify="right" if head else "left")
-    for part, part_seconds in (*parts.items(), ("everything else", other_seconds), ("total", total)):
+    for column_title in ("time", "share", ""):
+        table.add_column(column_title, justify="right" if column_title else "left")
+    for part, part_seconds in (*by_part.items(), ("everything else", other_seconds), ("total", total)):
         share = part_seconds / total if total else 0.0
         table.add_row(part, duration(max(part_seconds, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
     if seconds.get("warm_start"):
@@ -292,5 +292,5 @@ def _time_split(seconds: Mapping[str, float]) -> Table:
     return table
 
 
-def _kinds(counts: Mapping[str, int]) -> str:
+def _describe_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"

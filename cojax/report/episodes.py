@@ -28,19 +28,19 @@ QUERY = 300  # characters of a query
 DIGITS = 3  # of an advantage
 
 Advantages = Callable[[Sequence[Json]], list[Any]]  # a group's episodes → a number each, one for each turn, or None
-Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
+TokenDecoder = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 
 def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     """(an episode of the run, the id of its task, its step) → the episode as the page shows it."""
-    words = words_of(run.folder)
+    decode = words_of(run.folder)
     evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
 
-    def show(episode: Json, task: str, step: int) -> Json:
-        view = compact(episode, task, step, words)
+    def build_view(episode: Json, task_id: str, step: int) -> Json:
+        view = compact(episode, task_id, step, decode)
         return {**view, "signals": [[kind, evidence.get((view["id"], kind), "")] for kind in view["signals"]]}
 
-    return show
+    return build_view
 
 
 def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
@@ -55,33 +55,33 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
     quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
-    all_origins: list[Json] = []
+    source_views: list[Json] = []
     samples: list[Json] = []
-    by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
+    views_by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
     used_bytes = 0
-    for place, step in enumerate(steps):
+    for position, step in enumerate(steps):
         episodes = run.episodes.read(step)
         tasks = index.add(step, episodes, advantages)
         views = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
-        if by_step is not None:
-            by_step[step] = list(views.values())
+        if views_by_step is not None:
+            views_by_step[step] = list(views.values())
             used_bytes += sum(len(json.dumps(view)) for view in views.values())
             if used_bytes > INLINE:
-                for earlier, step_views in by_step.items():
-                    pieces.put(steps_piece(earlier), step_views)
-                by_step = None
+                for earlier_step, step_views in views_by_step.items():
+                    pieces.put(steps_piece(earlier_step), step_views)
+                views_by_step = None
         else:
             pieces.put(steps_piece(step), list(views.values()))
-        all_origins += [views[name] for name in views if name in sources]
-        if place % stride == 0:
-            others = (episode for episode in episodes if episode["episode"] not in sources)
-            samples += [views[episode["episode"]] for episode in pick_varied(others, quota)]
-    if by_step is not None:
-        origins, result = all_origins, [view for step_views in by_step.values() for view in step_views]
+        source_views += [views[episode_id] for episode_id in views if episode_id in sources]
+        if position % stride == 0:
+            other_episodes = (episode for episode in episodes if episode["episode"] not in sources)
+            samples += [views[episode["episode"]] for episode in pick_varied(other_episodes, quota)]
+    if views_by_step is not None:
+        origins, result = source_views, [view for step_views in views_by_step.values() for view in step_views]
     else:
-        origins = pick_within(all_origins, BYTES)
+        origins = pick_within(source_views, BYTES)
         result = sorted([*origins, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
-    return result, [len(origins), len(all_origins)]
+    return result, [len(origins), len(source_views)]
 
 
 def follow(run: Run, index: "EpisodeIndex") -> None:
@@ -97,43 +97,43 @@ def pairs(run: Run) -> list[Json]:
 
     If they take more than BYTES, some are left out, evenly.
     """
-    words = words_of(run.folder)
-    after = {task_id_of(episode): episode for episode in run.after}
+    decode = words_of(run.folder)
+    after_by_task = {task_id_of(episode): episode for episode in run.after}
     episode_pairs = [
-        {"before": compact(before, task, 0, words), "after": compact(after[task], task, 0, words)}
+        {"before": compact(before, task_id, 0, decode), "after": compact(after_by_task[task_id], task_id, 0, decode)}
         for before in run.before
-        if (task := task_id_of(before)) in after
+        if (task_id := task_id_of(before)) in after_by_task
     ]
     return pick_within(episode_pairs, BYTES)
 
 
 def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     """Picks up to `count` of a step's episodes, in turn from each kind: outcome, success or failure, and signals."""
-    kinds: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
+    by_kind: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
     for episode in episodes:
-        kinds[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
-    entries = [(place, kind, item) for kind, items in kinds.items() for place, item in enumerate(items)]
-    return [item for _, _, item in sorted(entries, key=lambda entry: entry[:2])[:count]]
+        by_kind[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
+    entries = [(rank, kind, episode) for kind, episodes in by_kind.items() for rank, episode in enumerate(episodes)]
+    return [episode for _, _, episode in sorted(entries, key=lambda entry: entry[:2])[:count]]
 
 
 def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
     """Picks evenly spaced items whose JSON takes at most `limit` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
     share = min(1.0, limit / max(1, sum(sizes)))
-    picks, total = [], 0
+    chosen_items, used_bytes = [], 0
     for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
-        if int((index + 1) * share) > int(index * share) and total + size <= limit:
-            picks.append(item)
-            total += size
-    return picks
+        if int((index + 1) * share) > int(index * share) and used_bytes + size <= limit:
+            chosen_items.append(item)
+            used_bytes += size
+    return chosen_items
 
 
-def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
+def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None) -> Json:
     """An episode as the page shows it: long texts cut, and tokens as text if the run keeps its tokenizer."""
     return {
         "id": episode["episode"],
         "step": step,
-        "task": task,
+        "task": task_id,
         "query": cut_text(episode["task"]["query"], MESSAGE),
         "origin": episode["task"]["origin"],
         "outcome": episode["outcome"],
@@ -142,53 +142,53 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
         "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
         "agent": episode.get("agent", ""),
-        "opening": _messages(episode["opening"]),
-        "turns": [_turn(turn, words) for turn in episode["turns"]],
+        "opening": _compact_messages(episode["opening"]),
+        "turns": [_compact_turn(turn, decode) for turn in episode["turns"]],
     }
 
 
-def _turn(turn: Json, words: Words | None) -> Json:
+def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
     tokens = turn["action_tokens"][:TOKENS]
     return {
         "text": cut_text(turn["action"]["text"], MESSAGE),
-        "calls": [[call["name"], _arguments(call["arguments"])] for call in turn["action"]["calls"]],
+        "calls": [[call["name"], _compact_arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
-        "words": words(tokens) if words else [],
-        "logprobs": [round(value, 3) for value in turn["action_logprobs"][:TOKENS]],
+        "words": decode(tokens) if decode else [],
+        "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:TOKENS]],
         "tokens": len(turn["action_tokens"]),
         "prompt": len(turn["prompt_tokens"]),
-        "messages": _messages(turn["observation"]["messages"]),
+        "messages": _compact_messages(turn["observation"]["messages"]),
         "ok": turn["observation"]["ok"],
         "weights": turn["weights_version"],
     }
 
 
-def _arguments(values: Json) -> Json:
+def _compact_arguments(values: Json) -> Json:
     """The arguments of a call; if they are long, the text of each is cut."""
     if len(json.dumps(values)) <= CALLS:
         return values
-    share = max(80, CALLS // len(values))
+    most_characters = max(80, CALLS // len(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
-    return {cut_text(name, 80): cut_text(text, share) for name, text in texts.items()}
+    return {cut_text(name, 80): cut_text(text, most_characters) for name, text in texts.items()}
 
 
-def _messages(messages: Iterable[Json]) -> list[list[str]]:
+def _compact_messages(messages: Iterable[Json]) -> list[list[str]]:
     return [[message["role"], cut_text(message["content"], MESSAGE)] for message in messages]
 
 
-def words_of(folder: Path) -> Words | None:
+def words_of(folder: Path) -> TokenDecoder | None:
     """A decoder of single tokens; None if the run directory has no tokenizer. Raises StorageError for a damaged one."""
-    paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
-    if not paths:
+    files = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
+    if not files:
         return None
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_buffer(read_whole(paths[0]))
+        tokenizer = Tokenizer.from_buffer(read_whole(files[0]))
     except StorageError:
         raise
     except Exception as error:  # the package raises no other type
-        raise StorageError(f"{paths[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
+        raise StorageError(f"{files[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
@@ -198,38 +198,38 @@ def advantages_of(run: Run) -> Advantages | None:
     None for a user's own advantage, whose code a report does not run, and for a run that learns from preferences.
     """
     learner = run.config.get("config", {}).get("learner") or {}
-    entry = run.config.get("code", {}).get("learner.advantage") or {}
-    name = str(entry.get("name") or learner.get("advantage"))
-    if name not in ADVANTAGES or any("preference" in row for row in run.metrics):
+    code_entry = run.config.get("code", {}).get("learner.advantage") or {}
+    advantage_name = str(code_entry.get("name") or learner.get("advantage"))
+    if advantage_name not in ADVANTAGES or any("preference" in record for record in run.metrics):
         return None
-    settings = entry.get("settings") or learner.get("advantage_settings") or {}
-    return lambda episodes: _advantages(ADVANTAGES[name], settings, episodes)
+    settings = code_entry.get("settings") or learner.get("advantage_settings") or {}
+    return lambda episodes: _advantages(ADVANTAGES[advantage_name], settings, episodes)
 
 
 def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], episodes: Sequence[Json]) -> list[Any]:
     """One entry for each episode; None for one that is masked, lost, or the only valid one."""
-    valid = [place for place, episode in enumerate(episodes) if episode["outcome"] not in INFRASTRUCTURE]
-    entries: list[Any] = [None] * len(episodes)
-    if len(valid) < 2:
-        return entries
+    valid_indices = [index for index, episode in enumerate(episodes) if episode["outcome"] not in INFRASTRUCTURE]
+    rounded: list[Any] = [None] * len(episodes)
+    if len(valid_indices) < 2:
+        return rounded
     try:
-        values = advantage([_trajectory(episodes[place]) for place in valid], **settings)
+        values = advantage([_to_trajectory(episodes[index]) for index in valid_indices], **settings)
     except (TypeError, ValueError):  # settings of another version
-        return entries
-    mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid), bool)
-    for place, value, value_mask in zip(valid, values, mask, strict=True):
-        entries[place] = None if np.any(value_mask) else _round(value)
-    return entries
+        return rounded
+    masks = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid_indices), bool)
+    for index, number, value_mask in zip(valid_indices, values, masks, strict=True):
+        rounded[index] = None if np.any(value_mask) else _round_advantage(number)
+    return rounded
 
 
-def _round(value: Any) -> Any:
+def _round_advantage(value: Any) -> Any:
     array = np.asarray(value, np.float64)
     if array.ndim == 0:
         return round(float(array), DIGITS) + 0.0
-    return [round(float(np.mean(part)), DIGITS) + 0.0 for part in array]
+    return [round(float(np.mean(turn_values)), DIGITS) + 0.0 for turn_values in array]
 
 
-def _trajectory(episode: Json) -> Trajectory:
+def _to_trajectory(episode: Json) -> Trajectory:
     """The part of an episode that an advantage reads: its reward and outcome, and its turns without their texts."""
     turns = (
         Turn(Action(), Observation(ok=turn["observation"]["ok"]), action_tokens=tuple(turn["action_tokens"]))
@@ -254,52 +254,52 @@ class EpisodeIndex:
         self.rewards: Rewards = {}
         self.steps: dict[int, list[Json]] = {}
         self.tasks: list[list[str]] = []  # id, query, origin
-        self._numbers: dict[str, int] = {}
+        self._number_by_task: dict[str, int] = {}
 
     def add(self, step: int, episodes: Sequence[Json], advantages: Advantages | None) -> list[str]:
         """Adds the episodes of a step and returns the task id of each."""
-        ids: dict[str, str] = {}
+        id_by_stem: dict[str, str] = {}
         groups: dict[tuple[str, str], list[Json]] = {}
-        tasks = []
+        task_ids = []
         for episode in episodes:
             # Episodes of a group have the same name but for the sample; their task is hashed once.
             stem = episode["episode"].rpartition("-")[0] or episode["episode"]
-            task = ids[stem] if stem in ids else ids.setdefault(stem, task_id_of(episode))
-            tasks.append(task)
-            add_visit(self.rewards, task, step, episode)
-            groups.setdefault((task, episode.get("agent", "")), []).append(episode)
+            task_id = id_by_stem[stem] if stem in id_by_stem else id_by_stem.setdefault(stem, task_id_of(episode))
+            task_ids.append(task_id)
+            add_visit(self.rewards, task_id, step, episode)
+            groups.setdefault((task_id, episode.get("agent", "")), []).append(episode)
         self.steps[step] = [
-            self._row(step, task, agent, group, None if agent else advantages)
-            for (task, agent), group in groups.items()
+            self._row(step, task_id, agent, group, None if agent else advantages)
+            for (task_id, agent), group in groups.items()
         ]
-        return tasks
+        return task_ids
 
-    def _row(self, step: int, task: str, agent: str, group: Sequence[Json], advantages: Advantages | None) -> Json:
-        start = f"{step}-{task}-"
+    def _row(self, step: int, task_id: str, agent: str, group: Sequence[Json], advantages: Advantages | None) -> Json:
+        prefix = f"{step}-{task_id}-"
         names: list[Any] = []
         for episode in group:
-            name = episode["episode"].removeprefix(start)
-            names.append(int(name) if name.isdecimal() and str(int(name)) == name else episode["episode"])
+            sample = episode["episode"].removeprefix(prefix)
+            names.append(int(sample) if sample.isdecimal() and str(int(sample)) == sample else episode["episode"])
         row = {
-            "t": self._number(task, group[0]),
+            "t": self._number_task(task_id, group[0]),
             "r": [round(episode["reward"], 4) for episode in group],
             "k": [len(episode["turns"]) for episode in group],
         }
-        values = advantages(group) if advantages else [0] * len(group)
+        group_values = advantages(group) if advantages else [0] * len(group)
         columns = {
             "n": (names, list(range(len(group)))),
             "o": ([episode["outcome"] for episode in group], ["finished"] * len(group)),
             "s": ([episode.get("signals", []) for episode in group], [[]] * len(group)),
-            "v": (values, [0] * len(group)),
+            "v": (group_values, [0] * len(group)),
         }
-        row |= {name: column for name, (column, default) in columns.items() if column != default}
+        row |= {sample: column for sample, (column, default) in columns.items() if column != default}
         return row | ({"a": agent} if agent else {})
 
-    def _number(self, task: str, episode: Json) -> int:
-        if task not in self._numbers:
-            self._numbers[task] = len(self.tasks)
-            self.tasks.append([task, shortened_text(episode["task"]["query"], QUERY), episode["task"]["origin"]])
-        return self._numbers[task]
+    def _number_task(self, task_id: str, episode: Json) -> int:
+        if task_id not in self._number_by_task:
+            self._number_by_task[task_id] = len(self.tasks)
+            self.tasks.append([task_id, shortened_text(episode["task"]["query"], QUERY), episode["task"]["origin"]])
+        return self._number_by_task[task_id]
 
     @property
     def total(self) -> int:
@@ -308,6 +308,6 @@ class EpisodeIndex:
     def index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""
         steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
-        numbers = {row["t"] for _, rows in steps for row in rows}
-        tasks = [task if place in numbers else [task[0], "", task[2]] for place, task in enumerate(self.tasks)]
+        task_numbers = {row["t"] for _, rows in steps for row in rows}
+        tasks = [task if number in task_numbers else [task[0], "", task[2]] for number, task in enumerate(self.tasks)]
         return {"tasks": tasks, "steps": steps}

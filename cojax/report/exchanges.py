@@ -22,13 +22,13 @@ from cojax.report.run import Json, cut_text
 from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
 
 # The place of a record is within this many bytes of the beginning of its line.
-_HEAD = 8_192
-_PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
+_HEAD_BYTES = 8_192
+_PLACE_PATTERN = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
-_ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt )(?P<more>.*)")
-_JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
+_ATTEMPT_PATTERN = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt )(?P<more>.*)")
+_JUDGE_PATTERN = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
 # The order of the parts of an expedition, and of a validation.
-_RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
+_PART_RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
 _OWN_FIELDS = {"key", "place", "sent", "text"}
 
 TASKS = 64  # the page holds the exchanges of at most so many tasks
@@ -40,34 +40,34 @@ Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its
 
 def places_of(journal: Path) -> dict[Key, list[Place]]:
     """The places of all exchanges by expedition and by task, older ones first; empty if the run has no journal."""
-    places: dict[Key, list[Place]] = defaultdict(list)
-    start = 0
+    places_by_key: dict[Key, list[Place]] = defaultdict(list)
+    offset = 0
     if journal.exists():
         with open_file(journal) as file:
             for line in lines_of(file):
-                match = _PLACE.search(line, 0, _HEAD) if line.endswith(b"\n") else None
-                if match and (pair := _key(match[1])):
-                    key, rest = pair
+                match = _PLACE_PATTERN.search(line, 0, _HEAD_BYTES) if line.endswith(b"\n") else None
+                if match and (parsed_place := _parse_place(match[1])):
+                    key, purpose = parsed_place
                     # Sorted by part, run and turn; repeated and repaired calls stay in their order.
-                    numbers = (int(number) for number in re.findall(r"\d{1,9}", rest)[:2])
-                    places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
-                start += len(line)
-    return {key: sorted(pair) for key, pair in places.items()}
+                    numbers = (int(digits) for digits in re.findall(r"\d{1,9}", purpose)[:2])
+                    places_by_key[key].append(((_PART_RANKS[re.split(r"[ /]", purpose)[0]], *numbers), offset, purpose))
+                offset += len(line)
+    return {key: sorted(parsed_place) for key, parsed_place in places_by_key.items()}
 
 
-def _key(quoted_place: bytes) -> tuple[Key, str] | None:
+def _parse_place(quoted_place: bytes) -> tuple[Key, str] | None:
     """The expedition or task that a place in JSON's spelling names, and the rest of it; None for any other place."""
     try:
         place = json.loads(b'"' + quoted_place + b'"')
     except ValueError:
         return None
     if match := _EXPEDITION.fullmatch(place):
-        last = match["evolution"].rpartition("/")[2]
-        if last == "initial":
+        evolution_end = match["evolution"].rpartition("/")[2]
+        if evolution_end == "initial":
             return (0, int(match["number"])), match["rest"]
-        is_step = last.isdecimal() and len(last) < 10
-        return ((int(last) + 1, int(match["number"])), match["rest"]) if is_step else None
-    match = _ATTEMPT.fullmatch(place) or _JUDGE.fullmatch(place)
+        is_step = evolution_end.isdecimal() and len(evolution_end) < 10
+        return ((int(evolution_end) + 1, int(match["number"])), match["rest"]) if is_step else None
+    match = _ATTEMPT_PATTERN.fullmatch(place) or _JUDGE_PATTERN.fullmatch(place)
     return (match["task"], match["rest"] + match["more"]) if match else None
 
 
@@ -87,9 +87,9 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     if not places:
         return []
     with open_file(journal) as file:
-        for _, start, rest in places:
-            file.seek(start)
-            if (exchange := _exchange(file.readline(LONGEST_LINE + 1), rest)) is not None:
+        for _, offset, call_name in places:
+            file.seek(offset)
+            if (exchange := _parse_exchange(file.readline(LONGEST_LINE + 1), call_name)) is not None:
                 previous = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
                 shared_count = len(previous) if exchange["messages"][: len(previous)] == previous else 0
@@ -97,18 +97,18 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     return exchanges
 
 
-def _exchange(line: bytes, place: str) -> Json | None:
+def _parse_exchange(line: bytes, call_name: str) -> Json | None:
     """The exchange of a journal's line; None for a damaged one."""
     try:
         record = parse_record(line)
         request = dict(record["sent"])
         messages = [(str(message["role"]), str(message["content"])) for message in request.pop("messages")]
-        text = record.get("text")
+        reply_text = record.get("text")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
-    text = text if isinstance(text, str) else None
-    return {"place": place, "messages": messages, "settings": request, "text": text, "facts": facts}
+    facts = {field_name: field_value for field_name, field_value in record.items() if field_name not in _OWN_FIELDS}
+    reply_text = reply_text if isinstance(reply_text, str) else None
+    return {"place": call_name, "messages": messages, "settings": request, "text": reply_text, "facts": facts}
 
 
 def about(exchange: Json) -> str:
@@ -116,7 +116,7 @@ def about(exchange: Json) -> str:
     settings, facts = exchange["settings"], exchange["facts"]
     schema = settings.get("response_format")
     json_schema = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
-    parts: Iterable[str] = (
+    fact_texts: Iterable[str] = (
         *(f"{name} {value}" for name, value in settings.items() if isinstance(value, (str, int, float))),
         f"held to the schema {json_schema.get('name', '')}".rstrip() if schema else "",
         *(
@@ -125,7 +125,7 @@ def about(exchange: Json) -> str:
             if value not in (None, "", False) and settings.get(name) != value
         ),
     )
-    return " ".join(" · ".join(part for part in parts if part).split())
+    return " ".join(" · ".join(fact_text for fact_text in fact_texts if fact_text).split())
 
 
 def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
@@ -135,17 +135,17 @@ def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     place, the number of messages shared with the row before, the other messages as role and number of text, the number
     of the reply's text, and a line of facts. Tasks beyond the bound are left out.
     """
-    texts: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
+    number_by_text: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
     expeditions: dict[str, list[Json]] = {}
     tasks: dict[str, list[Json]] = {}
-    places = places_of(journal)
-    for task in _spread(evenly(histories, TASKS) if places else ()):
-        if sum(map(len, texts)) >= CHARACTERS:
+    by_key = places_of(journal)
+    for task in _spread_evenly(evenly(histories, TASKS) if by_key else ()):
+        if sum(map(len, number_by_text)) >= CHARACTERS:
             break
         if task.expedition is not None and (name := expedition_name(task.expedition)) not in expeditions:
-            expeditions[name] = _rows(read_exchanges(journal, places.get(task.expedition, ())), texts)
-        tasks[task.id] = _rows(read_exchanges(journal, places.get(task.id, ())), texts)
-    return {"texts": list(texts), "expeditions": expeditions, "tasks": tasks}
+            expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(task.expedition, ())), number_by_text)
+        tasks[task.id] = _build_rows(read_exchanges(journal, by_key.get(task.id, ())), number_by_text)
+    return {"texts": list(number_by_text), "expeditions": expeditions, "tasks": tasks}
 
 
 def expedition_name(expedition: tuple[int, int]) -> str:
@@ -153,25 +153,25 @@ def expedition_name(expedition: tuple[int, int]) -> str:
     return "/".join(map(str, expedition))
 
 
-def _rows(exchanges: Iterable[Json], texts: dict[str, int]) -> list[Json]:
-    """Makes the rows of exchanges, and adds their texts to `texts`, which maps a text to its number."""
+def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> list[Json]:
+    """Makes the rows of exchanges, and adds their texts to `number_by_text`."""
 
-    def number(text: str) -> int:
-        return texts.setdefault(cut_text(text, TEXT), len(texts))
+    def number_text(text: str) -> int:
+        return number_by_text.setdefault(cut_text(text, TEXT), len(number_by_text))
 
     return [
         {
             "place": exchange["place"],
             "shared": exchange["shared"],
-            "messages": [[role, number(text)] for role, text in exchange["messages"][exchange["shared"] :]],
-            "text": None if exchange["text"] is None else number(exchange["text"]),
+            "messages": [[role, number_text(text)] for role, text in exchange["messages"][exchange["shared"] :]],
+            "text": None if exchange["text"] is None else number_text(exchange["text"]),
             "about": about(exchange),
         }
         for exchange in exchanges
     ]
 
 
-def _spread(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
+def _spread_evenly(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
     """Orders the tasks so that the first n, for any n, are spread evenly over them (by reversed binary numbers)."""
-    width = max(1, (len(tasks) - 1).bit_length())
-    return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{width}b}"[::-1])]
+    bit_count = max(1, (len(tasks) - 1).bit_length())
+    return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{bit_count}b}"[::-1])]

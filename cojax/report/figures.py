@@ -20,19 +20,19 @@ CURVES = (
 )  # fmt: skip
 LONGEST = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
 # Name of a curve → its dotted name in a record of quality.
-_FIGURES = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
-_PARTS = ("initial", "synthesized")
+_PATHS = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
+_POOL_PARTS = ("initial", "synthesized")
 # The counts of each evolution and origin. An expedition is `fruitful` if it led to a task.
 CONVERSION = ("expeditions", "fruitful", "drafts", "tasks")
 
 
 def curves(metrics: Sequence[Json]) -> Json:
     """Columns over steps, with None for gaps; `dev` holds the steps evaluated on the development split."""
-    rows = evenly(metrics, POINTS)
+    records = evenly(metrics, POINTS)
     return {
-        "step": [row["step"] for row in rows],
-        **{name: [_number(row.get(name)) for row in rows] for name in CURVES},
-        "dev": [[row["step"], _number(row["dev"]["success"])] for row in metrics if row.get("dev")],
+        "step": [record["step"] for record in records],
+        **{name: [_finite_or_none(record.get(name)) for record in records] for name in CURVES},
+        "dev": [[record["step"], _finite_or_none(record["dev"]["success"])] for record in metrics if record.get("dev")],
     }
 
 
@@ -41,39 +41,39 @@ def agents(metrics: Sequence[Json]) -> Json:
 
     `success` and `hard` (hard negatives) are shares of an agent's episodes. `partial` is their mean partial reward.
     """
-    rows = [row for row in evenly(metrics, POINTS) if "preference" in row]
-    by_agent = {name: [row["preference"].get(name, {}) for row in rows] for name in ("target", "second")}
+    records = [record for record in evenly(metrics, POINTS) if "preference" in record]
+    by_agent = {agent: [record["preference"].get(agent, {}) for record in records] for agent in ("target", "second")}
     columns = {
-        name: {
-            "success": [_number(row.get("success")) for row in agent_rows],
-            "partial": [_number(row.get("partial")) for row in agent_rows],
-            "hard": [row["hard"] / row["episodes"] if row.get("episodes") else None for row in agent_rows],
+        agent: {
+            "success": [_finite_or_none(record.get("success")) for record in agent_rows],
+            "partial": [_finite_or_none(record.get("partial")) for record in agent_rows],
+            "hard": [record["hard"] / record["episodes"] if record.get("episodes") else None for record in agent_rows],
         }
-        for name, agent_rows in by_agent.items()
+        for agent, agent_rows in by_agent.items()
         if any(agent_rows)
     }
     if not columns:
         return {}
-    distance = [_number(row.get("distance")) for row in by_agent["second"]]
-    return {"step": [row["step"] for row in rows], **columns, "distance": distance}
+    distance = [_finite_or_none(record.get("distance")) for record in by_agent["second"]]
+    return {"step": [record["step"] for record in records], **columns, "distance": distance}
 
 
 def evolutions(run: Run) -> list[Json]:
     """One record per evolution: the signals since the last one, the verdicts, the new tasks by origin."""
     records: list[Json] = []
     signal_counts: Counter[str] = Counter()
-    for row in run.metrics:
-        evolution = row.get("evolution")
+    for step_record in run.metrics:
+        evolution = step_record.get("evolution")
         # An evolution that ran in the background of this step has not seen its signals.
-        in_background = evolution is not None and evolution_step(row) < row["step"]
+        in_background = evolution is not None and evolution_step(step_record) < step_record["step"]
         if not in_background:
-            signal_counts.update(row.get("signals", {}))
+            signal_counts.update(step_record.get("signals", {}))
         if evolution is not None:
             results = {"verdicts": verdicts_of(evolution), "added": evolution["added"]}
-            records.append({"step": evolution_step(row), "signals": dict(signal_counts), **results})
+            records.append({"step": evolution_step(step_record), "signals": dict(signal_counts), **results})
             signal_counts.clear()
         if in_background:
-            signal_counts.update(row.get("signals", {}))
+            signal_counts.update(step_record.get("signals", {}))
     if signal_counts:  # no evolution has used these
         records.append({"step": run.metrics[-1]["step"], "signals": dict(signal_counts), "open": True})
     return records
@@ -89,34 +89,34 @@ def pool(run: Run) -> Json:
     origins: dict[str, list[int]] = {}
     for task in sorted(run.tasks.values(), key=joined_at):
         origins.setdefault(task["origin"], []).append(joined_at(task))
-    steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
+    steps = [0, *(record["step"] for record in evenly(run.metrics, POINTS))]
     counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
     return {"step": steps, "origins": counts}
 
 
 def totals(run: Run) -> Json:
     """Seconds, outcomes, signals and verdicts of the run, from its summary or summed over the steps so far."""
-    sums: dict[str, Counter[str]] = {name: Counter() for name in ("seconds", "outcomes", "signals", "verdicts")}
-    for row in run.metrics:
-        for name in ("seconds", "outcomes", "signals"):
-            sums[name].update(row.get(name, {}))
-        if "evolution" in row:
-            sums["verdicts"].update(verdicts_of(row["evolution"]))
-    return {name: run.summary.get(name) or dict(counts) for name, counts in sums.items()}
+    counters: dict[str, Counter[str]] = {figure: Counter() for figure in ("seconds", "outcomes", "signals", "verdicts")}
+    for record in run.metrics:
+        for figure in ("seconds", "outcomes", "signals"):
+            counters[figure].update(record.get(figure, {}))
+        if "evolution" in record:
+            counters["verdicts"].update(verdicts_of(record["evolution"]))
+    return {figure: run.summary.get(figure) or dict(counts) for figure, counts in counters.items()}
 
 
 def headline(run: Run) -> Json:
     """The figures at the top of the page; None for those that the run has not reached."""
-    last = run.metrics[-1] if run.metrics else {}
-    dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
+    last_record = run.metrics[-1] if run.metrics else {}
+    dev_successes = [record["dev"]["success"] for record in run.metrics if record.get("dev")]
     return {
         "finished": bool(run.summary),
         "policy": origin_line(run.origin) if run.origin else "",
         "zero_shot": run.summary.get("zero_shot", run.zero_shot.get("success")),
         "final": run.summary.get("final", run.final.get("success")),
         "gain": paired_difference(task_scores(run.zero_shot), task_scores(run.final)),
-        "dev": [dev[0], dev[-1] if len(dev) > 1 else None] if dev else None,
-        "step": run.summary.get("steps", last.get("step", 0)),
+        "dev": [dev_successes[0], dev_successes[-1] if len(dev_successes) > 1 else None] if dev_successes else None,
+        "step": run.summary.get("steps", last_record.get("step", 0)),
         "steps": run.config.get("config", {}).get("steps"),
         "tasks_initial": run.summary.get("tasks_initial", len(run.tasks) - len(run.synthesized_tasks)),
         "tasks_final": run.summary.get("tasks_final", len(run.tasks)),
@@ -126,12 +126,12 @@ def headline(run: Run) -> Json:
 
 def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
     """Mean success of the tasks at their first and at their last visit, by origin, of those visited at least twice."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
+    successes_by_origin: dict[str, list[tuple[float, float]]] = {}
     for task in histories:
         if len(task.visits) >= 2:
-            pairs.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
+            successes_by_origin.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
     rows = []
-    for origin, successes in pairs.items():
+    for origin, successes in successes_by_origin.items():
         first, last = (sum(values) / len(values) for values in zip(*successes, strict=True))
         rows.append({"origin": origin, "tasks": len(successes), "first": first, "last": last})
     return rows
@@ -141,10 +141,10 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     """At most `count` items, evenly spaced, the first and the last among them."""
     if len(items) <= count:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+    return [items[round(index * (len(items) - 1) / (count - 1))] for index in range(count)]
 
 
-def _number(value: Any) -> float | None:
+def _finite_or_none(value: Any) -> float | None:
     """The number, or None, a gap, for NaN and infinity, which JSON cannot hold."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
@@ -155,24 +155,24 @@ def quality(run: Run) -> Json:
     Also the last distributions of similarity to the evaluation tasks, and the settings of the measurement. Empty where
     a run measured none.
     """
-    rows = [
+    measurements = [
         (row["step"], row["evolution"]["quality"]) for row in run.metrics if row.get("evolution", {}).get("quality")
     ]
-    if not rows:
+    if not measurements:
         return {}
     settings = run.config.get("config", {}).get("quality", {})
-    entries = [entry for _, entry in rows]
-    start, last = entries[0].get("initial", {}), entries[-1]
+    entries = [entry for _, entry in measurements]
+    initial, last_quality = entries[0].get("initial", {}), entries[-1]
     return {
-        "step": [0, *(step for step, _ in rows)],
-        "pool": {name: [value_at(entry, path, None) for entry in (start, *entries)] for name, path in _FIGURES.items()},
+        "step": [0, *(step for step, _ in measurements)],
+        "pool": {name: [value_at(entry, path, None) for entry in (initial, *entries)] for name, path in _PATHS.items()},
         "synthesized": {
             name: [None, *(value_at(entry, f"synthesized.{path}", None) for entry in entries)]
-            for name, path in _FIGURES.items()
+            for name, path in _PATHS.items()
         },
-        "histogram": {part: value_at(last, f"{part}.max_similarity.histogram", None) for part in _PARTS},
-        "greatest": {part: value_at(last, f"{part}.max_similarity.max", None) for part in _PARTS},
-        "compared": last.get("tasks"),
+        "histogram": {part: value_at(last_quality, f"{part}.max_similarity.histogram", None) for part in _POOL_PARTS},
+        "greatest": {part: value_at(last_quality, f"{part}.max_similarity.max", None) for part in _POOL_PARTS},
+        "compared": last_quality.get("tasks"),
         "tasks": run.metrics[-1].get("tasks"),
         "k": settings.get("k"),
         "embedding": settings.get("model") if settings.get("embedding") == "endpoint" else settings.get("embedding"),
@@ -181,16 +181,16 @@ def quality(run: Run) -> Json:
 
 def lengths(run: Run) -> Json:
     """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
-    by_part: dict[str, list[int]] = {part: [] for part in _PARTS}
+    lengths_by_part: dict[str, list[int]] = {origin: [] for origin in _POOL_PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
-            by_part["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
-    counts = {part: Counter(min(size, LONGEST) for size in sizes) for part, sizes in by_part.items()}
-    top = max((size for sizes in by_part.values() for size in sizes), default=0)
+            lengths_by_part["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
+    counts = {origin: Counter(min(length, LONGEST) for length in sizes) for origin, sizes in lengths_by_part.items()}
+    greatest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
     return {
-        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(top, LONGEST) + 1)],
-        "counts": {part: [counts[part][n] for n in range(1, min(top, LONGEST) + 1)] for part in _PARTS},
-        "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in by_part.items()},
+        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(greatest, LONGEST) + 1)],
+        "counts": {origin: [counts[origin][n] for n in range(1, min(greatest, LONGEST) + 1)] for origin in _POOL_PARTS},
+        "mean": {origin: sum(sizes) / len(sizes) if sizes else None for origin, sizes in lengths_by_part.items()},
     }
 
 
@@ -202,40 +202,40 @@ def conversion(run: Run) -> Json:
     became tasks, and `fruitful` the share of expeditions that led to one.
     """
     signal_counts: Counter[str] = Counter()
-    for row in run.metrics:
-        signal_counts.update(row.get("signals", {}))
-    by_origin, by_step = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
+    for record in run.metrics:
+        signal_counts.update(record.get("signals", {}))
+    counts_by_origin, counts_by_step = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
     for (step, origin), counts in conversions(run).items():
-        by_origin[origin].update(counts)
-        by_step[step].update(counts)
+        counts_by_origin[origin].update(counts)
+        counts_by_step[step].update(counts)
     origins = [kind for kind in run.kinds if signal_counts[kind]]
-    origins += sorted(by_origin.keys() - set(origins))
+    origins += sorted(counts_by_origin.keys() - set(origins))
 
-    def rates(part: str, whole: str) -> list[float | None]:
-        return [counts[part] / counts[whole] if counts[whole] else None for _, counts in sorted(by_step.items())]
+    def compute_rates(part: str, whole: str) -> list[float | None]:
+        return [counts[part] / counts[whole] if counts[whole] else None for _, counts in sorted(counts_by_step.items())]
 
     return {
         "funnel": [
             {
                 "origin": origin,
                 "signals": signal_counts[origin] if origin in run.kinds else None,
-                **{name: by_origin[origin][name] for name in CONVERSION},
+                **{name: counts_by_origin[origin][name] for name in CONVERSION},
             }
             for origin in origins
         ],
-        "step": sorted(by_step),
-        "pass_rate": rates("tasks", "drafts"),
-        "fruitful": rates("fruitful", "expeditions"),
+        "step": sorted(counts_by_step),
+        "pass_rate": compute_rates("tasks", "drafts"),
+        "fruitful": compute_rates("fruitful", "expeditions"),
     }
 
 
 def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
     counts = defaultdict[tuple[int, str], Counter[str]](Counter)
-    fruitful = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
-    for key, record in run.expeditions.items():
-        if key[0]:
-            counts[key[0], record["origin"]].update(expeditions=1, fruitful=key in fruitful)
+    fruitful_ones = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
+    for expedition, record in run.expeditions.items():
+        if expedition[0]:
+            counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=expedition in fruitful_ones)
     for draft in run.drafts:
         if draft["step"]:
             counts[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))
@@ -244,11 +244,11 @@ def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
 
 def feedback(run: Run) -> Json:
     """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
-    seconds = [row.get("seconds", {}) for row in run.metrics]
+    seconds = [record.get("seconds", {}) for record in run.metrics]
     sums = [list(itertools.accumulate(parts.get(name, 0.0) for parts in seconds)) for name in ("feedback", "total")]
     shares = [part / whole if whole > 0 else None for part, whole in zip(*sums, strict=True)]
-    pairs = evenly(list(zip((row["step"] for row in run.metrics), shares, strict=True)), POINTS)
-    return {"step": [step for step, _ in pairs], "share": [share for _, share in pairs]}
+    step_shares = evenly(list(zip((record["step"] for record in run.metrics), shares, strict=True)), POINTS)
+    return {"step": [step for step, _ in step_shares], "share": [share for _, share in step_shares]}
 
 
 def paired_difference(base: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
@@ -262,10 +262,10 @@ def paired_difference(base: Mapping[str, float], other: Mapping[str, float]) -> 
     count = len(differences)
     if count < 2:
         return None
-    mean, variance, half = student(differences)
-    half = half if variance > 1e-15 else 3 / count
-    low, high = max(-1.0, mean - half), min(1.0, mean + half)
-    better, worse = sum(value > 0 for value in differences), sum(value < 0 for value in differences)
+    mean, variance, half_width = student(differences)
+    half_width = half_width if variance > 1e-15 else 3 / count
+    low, high = max(-1.0, mean - half_width), min(1.0, mean + half_width)
+    better, worse = sum(difference > 0 for difference in differences), sum(difference < 0 for difference in differences)
     return {"mean": mean, "low": low, "high": high, "count": count, "better": better, "worse": worse}
 
 

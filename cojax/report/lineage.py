@@ -60,17 +60,17 @@ class TaskHistory:
 Rewards = dict[str, dict[int, list[float]]]
 
 
-def add_visit(rewards: Rewards, task: str, step: int, episode: Json) -> None:
+def add_visit(rewards: Rewards, task_id: str, step: int, episode: Json) -> None:
     """Adds an episode, given as JSON, unless it was lost to the infrastructure or played by a second agent."""
     if episode["outcome"] not in INFRASTRUCTURE and "agent" not in episode:
-        rewards.setdefault(task, {}).setdefault(step, []).append(episode["reward"])
+        rewards.setdefault(task_id, {}).setdefault(step, []).append(episode["reward"])
 
 
-def visits_of(rewards: Rewards, task: str) -> tuple[TaskVisit, ...]:
+def visits_of(rewards: Rewards, task_id: str) -> tuple[TaskVisit, ...]:
     """The visits of a task by step."""
     return tuple(
         TaskVisit(step, len(values), sum(reward >= 1.0 for reward in values), sum(values) / len(values))
-        for step, values in sorted(rewards.get(task, {}).items())
+        for step, values in sorted(rewards.get(task_id, {}).items())
     )
 
 
@@ -79,19 +79,19 @@ def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | Non
 
     It reads every stored episode, unless it gets the rewards. Raises KeyError for an id that the pool lacks.
     """
-    rewards = _rewards(run, run.tasks.keys()) if rewards is None else rewards
+    rewards = _read_rewards(run, run.tasks.keys()) if rewards is None else rewards
     kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
-    result = []
-    for id in run.tasks if ids is None else ids:
-        task, draft = run.tasks[id], drafts.get(id)
+    task_histories = []
+    for task_id in run.tasks if ids is None else ids:
+        task, draft = run.tasks[task_id], drafts.get(task_id)
         lineage = task.get("lineage") or {}
         history = TaskHistory(
-            id=id,
+            id=task_id,
             query=task["query"],
             origin=task["origin"],
             solution=tuple(action_text(action) for action in task.get("solution", ())),
             step=joined_at(task),
-            parents=_parents(run, lineage.get("parent", "")),
+            parents=_trace_parents(run, lineage.get("parent", "")),
             signal=task["origin"] if task["origin"] in kinds else "",
             signal_evidence=lineage.get("signal", ""),
             source_episode=lineage.get("episode", ""),
@@ -101,19 +101,19 @@ def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | Non
             verdict=lineage.get("verdict", ""),
             verdict_evidence=tuple(lineage.get("evidence", ())),
             difficulty=draft["verdict"].get("difficulty") if draft else None,
-            visits=visits_of(rewards, id),
+            visits=visits_of(rewards, task_id),
             parent_visits=visits_of(rewards, lineage.get("parent", "")),
         )
-        result.append(history)
-    return result
+        task_histories.append(history)
+    return task_histories
 
 
-def _parents(run: Run, parent: str) -> tuple[tuple[str, str, str], ...]:
+def _trace_parents(run: Run, parent_id: str) -> tuple[tuple[str, str, str], ...]:
     chain: dict[str, tuple[str, str, str]] = {}
-    while parent and parent not in chain:
-        task = run.tasks.get(parent, {})
-        chain[parent] = parent, task.get("origin", ""), task.get("query", "")
-        parent = (task.get("lineage") or {}).get("parent", "")
+    while parent_id and parent_id not in chain:
+        task = run.tasks.get(parent_id, {})
+        chain[parent_id] = parent_id, task.get("origin", ""), task.get("query", "")
+        parent_id = (task.get("lineage") or {}).get("parent", "")
     return tuple(chain.values())
 
 
@@ -123,24 +123,24 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
     Raises FileNotFoundError for a folder that is not a run, and KeyError unless exactly one id matches.
     """
     run = read_run(folder)
-    matches = [id for id in run.tasks if id.startswith(task_id)]
+    matches = [full_id for full_id in run.tasks if full_id.startswith(task_id)]
     if len(matches) != 1:
         problem = (
             f"fits {len(matches)} tasks: {', '.join(matches[:5])}" if matches else f"not among {len(run.tasks)} tasks"
         )
         raise KeyError(f"task {task_id!r} {problem}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
-    ids = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    return histories(run, _rewards(run, ids), [task["id"]])[0]
+    task_ids = {task["id"], (task.get("lineage") or {}).get("parent", "")}
+    return histories(run, _read_rewards(run, task_ids), [task["id"]])[0]
 
 
-def _rewards(run: Run, ids: Collection[str]) -> Rewards:
+def _read_rewards(run: Run, task_ids: Collection[str]) -> Rewards:
     """The rewards of these tasks' stored episodes."""
     rewards: Rewards = {}
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
-            if (task := task_id_of(episode)) in ids:
-                add_visit(rewards, task, step, episode)
+            if (task_id := task_id_of(episode)) in task_ids:
+                add_visit(rewards, task_id, step, episode)
     return rewards
 
 
@@ -156,8 +156,8 @@ def id_of(task: Json) -> str:
 
 def action_text(action: Json) -> str:
     """An action's JSON as one readable line: its calls as name(argument=value), or its text."""
-    calls = (
-        f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in call['arguments'].items())})"
+    call_texts = (
+        f"{call['name']}({', '.join(f'{name}={argument!r}' for name, argument in call['arguments'].items())})"
         for call in action.get("calls", ())
     )
-    return "; ".join(calls) or action.get("text", "")
+    return "; ".join(call_texts) or action.get("text", "")

@@ -27,7 +27,7 @@ PATIENCE = 25.0  # seconds that a page's request may wait for news
 THREADS = 32  # connections at a time, each with its thread
 READING = 10.0  # seconds for a request to arrive, and for an answer to be taken
 REST = 10  # the pause before the next drawing, in times that the last one took
-_WATCHED = (
+_WATCHED_FILES = (
     "config.json", "metrics.jsonl", "tasks.jsonl", "drafts.jsonl", "summary.json", "zero_shot.json", "final.json",
     "episodes",
 )  # fmt: skip
@@ -40,12 +40,12 @@ class LiveReport:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._played, self._stored = EpisodeIndex(), dict[str, tuple[int, int] | None]()
-        self._seen: list[tuple[int, int] | None] = []
+        self._episode_index, self._state_by_file = EpisodeIndex(), dict[str, tuple[int, int] | None]()
+        self._last_states: list[tuple[int, int] | None] = []
         self._data: Json = {}
         self._version = 0
         self._pieces = Pieces(STAMP)
-        self._again = 0.0  # when it may be drawn again, by the monotonic clock
+        self._next_draw_time = 0.0  # when it may be drawn again, by the monotonic clock
 
     def data(self) -> Json:
         """Returns what the page shows. If the run has changed, it is drawn again, but not more often than REST allows.
@@ -53,19 +53,19 @@ class LiveReport:
         Raises FileNotFoundError for a folder that is not a run, and StorageError for a damaged one.
         """
         with self._lock:
-            look = self._look()
-            if look != self._seen and (not self._data or time.monotonic() >= self._again):
-                began = time.monotonic()
-                self._draw()
-                self._seen = look
-                self._again = time.monotonic() + max(POLL, REST * (time.monotonic() - began))
+            file_states = self._stat_watched_files()
+            if file_states != self._last_states and (not self._data or time.monotonic() >= self._next_draw_time):
+                start_time = time.monotonic()
+                self._draw_page()
+                self._last_states = file_states
+                self._next_draw_time = time.monotonic() + max(POLL, REST * (time.monotonic() - start_time))
             return self._data
 
     def newer(self, version: int) -> Json | None:
         """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
-        end = time.monotonic() + PATIENCE
+        end_time = time.monotonic() + PATIENCE
         while (data := self.data())["live"] == version:
-            if time.monotonic() >= end:
+            if time.monotonic() >= end_time:
                 return None
             time.sleep(POLL)
         return data
@@ -75,32 +75,32 @@ class LiveReport:
         with self._lock:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
-            steps = {steps_piece(step): step for step in self._played.steps}
+            steps = {steps_piece(step): step for step in self._episode_index.steps}
         if name not in steps:
             return None
         run = read_run(self.folder)
         show, step = page_form(run), steps[name]
         return piece(STAMP, name, [show(episode, task_id_of(episode), step) for episode in run.episodes.read(step)])
 
-    def _draw(self) -> None:
+    def _draw_page(self) -> None:
         run = read_run(self.folder)
-        changes = {path.name: _change(path) for path in map(run.episodes.path, run.episodes.steps())}
+        state_by_file = {path.name: _stat_file(path) for path in map(run.episodes.path, run.episodes.steps())}
         # A run that was resumed plays its last steps again.
-        if any(changes.get(name) != change for name, change in self._stored.items()):
-            self._played = EpisodeIndex()
-        self._stored = changes
+        if any(state_by_file.get(file_name) != state for file_name, state in self._state_by_file.items()):
+            self._episode_index = EpisodeIndex()
+        self._state_by_file = state_by_file
         pieces = Pieces(STAMP)
-        data = contents(run, pieces, self._played)
+        data = contents(run, pieces, self._episode_index)
         self._version += 1
         self._pieces = pieces
         self._data = {**data, "pieces": pieces.about(), "live": self._version}
 
-    def _look(self) -> list[tuple[int, int] | None]:
+    def _stat_watched_files(self) -> list[tuple[int, int] | None]:
         """Size and time of the files that a step changes."""
-        return [_change(self.folder / name) for name in _WATCHED]
+        return [_stat_file(self.folder / name) for name in _WATCHED_FILES]
 
 
-def _change(path: Path) -> tuple[int, int] | None:
+def _stat_file(path: Path) -> tuple[int, int] | None:
     """Size and time of a file; None if it does not exist."""
     try:
         stat = path.stat()
@@ -141,39 +141,39 @@ class ReportServer(http.server.ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.report, self._lock = report, threading.Lock()
         # Connection → the time since which it owes a request; infinity while it gets its answer.
-        self._since: dict[Any, float] = {}
+        self._owed_since: dict[Any, float] = {}
 
     def owes(self, connection: socket.socket, since: float) -> None:
         """Notes the time since which a connection owes a request, unless it was cut off."""
         with self._lock:
-            if connection in self._since:
-                self._since[connection] = since
+            if connection in self._owed_since:
+                self._owed_since[connection] = since
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._since) >= THREADS:
-            self._cut(time.monotonic(), most=1)
-        if len(self._since) >= THREADS:  # all are answered
+        if len(self._owed_since) >= THREADS:
+            self._cut_off(time.monotonic(), most=1)
+        if len(self._owed_since) >= THREADS:  # all are answered
             self.shutdown_request(request)
             return
         with self._lock:
-            self._since[request] = time.monotonic()
+            self._owed_since[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """The server calls it after each connection, and twice a second."""
-        self._cut(time.monotonic() - READING)
+        self._cut_off(time.monotonic() - READING)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._since.pop(request, None)
+            self._owed_since.pop(request, None)
         super().shutdown_request(request)
 
-    def _cut(self, before: float, most: int = THREADS) -> None:
-        """Ends up to `most` connections that have owed a request since `before` or earlier, the oldest first."""
+    def _cut_off(self, owed_before: float, most: int = THREADS) -> None:
+        """Ends up to `most` connections that have owed a request since `owed_before` or earlier, the oldest first."""
         with self._lock:
-            late = [connection for connection, since in self._since.items() if since <= before]
-            for connection in sorted(late, key=self._since.__getitem__)[:most]:
-                del self._since[connection]
+            late_connections = [connection for connection, since in self._owed_since.items() if since <= owed_before]
+            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:most]:
+                del self._owed_since[connection]
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # its thread reads end-of-file, and exits
 
@@ -203,17 +203,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
             self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
 
-    def _answer(self, status: int, kind: str, text: str) -> None:
+    def _answer(self, status: int, content_type: str, text: str) -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(status)
-        for name, value in (
-            ("Content-Type", f"{kind}; charset=utf-8"),
+        for header_name, header_value in (
+            ("Content-Type", f"{content_type}; charset=utf-8"),
             ("Content-Length", str(len(body))),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
             ("Cross-Origin-Resource-Policy", "same-origin"),
         ):
-            self.send_header(name, value)
+            self.send_header(header_name, header_value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -223,13 +223,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 def _find_answer(report: LiveReport, path: str) -> tuple[int, str, str]:
     """Status, type and text of the answer."""
-    parts = urlsplit(path)
-    if parts.path == "/":
+    url = urlsplit(path)
+    if url.path == "/":
         return 200, "text/html", render(report.data())
-    if parts.path == "/data.json":
-        after = parse_qs(parts.query).get("after", ["0"])[0]
-        data = report.newer(int(after) if after.isdecimal() else 0)
+    if url.path == "/data.json":
+        after_version = parse_qs(url.query).get("after", ["0"])[0]
+        data = report.newer(int(after_version) if after_version.isdecimal() else 0)
         return (200, "application/json", strict_json(data)) if data else (204, "text/plain", "")
-    name = parts.path.removeprefix(f"/{FOLDER}/").removesuffix(".js")
-    script = report.script(name) if parts.path == f"/{FOLDER}/{name}.js" else None
+    piece_name = url.path.removeprefix(f"/{FOLDER}/").removesuffix(".js")
+    script = report.script(piece_name) if url.path == f"/{FOLDER}/{piece_name}.js" else None
     return (200, "text/javascript", script) if script else (404, "text/plain", "no such page")

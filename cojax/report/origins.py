@@ -20,15 +20,15 @@ Record = Mapping[str, Any]
 Counts = dict[str, Counter[str]]  # by origin
 Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
 
-_BY = "success/"
+_KIND_PREFIX = "success/"
 # A rank correlation is given from this many pairs on.
 LEAST = 5
 # What predicts the success of a draft, in words.
 PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
-_ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
+_ATTEMPTS_PATTERN = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
-def _sums(entries: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
+def _add_up(entries: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
     """The sums of the counts of each origin."""
     sums: Counts = defaultdict(Counter)
     for origin, counts in entries:
@@ -38,14 +38,14 @@ def _sums(entries: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
 
 def groups_by_origin(metrics: Iterable[Record]) -> Counts:
     """`groups` of the origin's tasks with two valid episodes, and how many of them are `live`: their rewards differ."""
-    return _sums(entry for row in metrics for entry in row.get("origins", {}).items())
+    return _add_up(entry for record in metrics for entry in record.get("origins", {}).items())
 
 
 def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
-    by_origin = ((expedition["origin"], expedition.get("runs", ())) for expedition in expeditions)
-    return _sums(
-        (origin, {"episodes": len(runs), "actions": sum(run["actions"] for run in runs)}) for origin, runs in by_origin
+    entries = ((expedition["origin"], expedition.get("runs", ())) for expedition in expeditions)
+    return _add_up(
+        (origin, {"episodes": len(runs), "actions": sum(run["actions"] for run in runs)}) for origin, runs in entries
     )
 
 
@@ -54,18 +54,18 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
 
     None if a version that did not count by origin made a probe.
     """
-    probes = [probe for row in metrics if (probe := row.get("evolution", {}).get("probe"))]
+    probes = [probe for record in metrics if (probe := record.get("evolution", {}).get("probe"))]
     if not all("origins" in probe for probe in probes):
         return None
-    by_origin = (of_origin for probe in probes for of_origin in probe["origins"].items())
-    return _sums((origin, {"episodes": counts["episodes"], "actions": counts["turns"]}) for origin, counts in by_origin)
+    entries = (entry for probe in probes for entry in probe["origins"].items())
+    return _add_up((origin, {"episodes": counts["episodes"], "actions": counts["turns"]}) for origin, counts in entries)
 
 
 def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
     """`episodes` of validation's finished attempts on the query alone, as the lines of evidence report them."""
     lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
-    matches = ((origin, _ATTEMPTS.match(line)) for origin, line in lines)
-    return _sums((origin, {"episodes": int(match[1])}) for origin, match in matches if match)
+    matches = ((origin, _ATTEMPTS_PATTERN.match(line)) for origin, line in lines)
+    return _add_up((origin, {"episodes": int(match[1])}) for origin, match in matches if match)
 
 
 def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
@@ -74,15 +74,15 @@ def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
     A step's norm is that of its whole update, which includes the groups of all origins. Steps without a norm are left
     out, and so are origins without a live group in the other steps.
     """
-    total: Counter[str] = Counter()
+    norm_sums: Counter[str] = Counter()
     weights: Counter[str] = Counter()
-    for row in metrics:
-        norm = row.get("grad_norm")
-        for origin, counts in row.get("origins", {}).items():
+    for record in metrics:
+        norm = record.get("grad_norm")
+        for origin, counts in record.get("origins", {}).items():
             if isinstance(norm, (int, float)) and counts["live"]:
-                total[origin] += norm * counts["live"]
+                norm_sums[origin] += norm * counts["live"]
                 weights[origin] += counts["live"]
-    return {origin: total[origin] / weights[origin] for origin in weights}
+    return {origin: norm_sums[origin] / weights[origin] for origin in weights}
 
 
 def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]]) -> dict[str, list[str]]:
@@ -92,22 +92,22 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
     reward of a task whose solution calls it. Episodes of one step have no order: a tool that tasks of several origins
     solve first in the same step counts for each of them.
     """
-    first: dict[str, tuple[int, set[str]]] = {}
-    for origin, tools, of_task in visits:
-        step = min((visit.step for visit in of_task if visit.successes), default=None)
+    first_by_tool: dict[str, tuple[int, set[str]]] = {}
+    for origin, tools, task_visits in visits:
+        step = min((visit.step for visit in task_visits if visit.successes), default=None)
         if step is None:
             continue
         for tool in tools:
-            best, origins = first.get(tool, (step, set()))
-            if step < best:
-                first[tool] = step, {origin}
-            elif step == best:
-                first[tool] = best, {*origins, origin}
-    by_origin: dict[str, list[str]] = defaultdict(list)
-    for tool, (_, origins) in sorted(first.items()):
+            earliest, origins = first_by_tool.get(tool, (step, set()))
+            if step < earliest:
+                first_by_tool[tool] = step, {origin}
+            elif step == earliest:
+                first_by_tool[tool] = earliest, {*origins, origin}
+    tools_by_origin: dict[str, list[str]] = defaultdict(list)
+    for tool, (_, origins) in sorted(first_by_tool.items()):
         for origin in origins:
-            by_origin[origin].append(tool)
-    return by_origin
+            tools_by_origin[origin].append(tool)
+    return tools_by_origin
 
 
 def rank_correlation(pairs: Sequence[Pair]) -> Json:
@@ -115,18 +115,18 @@ def rank_correlation(pairs: Sequence[Pair]) -> Json:
 
     `rho` is in [−1, 1], and `pairs` is the number of pairs. If `rho` is None, `why` says the reason.
     """
-    unknown = {"rho": None, "pairs": len(pairs)}
+    no_correlation = {"rho": None, "pairs": len(pairs)}
     if len(pairs) < LEAST:
-        tasks = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
-        return {**unknown, "why": f"{tasks} with a prediction and a known first visit; {LEAST} are needed"}
-    for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
+        task_count = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
+        return {**no_correlation, "why": f"{task_count} with a prediction and a known first visit; {LEAST} are needed"}
+    for success_name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
-            return {**unknown, "why": f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
-    guess_ranks, real_ranks = (_ranks(values) for values in zip(*pairs, strict=True))
+            return {**no_correlation, "why": f"the {success_name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
+    guess_ranks, real_ranks = (_rank_values(values) for values in zip(*pairs, strict=True))
     return {"rho": max(-1.0, min(1.0, statistics.correlation(guess_ranks, real_ranks))), "pairs": len(pairs), "why": ""}
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _rank_values(values: Sequence[float]) -> list[float]:
     """Twice the rank of each value among them; equal values have the mean of their ranks."""
     order = sorted(values)
     return [float(bisect.bisect_left(order, value) + bisect.bisect_right(order, value)) for value in values]
@@ -140,12 +140,12 @@ def predictions(
     `first_success` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an
     older version, without `predicted`, has no pair.
     """
-    pairs: dict[str, list[Pair]] = defaultdict(list)
+    pairs_by_origin: dict[str, list[Pair]] = defaultdict(list)
     for draft in drafts:
-        guess = draft.get("predicted", {}).get(predictor)
-        if guess is not None and draft.get("task") and (success := first_success(draft["task"])) is not None:
-            pairs[draft.get("origin", "")].append((guess, success))
-    return pairs
+        prediction = draft.get("predicted", {}).get(predictor)
+        if prediction is not None and draft.get("task") and (success := first_success(draft["task"])) is not None:
+            pairs_by_origin[draft.get("origin", "")].append((prediction, success))
+    return pairs_by_origin
 
 
 def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
@@ -157,12 +157,12 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     probes, attempts = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
     norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
     # The first step whose episodes are stored; if none are, the one after the last step.
-    first = min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
+    first = min(run.episodes.steps(), default=max((record["step"] for record in run.metrics), default=0) + 1)
     tools = None if first > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     # The success at a task's first visit, if the episodes of all steps since it joined are stored.
     successes = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
     pairs = {name: predictions(run.drafts, name, successes.get) for name in PREDICTORS}
-    names = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
+    all_origins = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
     rows = [
         {
             "origin": origin,
@@ -170,16 +170,16 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
             "groups": groups[origin]["groups"] if origin in groups else None,
             "live": groups[origin]["live"] if origin in groups else None,
             "solved": None if tools is None else tools.get(origin, []),
-            "explored": _cost(exploration, origin),
-            "probed": _cost(probes, origin),
+            "explored": _origin_cost(exploration, origin),
+            "probed": _origin_cost(probes, origin),
             "attempted": attempts[origin]["episodes"] if origin in attempts else 0,
             "norm": norms.get(origin),
             "ranks": {name: rank_correlation(pairs[name].get(origin, [])) for name in PREDICTORS},
         }
-        for origin in names
+        for origin in all_origins
     ]
     overall = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
-    return {"rows": rows, "ranks": overall, "notes": _notes(run, first, probes is None, overall)}
+    return {"rows": rows, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:
@@ -191,28 +191,28 @@ def tools_in(run: Run, task: Record) -> set[str]:
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
-def _cost(counts: Counts | None, origin: str) -> list[int] | None:
+def _origin_cost(counts: Counts | None, origin: str) -> list[int] | None:
     """Episodes and environment steps; None if they are not known."""
     return None if counts is None else [counts.get(origin, Counter())[name] for name in ("episodes", "actions")]
 
 
-def _notes(run: Run, earliest: int, unknown_probe: bool, ranks: Mapping[str, Json]) -> list[str]:
+def _write_notes(run: Run, earliest: int, lacks_probe_costs: bool, ranks: Mapping[str, Json]) -> list[str]:
     notes = []
-    if run.metrics and not any("origins" in row for row in run.metrics):
+    if run.metrics and not any("origins" in record for record in run.metrics):
         notes.append("Groups by origin are not known: an older version made this run.")
     if earliest > 1 and run.metrics:
         notes.append(
             f"Tools first solved are not known: the episodes of steps before {earliest} are not stored (episodes_kept)."
         )
-    if unknown_probe:
+    if lacks_probe_costs:
         notes.append("The cost of probes is not known by origin: an older version made them.")
     drafts = [draft for draft in run.drafts if draft["step"]]
-    for name, correlation in ranks.items():
-        if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
+    for predictor, correlation in ranks.items():
+        if not any(draft.get("predicted", {}).get(predictor) is not None for draft in drafts):
             if drafts:
-                notes.append(f"No draft has a success predicted by {PREDICTORS[name]}.")
+                notes.append(f"No draft has a success predicted by {PREDICTORS[predictor]}.")
         elif correlation["rho"] is None:
-            notes.append(f"No rank correlation for {PREDICTORS[name]}: {correlation['why']}.")
+            notes.append(f"No rank correlation for {PREDICTORS[predictor]}: {correlation['why']}.")
     return notes
 
 
@@ -224,32 +224,32 @@ def gains(run: Run) -> Json:
     development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which of these the
     rows are. There are no rows if a run has none of these figures, or only one evaluation so far.
     """
-    first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
-    if first and last:
+    first_by_tool, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
+    if first_by_tool and last:
         added_counts = Counter(tool for task in run.synthesized_tasks for tool in tools_in(run, task))
-        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
-        rows = _rows(before, after)
+        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first_by_tool, last))
+        rows = _gain_rows(before, after)
         return {
             "of": "tool",
-            "rows": [{**r, "tasks": last[r["name"]]["tasks"], "added": added_counts[r["name"]]} for r in rows],
+            "rows": [{**row, "tasks": last[row["name"]]["tasks"], "added": added_counts[row["name"]]} for row in rows],
         }
-    by = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
+    kind = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
     before, after = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
     if before and after:
-        return {"of": by, "rows": _rows(before, after)}
-    dev = [row["dev"] for row in run.metrics if row.get("dev")]
+        return {"of": kind, "rows": _gain_rows(before, after)}
+    dev = [record["dev"] for record in run.metrics if record.get("dev")]
     if len(dev) < 2:
-        return {"of": by, "rows": []}
-    return {"of": f"{by}, development split", "rows": _rows(_by_kind(dev[0]), _by_kind(dev[-1]))}
+        return {"of": kind, "rows": []}
+    return {"of": f"{kind}, development split", "rows": _gain_rows(_success_by_kind(dev[0]), _success_by_kind(dev[-1]))}
 
 
-def _by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
-    return {name.removeprefix(_BY): success for name, success in dev.items() if name.startswith(_BY)}
+def _success_by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
+    return {kind.removeprefix(_KIND_PREFIX): success for kind, success in dev.items() if kind.startswith(_KIND_PREFIX)}
 
 
-def _rows(before: Mapping[str, float], after: Mapping[str, float]) -> list[Json]:
+def _gain_rows(before: Mapping[str, float], after: Mapping[str, float]) -> list[Json]:
     return [
-        {"name": name, "first": before[name], "last": last, "gain": last - before[name], "tasks": None, "added": None}
-        for name, last in sorted(after.items())
-        if name in before
+        {"name": kind, "first": before[kind], "last": last, "gain": last - before[kind], "tasks": None, "added": None}
+        for kind, last in sorted(after.items())
+        if kind in before
     ]

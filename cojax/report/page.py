@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report import figures, origins
-from cojax.report.episodes import EpisodeIndex, Words, compact, follow, pairs, pick_within, select, words_of
+from cojax.report.episodes import EpisodeIndex, TokenDecoder, compact, follow, pairs, pick_within, select, words_of
 from cojax.report.exchanges import expedition_name, journal_texts
 from cojax.report.lineage import TaskHistory, histories, task_id_of
 from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
@@ -59,16 +59,16 @@ def write_evaluation_report(folder: str | Path) -> Path:
     Raises FileNotFoundError when `folder` holds no evaluation that has ended, StorageError for a damaged file.
     """
     folder = Path(folder)
-    result, config = _read(folder / "result.json"), _read(folder / "config.json")
-    order = {split: place for place, split in enumerate(result["splits"])}
+    result, config = _read_result(folder / "result.json"), _read_result(folder / "config.json")
+    split_order = {split: position for position, split in enumerate(result["splits"])}
     # The last record of an episode that was played again counts.
     records = {
-        record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in order
+        record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in split_order
     }
-    episodes = sorted(records.values(), key=lambda record: (order[record["split"]], record["episode"]))
-    pages = list(_pages(episodes, words_of(folder)))
-    names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
-    for name, page in zip(names, pages, strict=True):
+    episodes = sorted(records.values(), key=lambda record: (split_order[record["split"]], record["episode"]))
+    pages = list(_split_pages(episodes, words_of(folder)))
+    page_names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
+    for page_name, page in zip(page_names, pages, strict=True):
         data = {
             "name": f"evaluation of {folder.resolve().name}",
             "config": config,
@@ -78,32 +78,32 @@ def write_evaluation_report(folder: str | Path) -> Path:
             "episodes": page,
             "unit": "split",
             "counts": {"episodes": len(episodes)},
-            "page": name,
-            "pages": names,
+            "page": page_name,
+            "pages": page_names,
         }
-        replace_text(folder / name, render(data, EVALUATION_SCRIPTS))
-    for old in folder.glob("report-*.html"):
-        if re.fullmatch(r"report-\d+\.html", old.name) and old.name not in names:
-            old.unlink()
-    return folder / names[0]
+        replace_text(folder / page_name, render(data, EVALUATION_SCRIPTS))
+    for old_page in folder.glob("report-*.html"):
+        if re.fullmatch(r"report-\d+\.html", old_page.name) and old_page.name not in page_names:
+            old_page.unlink()
+    return folder / page_names[0]
 
 
-def _pages(records: list[Json], words: Words | None) -> Iterator[list[Json]]:
+def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[list[Json]]:
     """The episodes by page, at least one page. A page takes EVALUATION_BYTES, unless one episode is larger."""
     page: list[Json] = []
     used_bytes = 0
     for record in records:
-        view = {**compact(record, task_id_of(record), 0, words), "step": record["split"]}
-        size = len(json.dumps(view))
-        if page and used_bytes + size > EVALUATION_BYTES:
+        view = {**compact(record, task_id_of(record), 0, decode), "step": record["split"]}
+        view_bytes = len(json.dumps(view))
+        if page and used_bytes + view_bytes > EVALUATION_BYTES:
             yield page
             page, used_bytes = [], 0
         page.append(view)
-        used_bytes += size
+        used_bytes += view_bytes
     yield page
 
 
-def _read(path: Path) -> Json:
+def _read_result(path: Path) -> Json:
     if not path.exists():
         raise FileNotFoundError(f"no {path.name} in {path.parent}; run python -m experiments.evaluate to its end")
     return read_sound(path, "Evaluate again with the same --out.")
@@ -122,17 +122,17 @@ def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None 
         follow(run, index)
     all_tasks, synthesized_ids = histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
     new_tasks = [task for task in all_tasks if task.id in synthesized_ids]
-    tasks = [_task(task, run) for task in new_tasks]
+    tasks = [_render_task(task, run) for task in new_tasks]
     page_tasks = pick_within(tasks, HISTORIES)
     if len(page_tasks) < len(tasks):
-        for start in range(0, len(tasks), TASKS):
-            pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
+        for first_task in range(0, len(tasks), TASKS):
+            pieces.put(tasks_piece(first_task // TASKS), tasks[first_task : first_task + TASKS])
     page_ids = {task["id"] for task in page_tasks}
     refusals = [entry for entry in run.numbered_drafts() if entry[1]["verdict"]["status"] != "accepted"]
-    initial = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
+    initial_count = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
     return {
-        **_figures(run, all_tasks, refusals),
-        "tasks": _rows(tasks, page_ids),
+        **_collect_figures(run, all_tasks, refusals),
+        "tasks": _table_rows(tasks, page_ids),
         "exchanges": journal_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
         "pairs": pairs(run),
         "episodes": episodes,
@@ -143,12 +143,12 @@ def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None 
             "histories": len(page_tasks),
             "episodes": index.total,
             "sources": sources,
-            "drafts": [initial, len(refusals) - initial],
+            "drafts": [initial_count, len(refusals) - initial_count],
         },
     }
 
 
-def _figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[tuple[str, Json]]) -> Json:
+def _collect_figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[tuple[str, Json]]) -> Json:
     """What the page shows above its lists, and the drafts that were not accepted."""
     return {
         "name": run.folder.resolve().name,
@@ -167,48 +167,48 @@ def _figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[tuple[st
         "feedback": figures.feedback(run),
         "worth": origins.worth(run, tasks),
         "gains": origins.gains(run),
-        "drafts": pick_within([_draft(*entry) for entry in figures.evenly(refusals, DRAFTS)], DRAFT_BYTES),
+        "drafts": pick_within([_render_draft(*entry) for entry in figures.evenly(refusals, DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
 
 
-def _rows(tasks: Sequence[Json], whole: Collection[str]) -> list[Json]:
-    """The tasks of the table, in the order of the pool: those in `whole` with their histories, the others as rows.
+def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]:
+    """The tasks of the table, in the order of the pool: those in `whole_ids` with their histories, the others as rows.
 
     A row has the number of its task, which identifies its piece. Rows are left out evenly beyond ROWS bytes.
     """
     rows = [
         {
-            "number": number,
-            **{name: task[name] for name in ("id", "step", "origin", "source_episode", "visits")},
+            "number": task_number,
+            **{field_name: task[field_name] for field_name in ("id", "step", "origin", "source_episode", "visits")},
             "query": task["query"][:200],
             "actions": len(task["solution"]),
         }
-        for number, task in enumerate(tasks)
-        if task["id"] not in whole
+        for task_number, task in enumerate(tasks)
+        if task["id"] not in whole_ids
     ]
     rows_by_id = {row["id"]: row for row in pick_within(rows, ROWS)}
-    page_rows = [task if task["id"] in whole else rows_by_id.get(task["id"]) for task in tasks]
+    page_rows = [task if task["id"] in whole_ids else rows_by_id.get(task["id"]) for task in tasks]
     return [task for task in page_rows if task is not None]
 
 
 def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
     """The page with its data, drawn by these scripts."""
-    style = _part("style.css")
-    script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in scripts)}}})();\n'
+    style = _read_asset("style.css")
+    script = f'(() => {{\n"use strict";\n{"".join(_read_asset(name) for name in scripts)}}})();\n'
     # Pieces are scripts that this script adds; a live page asks its own server alone.
-    loads = " 'strict-dynamic'" if data.get("pieces") else ""
-    asks = "connect-src 'self'; " if data.get("live") else ""
-    parts = {
+    loading_rule = " 'strict-dynamic'" if data.get("pieces") else ""
+    connects = "connect-src 'self'; " if data.get("live") else ""
+    value_by_mark = {
         "TITLE": html.escape(f"cojax · {data['name']}"),
-        "POLICY": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}{loads}; {asks}"
+        "POLICY": f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}{loading_rule}; {connects}"
         "img-src data:; base-uri 'none'; form-action 'none'",
         "STYLE": style,
         "SCRIPT": script,
         "DATA": embed(data),
     }
     # One pass: a value that holds {{ is not replaced.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: value_by_mark[match[1]], _read_asset("page.html"))
 
 
 def embed(data: Any) -> str:
@@ -216,51 +216,51 @@ def embed(data: Any) -> str:
     return strict_json(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _task(task: TaskHistory, run: Run) -> Json:
+def _render_task(task: TaskHistory, run: Run) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
-    values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
-    values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
+    fields = {field.name: _shorten(getattr(task, field.name)) for field in dataclasses.fields(task)}
+    fields["expedition"] = expedition_name(task.expedition) if task.expedition else ""
     expedition = run.expeditions.get(task.expedition) if task.expedition else None
-    values["explored"] = _expedition(expedition) if expedition else None
-    values["parents"] = [[id, origin, _cut(query)] for id, origin, query in task.parents[:12]]
-    for name in ("visits", "parent_visits"):
-        rows = getattr(task, name)[-VISITS:]
-        values[name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
-    return values
+    fields["explored"] = _render_expedition(expedition) if expedition else None
+    fields["parents"] = [[task_id, origin, _shorten(query)] for task_id, origin, query in task.parents[:12]]
+    for field_name in ("visits", "parent_visits"):
+        rows = getattr(task, field_name)[-VISITS:]
+        fields[field_name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
+    return fields
 
 
-def _expedition(record: Json) -> Json:
+def _render_expedition(record: Json) -> Json:
     """The record of an expedition for the page: the explorer's context, and the results of its runs."""
     context = record.get("context") or {}
     return {
-        "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()},
+        "context": {name: _shorten(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()},
         "runs": record.get("runs", [])[:LINES],
-        "failures": _cut(record.get("failures", [])[:LINES]),
-        "error": _cut(record.get("error", "")),
+        "failures": _shorten(record.get("failures", [])[:LINES]),
+        "error": _shorten(record.get("error", "")),
     }
 
 
-def _draft(name: str, draft: Json) -> Json:
+def _render_draft(name: str, draft: Json) -> Json:
     """A record of drafts.jsonl for the page."""
     return {
         "name": name,
         "step": draft["step"],
         "origin": draft["origin"],
-        "query": _cut(draft["draft"]["query"]),
+        "query": _shorten(draft["draft"]["query"]),
         "status": draft["verdict"]["status"],
-        "evidence": _cut(draft["verdict"]["evidence"]),
+        "evidence": _shorten(draft["verdict"]["evidence"]),
     }
 
 
-def _cut(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     if isinstance(value, str):
         return shortened_text(value, TEXT)
-    return [_cut(item) for item in value[:LIST]] if isinstance(value, (list, tuple)) else value
+    return [_shorten(element) for element in value[:LIST]] if isinstance(value, (list, tuple)) else value
 
 
-def _part(name: str) -> str:
-    return (importlib.resources.files("cojax.report") / name).read_text(encoding="utf-8")
+def _read_asset(file_name: str) -> str:
+    return (importlib.resources.files("cojax.report") / file_name).read_text(encoding="utf-8")
 
 
-def _digest(source: str) -> str:
+def _hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

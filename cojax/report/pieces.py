@@ -20,16 +20,16 @@ from cojax.storage.files import expect_file, expect_no_link
 FOLDER = "report_files"
 TASKS = 250  # tasks in a piece
 # Names of pieces and of their temporary files, in former versions too.
-_OURS = re.compile(r"\.?(?:episodes-\d{6,}|tasks-\d{4,})\.(?:js|partial|js\.[0-9a-f]{16}\.tmp)")
+_PIECE_FILE_PATTERN = re.compile(r"\.?(?:episodes-\d{6,}|tasks-\d{4,})\.(?:js|partial|js\.[0-9a-f]{16}\.tmp)")
 
 
 def stamp_of(run: Run) -> str:
     """A hash of the configuration and of the sizes of stored episodes and logs, which is the same for equal runs."""
-    names = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
-    paths = [*names, *(run.episodes.path(step) for step in run.episodes.steps())]
+    log_files = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
+    paths = [*log_files, *(run.episodes.path(step) for step in run.episodes.steps())]
     sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
-    text = json.dumps([plain(run.config), sizes], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    fingerprint = json.dumps([plain(run.config), sizes], sort_keys=True)
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
 
 
 def replace_text(path: Path, text: str) -> Path:
@@ -80,7 +80,7 @@ class Pieces:
         if self.folder is None or self.folder.is_symlink() or not self.folder.is_dir():
             return
         for path in list(self.folder.iterdir()):
-            if _OURS.fullmatch(path.name) and path.name not in {f"{name}.js" for name in self.names}:
+            if _PIECE_FILE_PATTERN.fullmatch(path.name) and path.name not in {f"{name}.js" for name in self.names}:
                 path.unlink()
         if not any(self.folder.iterdir()):
             self.folder.rmdir()

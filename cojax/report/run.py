@@ -13,8 +13,8 @@ from cojax.types import Status
 
 Json = dict[str, Any]
 # The kinds of signal that every run may raise.
-_KINDS = ("forgetting", "boundary", "rare")
-_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+_OUR_KINDS = ("forgetting", "boundary", "rare")
+_COLOUR_PATTERN = re.compile(r"#[0-9a-fA-F]{6}")
 NOT_ADMITTED = "not admitted"
 
 
@@ -52,9 +52,9 @@ class Run:
         """Kind of signal → the colour that the run stored for it, or "" if it stored none."""
         entries = [entry for entry in self.config.get("code", {}).values() if {"kind", "colour"} <= entry.keys()]
         stored_colours = {str(entry["kind"]): str(entry["colour"]) for entry in entries}
-        signal_kinds = dict.fromkeys((*_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
+        signal_kinds = dict.fromkeys((*_OUR_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
         colours = {kind: stored_colours.get(kind, "") for kind in (*signal_kinds, *stored_colours)}
-        return {kind: colour if _COLOUR.fullmatch(colour) else "" for kind, colour in colours.items()}
+        return {kind: colour if _COLOUR_PATTERN.fullmatch(colour) else "" for kind, colour in colours.items()}
 
     def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
         """(name, draft) of every draft; the name is "STEP/NUMBER", its evolution and its number there from 0."""
@@ -106,21 +106,21 @@ def origin_line(origin: Mapping[str, Any]) -> str:
     `origin` is from summary.json. It lacks `shown` for an evaluated model folder, of which no more is known, and for a
     policy from scratch whose run is older than this record.
     """
-    name, demonstrations = Path(origin["folder"]).name, origin.get("shown")
-    if name:
-        parts = [f"the model folder {name} as it is" if demonstrations is None else f"pretrained from {name}"]
+    model, demonstrations = Path(origin["folder"]).name, origin.get("shown")
+    if model:
+        phrases = [f"the model folder {model} as it is" if demonstrations is None else f"pretrained from {model}"]
     else:
-        parts = ["from scratch", *(["shown an unknown number of demonstrations"] if demonstrations is None else [])]
+        phrases = ["from scratch", *(["shown an unknown number of demonstrations"] if demonstrations is None else [])]
     if demonstrations is not None:
-        parts.append(f"shown {demonstrations:,} demonstrations" if demonstrations else "shown no demonstrations")
+        phrases.append(f"shown {demonstrations:,} demonstrations" if demonstrations else "shown no demonstrations")
     if epochs := origin.get("epochs"):
-        parts[-1] += " once each" if epochs == 1 else f" {epochs:g} times each on average"
+        phrases[-1] += " once each" if epochs == 1 else f" {epochs:g} times each on average"
         rank = origin["lora_rank"]
-        parts.append(f"learned by LoRA of rank {rank}" if rank else "learned by all weights")
+        phrases.append(f"learned by LoRA of rank {rank}" if rank else "learned by all weights")
     if steps := origin.get("steps"):
         co_evolved, evolve = f"then co-evolved for {steps:,} steps", origin["evolve"]
-        parts.append(co_evolved if evolve == "feedback" else f"then trained for {steps:,} steps (evolve={evolve})")
-    return ", ".join(parts)
+        phrases.append(co_evolved if evolve == "feedback" else f"then trained for {steps:,} steps (evolve={evolve})")
+    return ", ".join(phrases)
 
 
 def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
@@ -131,8 +131,8 @@ def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
     counts = {status: evolution[status] for status in get_args(Status)}
     if "candidates" not in (probe := evolution.get("probe") or {}):
         return counts
-    left_out = probe["candidates"] - sum(evolution["added"].values())
-    return {**counts, "discarded": counts["discarded"] - left_out, NOT_ADMITTED: left_out}
+    refused_count = probe["candidates"] - sum(evolution["added"].values())
+    return {**counts, "discarded": counts["discarded"] - refused_count, NOT_ADMITTED: refused_count}
 
 
 def probe_line(probe: Mapping[str, int]) -> str:
@@ -150,11 +150,11 @@ def joined_at(task: Json) -> int:
     return (task.get("lineage") or {}).get("step", 0)
 
 
-def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
+def _read_log(path: Path, *required_keys: str) -> tuple[Json, ...]:
     """The records of a log. Raises StorageError for a record that lacks one of these keys."""
     records = tuple(Log(path).read())
     for line, record in enumerate(records, 1):
-        if missing := [name for name in names if name not in record]:
+        if missing := [key for key in required_keys if key not in record]:
             raise StorageError(
                 f"{path}, line {line}: no {missing[0]}; no run wrote this. Restore the file from a copy, or delete it."
             )

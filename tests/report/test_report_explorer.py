@@ -189,7 +189,7 @@ def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch:
     monkeypatch.setattr(exchanges, "CHARACTERS", 0)
     data = contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
-    order = exchanges._spread(list(range(8)))  # type: ignore[arg-type]
+    order = exchanges._spread_evenly(list(range(8)))  # type: ignore[arg-type]
     assert order == [0, 4, 2, 6, 1, 5, 3, 7]
 
 

@@ -83,8 +83,8 @@ def test_the_command_serves_the_page_and_what_is_new(run: Path, address: str) ->
 def test_nothing_is_read_while_nothing_changes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PATIENCE", 0.0)
     report, drawn = live.LiveReport(run), []
-    draw = live.LiveReport._draw
-    monkeypatch.setattr(live.LiveReport, "_draw", lambda self: (drawn.append(1), draw(self)))
+    draw = live.LiveReport._draw_page
+    monkeypatch.setattr(live.LiveReport, "_draw_page", lambda self: (drawn.append(1), draw(self)))
     assert report.data()["live"] == 1
     assert [report.newer(1), report.newer(1), len(drawn)] == [None, None, 1]
 
@@ -94,7 +94,7 @@ def test_steps_that_a_resumed_run_plays_again_are_read_again(run: Path) -> None:
     assert [len(row["r"]) for _, (row,) in report.data()["index"]["steps"]] == [2]
     Episodes(run / "episodes").write(1, [episode(1, CHILD, sample, 0.0, []) for sample in range(3)])
     Log(run / "metrics.jsonl").append([metrics(2)])
-    report._again = 0.0
+    report._next_draw_time = 0.0
     assert [len(row["r"]) for _, (row,) in report.data()["index"]["steps"]] == [3]
 
 
