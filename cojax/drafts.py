@@ -11,19 +11,19 @@ from cojax.unicode_forms import normal_form
 
 # The greatest value that `longest_query` may be set to.
 MOST_CHARACTERS = 100_000
-# Bounds of a solution: actions, calls of one action; and over all of it values, characters and depth.
-_ACTIONS, _CALLS, _VALUES, _CHARACTERS, _DEPTH = 200, 64, 10_000, 200_000, 32
+# A solution has at most this many actions, calls in one action, values, characters, and levels of nesting.
+_MOST_ACTIONS, _MOST_CALLS, _MOST_VALUES, _LONGEST_TEXT, _DEEPEST = 200, 64, 10_000, 200_000, 32
 # The control tokens of common chat templates, which are refused in addition to the policy's own.
-_TEMPLATE = re.compile(
+_CONTROL_TOKEN = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
 )
 # Invisible letters: the fillers of Hangul.
-_FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
-_LINES = frozenset("\n\r\t")
+_INVISIBLE_LETTERS = frozenset("\u115f\u1160\u3164\uffa0")
+_WHITE_SPACE = frozenset("\n\r\t")
 # Joiners and marks of direction, which some languages need.
 _JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c\u00ad")
 # Category of characters → what they are.
-_UNREADABLE = {
+_UNREADABLE_CATEGORIES = {
     "Cs": "half a surrogate pair", "Cc": "a control character", "Cf": "a character that hides or turns text",
     "Co": "a character for private use",
 }  # fmt: skip
@@ -50,12 +50,12 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
     if len(query) > longest:
         return f"the query has {len(query):,} characters; at most {longest:,} are taken (validation.longest_query)"
     for character in query:
-        if name := _unreadable(character):
-            return f"the query holds {name}, U+{ord(character):04X}; expected plain text"
-    if not any(unicodedata.category(c)[0] in "LN" and c not in _FILLERS for c in query):
+        if description := _describe_unreadable(character):
+            return f"the query holds {description}, U+{ord(character):04X}; expected plain text"
+    if not any(unicodedata.category(char)[0] in "LN" and char not in _INVISIBLE_LETTERS for char in query):
         return "the query has no letter and no digit; expected words that ask for something"
     folded_query = _fold(query)
-    if match := _TEMPLATE.search(folded_query):
+    if match := _CONTROL_TOKEN.search(folded_query):
         return f"the query holds {match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
@@ -66,52 +66,52 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
 
 def oversize(solution: Sequence[Action]) -> str:
     """Why a solution is too large to play or not JSON; "" if it can be played."""
-    if len(solution) > _ACTIONS:
-        return f"the solution has {len(solution):,} actions; at most {_ACTIONS} are played"
+    if len(solution) > _MOST_ACTIONS:
+        return f"the solution has {len(solution):,} actions; at most {_MOST_ACTIONS} are played"
     calls = [call for action in solution for call in action.calls]
-    if any(len(action.calls) > _CALLS for action in solution):
-        return f"an action has more than {_CALLS} calls"
-    characters, values = 0, 0
+    if any(len(action.calls) > _MOST_CALLS for action in solution):
+        return f"an action has more than {_MOST_CALLS} calls"
+    length, value_count = 0, 0
     stack: list[tuple[int, Any]] = [(0, action.text) for action in solution]
     for call in calls:
         stack += [(0, call.name), (0, call.arguments)]
     while stack:
         depth, value = stack.pop()
-        values += 1
+        value_count += 1
         if isinstance(value, str):
-            characters += len(value)
-            if characters <= _CHARACTERS and any(unicodedata.category(c) == "Cs" for c in value):
+            length += len(value)
+            if length <= _LONGEST_TEXT and any(unicodedata.category(char) == "Cs" for char in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
-            values += len(children)
-            if values <= _VALUES:
+            value_count += len(children)
+            if value_count <= _MOST_VALUES:
                 stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
             # An estimate: Python takes long to write out a number with millions of digits.
-            characters += value.bit_length() // 3
+            length += value.bit_length() // 3
         elif isinstance(value, float) and math.isfinite(value):
-            characters += 24
+            length += 24
         elif value is not None:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
-        if depth > _DEPTH:
-            return f"arguments of the solution nest deeper than {_DEPTH} levels"
-        if characters > _CHARACTERS or values > _VALUES:
-            return f"the solution holds more than {_CHARACTERS:,} characters or {_VALUES:,} values"
+        if depth > _DEEPEST:
+            return f"arguments of the solution nest deeper than {_DEEPEST} levels"
+        if length > _LONGEST_TEXT or value_count > _MOST_VALUES:
+            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MOST_VALUES:,} values"
     return ""
 
 
-def _unreadable(character: str) -> str:
+def _describe_unreadable(character: str) -> str:
     """What a character is that a query must not hold; "" for any other character."""
-    if character in _LINES or character in _JOINERS:
+    if character in _WHITE_SPACE or character in _JOINERS:
         return ""
     if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:
         return "a code point that is no character"
-    return _UNREADABLE.get(unicodedata.category(character), "")
+    return _UNREADABLE_CATEGORIES.get(unicodedata.category(character), "")
 
 
 def _fold(text: str) -> str:
     """The text in one case and width, without white space and invisible characters."""
-    plain = normal_form("NFKC", text).casefold()
-    visible = (c for c in plain if not c.isspace() and c not in _FILLERS)
-    return "".join(c for c in visible if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
+    folded_text = normal_form("NFKC", text).casefold()
+    visible_characters = (char for char in folded_text if not char.isspace() and char not in _INVISIBLE_LETTERS)
+    return "".join(char for char in visible_characters if unicodedata.category(char) not in ("Cf", "Mn", "Me"))

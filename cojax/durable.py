@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LOG = logging.getLogger(__name__)
-# A `passing_name`.
-_PASSING = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+# What a `passing_name` looks like.
+_PASSING_NAME = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
 def regular_file(path: str | Path, flags: int) -> int:
@@ -38,7 +38,7 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
 
 def crc32(file: BinaryIO, before: int = 0) -> int:
     """The CRC-32 of a file's content, going on from `before`, the CRC-32 of what precedes it."""
-    return functools.reduce(lambda total, piece: zlib.crc32(piece, total), pieces(file), before)
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), before)
 
 
 def own_file(path: str | Path, flags: int) -> int:
@@ -57,7 +57,7 @@ def sweep(*folders: Path) -> None:
     A file that is being written stays. Anything else with such a name stays too, with a warning. Subfolders are left
     alone.
     """
-    for path in (path for folder in folders for path in folder.glob(".*.tmp") if _PASSING.fullmatch(path.name)):
+    for path in (path for folder in folders for path in folder.glob(".*.tmp") if _PASSING_NAME.fullmatch(path.name)):
         try:
             with open(path, "r+b", opener=own_file) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -188,7 +188,7 @@ class Trajectory:
     @property
     def replayed(self) -> int:
         """The number of actions at the episode's start that no policy sampled: those of its task's prefix."""
-        return next((number for number, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
+        return next((index for index, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Group:
     @property
     def score(self) -> float:
         """Mean reward of the valid trajectories; 0 if there are none."""
-        return sum(t.reward for t in self.valid) / len(self.valid) if self.valid else 0.0
+        return sum(trajectory.reward for trajectory in self.valid) / len(self.valid) if self.valid else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,10 +293,10 @@ class Verdict:
 def signature(action: Action) -> str:
     """The action as one readable line: its calls with their arguments, or its text if it has no calls."""
 
-    def line(call: Call) -> str:
+    def write_call(call: Call) -> str:
         return f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
 
-    return "; ".join(map(line, action.calls)) or action.text
+    return "; ".join(map(write_call, action.calls)) or action.text
 
 
 def normalise(text: str) -> str:
@@ -335,21 +335,21 @@ def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda k
 
     `check` gets the type and the value of every part that is not itself a record. It returns the value or raises.
     """
-    origin = typing.get_origin(kind)
+    generic_type = typing.get_origin(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
-        if unknown := set(check(dict, value)) - set(hints):
-            raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}; it has {sorted(hints)}")
-        return kind(**{name: from_json(hints[name], item, check) for name, item in value.items()})
-    if origin is tuple:
+        field_types = _field_types(kind)
+        if unknown_keys := set(check(dict, value)) - set(field_types):
+            raise TypeError(f"{kind.__name__} has no field {sorted(unknown_keys)}; it has {sorted(field_types)}")
+        return kind(**{name: from_json(field_types[name], item, check) for name, item in value.items()})
+    if generic_type is tuple:
         return tuple(from_json(typing.get_args(kind)[0], item, check) for item in check(list, value))
-    if origin in (types.UnionType, typing.Union):
-        inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
-        return None if value is None else from_json(inner, value, check)
+    if generic_type in (types.UnionType, typing.Union):
+        inner_type = next(member for member in typing.get_args(kind) if member is not type(None))
+        return None if value is None else from_json(inner_type, value, check)
     return check(kind, value)
 
 
-_hints = functools.cache(typing.get_type_hints)
+_field_types = functools.cache(typing.get_type_hints)
 
 
 def parse_json(
@@ -361,7 +361,7 @@ def parse_json(
     `hook` builds an object from its pairs. Raises ValueError, with the reason, for a text that is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None, object_pairs_hook=hook)
+        return json.loads(text, parse_constant=_refuse, parse_float=_float if finite else None, object_pairs_hook=hook)
     except RecursionError as error:
         raise ValueError("its JSON is too deep") from error
 
@@ -370,7 +370,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _finite(number: str) -> float:
+def _float(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is too large")
@@ -379,4 +379,4 @@ def _finite(number: str) -> float:
 
 def nesting(text: str) -> int:
     """How deep brackets nest. Those inside strings count too, so the result is never too small."""
-    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in text), default=0)
+    return max(itertools.accumulate(1 if char in "[{" else -1 if char in "]}" else 0 for char in text), default=0)

@@ -216,7 +216,7 @@ class Progress:
 
 # The progress of the episode that this thread plays; its deadline is measured from `since`.
 PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
-_EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
+_EXCUSED_SECONDS: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
 
 
 def excuse(seconds: float) -> None:
@@ -224,7 +224,7 @@ def excuse(seconds: float) -> None:
 
     An environment calls it when it knows that its call waited for the host.
     """
-    _EXCUSED.set(_EXCUSED.get() + seconds)
+    _EXCUSED_SECONDS.set(_EXCUSED_SECONDS.get() + seconds)
     if progress := PLAYING.get():
         progress.since += seconds
 
@@ -236,17 +236,17 @@ def waiting() -> Iterator[None]:
     An engine calls it while a request waits for others to end. It must not span work that may hang.
     """
     progress = PLAYING.get() or Progress()
-    since, began = progress.since, running()
+    phase_start, wait_start = progress.since, running()
     progress.since = float("inf")
     try:
         yield
     finally:
-        progress.since = since + running() - began
+        progress.since = phase_start + running() - wait_start
 
 
 def counted_seconds() -> float:
     """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
-    return running() - _EXCUSED.get()
+    return running() - _EXCUSED_SECONDS.get()
 
 
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
@@ -278,17 +278,17 @@ def play(
     Any other exception of the actor is a mistake and is raised.
     """
     progress = progress or Progress()
-    failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
-    turns, result = progress.turns, functools.partial(_result, progress, task, episode)
+    failure_type = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
+    turns, make_result = progress.turns, functools.partial(_store_trajectory, progress, task, episode)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(PLAYING.reset, PLAYING.set(progress))
         try:
             progress.enter("reset")
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             live_episode = ask(environment.start, task)
             cleanup.callback(_close, live_episode)
             progress.opening = messages = ask(lambda: replies.messages(live_episode.reset(), max_observation))
-            opening_seconds = time.perf_counter() - began
+            opening_seconds = time.perf_counter() - start_time
             outcome: Outcome = "truncated"
             while outcome == "truncated" and len(turns) < max_turns:
                 progress.enter("act")
@@ -298,19 +298,19 @@ def play(
                     break
                 turns.append(turn)
                 progress.enter("step")
-                began = time.perf_counter()
-                observation = ask(_observation, live_episode, turn.action, max_observation, failure=failure)
-                seconds, messages = time.perf_counter() - began, observation.messages
-                turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
+                start_time = time.perf_counter()
+                observation = ask(_take_step, live_episode, turn.action, max_observation, failure=failure_type)
+                step_seconds, messages = time.perf_counter() - start_time, observation.messages
+                turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=step_seconds)
                 outcome = "finished" if observation.done else "truncated"
             progress.enter("evaluate")
-            began = time.perf_counter()
-            verdict = ask(lambda: replies.evaluation(live_episode.evaluate()), failure=failure)
-            return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
+            start_time = time.perf_counter()
+            verdict = ask(lambda: replies.evaluation(live_episode.evaluate()), failure=failure_type)
+            return make_result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - start_time))
         except EnvironmentFailure as error:
-            return result(_outcome_of(error, progress), f"{progress.phase}: {error}")
+            return make_result(_outcome_of(error, progress), f"{progress.phase}: {error}")
         except EngineError as error:
-            return result("engine_error", str(error))
+            return make_result("engine_error", str(error))
 
 
 def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
@@ -336,14 +336,14 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
         return call(*args)
     except (EnvironmentFailure, Abandoned, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a cancelled asyncio task, a Rust panic and SystemExit are no Exception
+    except BaseException as error:  # a cancelled asyncio task, a Rust panic and SystemExit are not Exceptions
         message = type(error).__name__
         with contextlib.suppress(Exception):  # some cannot be printed, such as a KeyError of 5,000 digits
             message = f"{message}: {error}"[:500]
         raise failure(message) from error
 
 
-def _result(
+def _store_trajectory(
     progress: Progress,
     task: Task,
     episode: str,
@@ -370,8 +370,8 @@ def _close(episode: Episode) -> None:
         ask(episode.close)
 
 
-def _observation(episode: Episode, action: Action, limit: int) -> Observation:
+def _take_step(episode: Episode, action: Action, most_characters: int) -> Observation:
     with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
         # A world may keep and change arguments, but records, replays and solutions hold this action.
         action = copy.deepcopy(action)
-    return replies.observation(episode.step(action), limit)
+    return replies.observation(episode.step(action), most_characters)

@@ -27,8 +27,8 @@ class Replay:
     @property
     def effective(self) -> tuple[int, ...]:
         """Positions of the actions that changed the state, without the action that ended the episode."""
-        last = len(self.states) - 2
-        return tuple(i for i in range(last) if self.states[i] != self.states[i + 1])
+        last_index = len(self.states) - 2
+        return tuple(i for i in range(last_index) if self.states[i] != self.states[i + 1])
 
 
 def follow(actions: Sequence[Action]) -> Actor:
@@ -44,9 +44,9 @@ def replay(environment: Environment, task: Task, actions: Sequence[Action], play
     def start(task: Task) -> Episode:
         episode = environment.start(task)
 
-        def record(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(method: Callable[..., Any]) -> Callable[..., Any]:
             def call_and_record(*arguments: Any) -> Any:
-                reply = call(*arguments)
+                reply = method(*arguments)
                 states.append(episode.state())
                 return reply
 

@@ -4,36 +4,36 @@ from collections.abc import Sequence
 
 from cojax.types import ROLES, Check, Evaluation, Message, Observation
 
-# Messages that are kept of one observation, and of the opening.
+# At most this many messages are kept of one observation, and of the opening.
 MOST_MESSAGES = 256
-# The most checks of one verdict, and characters that are kept of a check's name.
-_CHECKS, _NAME = 10_000, 10_000
+# A verdict has at most this many checks. At most this many characters of a check's name are kept.
+_MOST_CHECKS, _LONGEST_NAME = 10_000, 10_000
 
 
-def messages(reply: Sequence[Message], limit: int) -> tuple[Message, ...]:
+def messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, ...]:
     """The messages, cut to `limit` characters in all, with a note of the cut. Raises TypeError for another shape."""
-    result: list[Message] = []
+    bounded_messages: list[Message] = []
     for message in reply[:MOST_MESSAGES]:
         if not (isinstance(message, Message) and isinstance(message.content, str) and _is_role(message.role)):
             raise TypeError(
                 f"a message is {message!r:.100}; expected a Message with role and content as text, "
                 f"and as role one of {', '.join(sorted(ROLES))}"
             )
-        content = _text(message.content[:limit])
-        if cut := len(message.content) - len(content):
-            content = f"{content}\n[{cut} characters cut]"
-        limit = max(0, limit - len(content))
-        result.append(Message(message.role, content))
-    if cut := len(reply) - len(result):
-        result.append(Message(result[-1].role, f"[{cut} messages cut]"))
-    return tuple(result)
+        content = _encodable(message.content[:most_characters])
+        if cut_count := len(message.content) - len(content):
+            content = f"{content}\n[{cut_count} characters cut]"
+        most_characters = max(0, most_characters - len(content))
+        bounded_messages.append(Message(message.role, content))
+    if cut_count := len(reply) - len(bounded_messages):
+        bounded_messages.append(Message(bounded_messages[-1].role, f"[{cut_count} messages cut]"))
+    return tuple(bounded_messages)
 
 
-def observation(reply: Observation, limit: int) -> Observation:
+def observation(reply: Observation, most_characters: int) -> Observation:
     """The observation with bounded messages and plain truth values. Raises TypeError for another shape."""
     if not isinstance(reply, Observation):
         raise TypeError(f"step returned {type(reply).__name__}; expected an Observation")
-    return Observation(messages(reply.messages, limit), ok=bool(reply.ok), done=bool(reply.done))
+    return Observation(messages(reply.messages, most_characters), ok=bool(reply.ok), done=bool(reply.done))
 
 
 def evaluation(reply: Evaluation) -> Evaluation:
@@ -41,12 +41,12 @@ def evaluation(reply: Evaluation) -> Evaluation:
     if not isinstance(reply, Evaluation):
         raise TypeError(f"evaluate returned {type(reply).__name__}; expected an Evaluation")
     reward, partial = float(reply.reward), float(reply.partial)
-    for name, share in (("reward", reward), ("partial reward", partial)):
+    for figure_name, share in (("reward", reward), ("partial reward", partial)):
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{name} {share!r}; expected a number in [0, 1]")
-    if len(reply.checks) > _CHECKS:
-        raise ValueError(f"{len(reply.checks):,} checks; expected at most {_CHECKS:,}")
-    checks = tuple(Check(_text(str(check.name)[:_NAME]), bool(check.passed)) for check in reply.checks)
+            raise ValueError(f"{figure_name} {share!r}; expected a number in [0, 1]")
+    if len(reply.checks) > _MOST_CHECKS:
+        raise ValueError(f"{len(reply.checks):,} checks; expected at most {_MOST_CHECKS:,}")
+    checks = tuple(Check(_encodable(str(check.name)[:_LONGEST_NAME]), bool(check.passed)) for check in reply.checks)
     return Evaluation(reward, checks, partial)
 
 
@@ -54,6 +54,6 @@ def _is_role(role: object) -> bool:
     return isinstance(role, str) and role in ROLES
 
 
-def _text(text: str) -> str:
+def _encodable(text: str) -> str:
     """The text with "?" for half a surrogate pair, which a Python string may hold but no encoding can represent."""
     return text.encode("utf-8", "replace").decode()

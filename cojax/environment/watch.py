@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 # that the watch over its episode would notice a hanging environment too late.
 PATIENCE = 60.0
 ADVICE = "; run this environment isolated in a worker, where it can be killed"
-_CALLS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
+_METHODS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
 
 
 class HangingCall(RuntimeError):
@@ -33,19 +33,19 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
     step of the loop.
     """
 
-    def play_watched(environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
+    def play_watched(environment: Environment, task: Task, act: Actor, **play_options: Any) -> Trajectory:
         progress = Progress(since=running())
 
-        def limit() -> float:
+        def allowed_seconds() -> float:
             return thinking if progress.phase == "act" and thinking is not None else deadline
 
-        future = on_thread("watched", lambda: play(environment, task, act, progress=progress, **settings))
-        if done_within(future, lambda: progress.since + limit() - running()):
+        future = on_thread("watched", lambda: play(environment, task, act, progress=progress, **play_options))
+        if done_within(future, lambda: progress.since + allowed_seconds() - running()):
             return future.result()
         progress.abandoned = True
         if progress.result is not None:  # only closing hangs: the verdict stands
             return progress.result
-        error = f"{progress.phase} took longer than {limit():g} s and was abandoned on its thread{ADVICE}"
+        error = f"{progress.phase} took longer than {allowed_seconds():g} s and was abandoned on its thread{ADVICE}"
         return Trajectory(task, outcome="environment_error", error=error)
 
     return play_watched
@@ -53,11 +53,11 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
 
 def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
     """The environment's answer. Raises EnvironmentFailure if the call fails or takes longer than `seconds`."""
-    answer = on_thread("asked", lambda: ask(call))
-    until = running() + seconds
-    if not done_within(answer, lambda: until - running()):
+    future = on_thread("asked", lambda: ask(call))
+    deadline = running() + seconds
+    if not done_within(future, lambda: deadline - running()):
         raise EnvironmentFailure(f"the environment did not say within {seconds:g} s what it offers{ADVICE}")
-    return answer.result()
+    return future.result()
 
 
 def run_watched(environment: Environment, patience: float, work: Callable[[Environment], _T]) -> _T:
@@ -66,36 +66,36 @@ def run_watched(environment: Environment, patience: float, work: Callable[[Envir
     Raises HangingCall once a call of an episode has run for `patience` seconds; the thread is left behind. Other
     exceptions are those of `work`.
     """
-    current: tuple[str, float] | None = None  # the call that is running, and since when
+    running_call: tuple[str, float] | None = None  # the call that is running, and since when
 
-    def run(label: str, owner: Any, name: str, *arguments: Any) -> Any:
-        nonlocal current
-        label = f"{label}: {name}"
+    def run(call_label: str, owner: Any, method: str, *arguments: Any) -> Any:
+        nonlocal running_call
+        call_label = f"{call_label}: {method}"
         if arguments and isinstance(action := arguments[0], Action):
-            label = f"{label} ({', '.join(call.name for call in action.calls[:3]) or 'no call':.100})"
-        current = label, running()
+            call_label = f"{call_label} ({', '.join(call.name for call in action.calls[:3]) or 'no call':.100})"
+        running_call = call_label, running()
         try:
-            return getattr(owner, name)(*arguments)
+            return getattr(owner, method)(*arguments)
         finally:
-            current = None
+            running_call = None
 
     def start(task: Task) -> Episode:
         label = f"task {task.id}"
         episode = run(label, environment, "start", task)
-        calls = {name: functools.partial(run, label, episode, name) for name in _CALLS}
+        calls = {name: functools.partial(run, label, episode, name) for name in _METHODS}
         return cast(Episode, types.SimpleNamespace(**calls))
 
     hanging_call = ""
 
     def seconds_left() -> float:
         nonlocal hanging_call
-        hanging_call, since = current or ("", math.inf)
-        return since + patience - running()
+        hanging_call, start_time = running_call or ("", math.inf)
+        return start_time + patience - running()
 
-    result = on_thread("check", lambda: work(Wrapped(environment, start)))
-    if not done_within(result, seconds_left):
+    future = on_thread("check", lambda: work(Wrapped(environment, start)))
+    if not done_within(future, seconds_left):
         raise HangingCall(
             f"{hanging_call} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
             "isolation (see docs/tools.md)"
         )
-    return result.result()
+    return future.result()

@@ -111,20 +111,20 @@ def context_of(
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
     focus = tuple(dict.fromkeys(tool for tool in weak_tools or tools_called(trajectory) or solution if tool != ending))
     failed_turns = [turn for turn in trajectory.turns if not turn.observation.ok]
-    tools = ", ".join(focus) or "the tools of the task"
-    calls = ", ".join(tools_called(trajectory)) or "no call"
+    focus_text = ", ".join(focus) or "the tools of the task"
+    calls_text = ", ".join(tools_called(trajectory)) or "no call"
     return ExplorationContext(
         task=trajectory.task,
         kind=kind,
         episode=trajectory.episode,
         summary=(
-            f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({calls}), "
+            f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({calls_text}), "
             f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
         ),
         failure_cause=_failure_cause(trajectory, failed_turns),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=focus,
-        objectives=guides[kind].objectives_with(tools),
+        objectives=guides[kind].objectives_with(focus_text),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed_turns)),
     )
 

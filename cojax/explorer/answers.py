@@ -19,20 +19,20 @@ from typing import Any
 from cojax.types import Triplet
 from cojax.unicode_forms import normal_form
 
-# Limits: characters of an action's code and of an answer, nesting of brackets in code, values in one answer.
+# The most characters of an action's code and of an answer, the deepest brackets in code, the most values in an answer.
 _LONGEST_CODE, _LONGEST_ANSWER, _DEEPEST, _MOST_VALUES = 20_000, 4_000, 80, 100
 # The block of code that is run: the first one.
-_BLOCK = re.compile(
+_CODE_BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
-_EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
+_WORD_EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
 # A name of one of these counts as computed, because values may be added to it after it was set.
 _CONTAINERS = (ast.List, ast.Dict, ast.Set)
 
-Names = Mapping[str, ast.expr]  # name → the expression that it was last set to
+Bindings = Mapping[str, ast.expr]  # name → the expression that it was last set to
 
 
 class _NotLiteral(Exception):
@@ -72,35 +72,35 @@ def _answers(
     steps: Sequence[Triplet], ending: str, parameter: str | None
 ) -> "Iterator[tuple[list[Any], tuple[_Text, _Text]]]":
     """For each step: the answers that it writes, the text that it showed, and the literals that its code printed."""
-    argument = parameter or ("" if ending else "answer")
+    answer_parameter = parameter or ("" if ending else "answer")
     trees = [parse_code(step) for step in steps]
-    names = _assignments(trees)
-    for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
-        ends_episode = index == len(steps) - 1 and step.observation.done
+    bindings = _assignments(trees)
+    for step_index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
+        ends_episode = step_index == len(steps) - 1 and step.observation.done
         end_calls = [call for call in step.action.calls if ending and call.name == ending]
         answers = [value for call in end_calls for value in answer_values(call.arguments)]
-        for call in _calls(tree) if argument else ():
-            answers += _answers_in_call(call, ending.rpartition(".")[2], argument, ends_episode, names)
-        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, names)))))
+        for call in _top_level_calls(tree) if answer_parameter else ():
+            answers += _answers_of(call, ending.rpartition(".")[2], answer_parameter, ends_episode, bindings)
+        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, bindings)))))
 
 
 def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
     shown_texts: list[tuple[_Text, _Text]] = []  # of each step so far
-    for step, (answers, texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
+    for step, (answers, step_texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
         if len(answers) > _MOST_VALUES:
             yield f"its answer holds more than {_MOST_VALUES} values"
         for value in answers[:_MOST_VALUES]:
-            yield from _object_unless_shown(value, [*shown_texts, *_before_the_end(step, ending)])
-        shown_texts.append(texts)
+            yield from _object_unless_shown(value, [*shown_texts, *_texts_before_end(step, ending)])
+        shown_texts.append(step_texts)
     if answer:
         yield from _object_unless_shown(answer, shown_texts)
 
 
-def _before_the_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
+def _texts_before_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
     """The texts that the calls of one action showed before that action's call that ended the episode."""
-    names = [call.name for call in step.action.calls]
-    if ending in names[1:] and len(names) == len(step.observation.messages):
-        for message in step.observation.messages[: names.index(ending)]:
+    tool_names = [call.name for call in step.action.calls]
+    if ending in tool_names[1:] and len(tool_names) == len(step.observation.messages):
+        for message in step.observation.messages[: tool_names.index(ending)]:
             yield _Text(message.content), _Text("")
 
 
@@ -119,8 +119,8 @@ class _Text:
         return _mark_edges(self.text)
 
     def shows(self, value: str) -> bool:
-        if _NUMBER.fullmatch(plain := _GROUPING.sub("", value)):
-            return Decimal(plain) in self.numbers
+        if _NUMBER.fullmatch(plain_number := _GROUPING.sub("", value)):
+            return Decimal(plain_number) in self.numbers
         if value.lower() in ("true", "false"):
             return bool(re.search(rf"(?<!\w){value}(?!\w)", self.text, re.IGNORECASE))
         # The time of a search by pattern would grow with the product of both lengths.
@@ -129,14 +129,14 @@ class _Text:
 
 def _mark_edges(text: str) -> str:
     """The text with marks at word edges, so that one marked text contains another only as whole words."""
-    return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
+    return _WORD_EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
-def _object_unless_shown(value: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
+def _object_unless_shown(answer: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
     """An objection unless one of the steps showed the value and did not itself print it as a literal."""
-    if value is None:
+    if answer is None:
         return
-    word = str(value).strip()
+    word = str(answer).strip()
     if not (0 < len(word) <= _LONGEST_ANSWER and any(text.shows(word) and not own.shows(word) for text, own in texts)):
         yield f"no step shows the answer {word[:100]!r}"
 
@@ -147,9 +147,9 @@ def parse_code(step: Triplet) -> ast.Module:
     The module is empty if the action has no code. Raises ValueError for code beyond the limits, SyntaxError for a block
     that is not Python.
     """
-    text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
-    block = _BLOCK.search(text)
-    code = block[1] if block else "" if step.action.calls else text
+    action_text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
+    block = _CODE_BLOCK.search(action_text)
+    code = block[1] if block else "" if step.action.calls else action_text
     depths = accumulate((char in "([{") - (char in ")]}") for char in code)
     if len(code) > _LONGEST_CODE or max(depths, default=0) > _DEEPEST:
         raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
@@ -161,55 +161,55 @@ def parse_code(step: Triplet) -> ast.Module:
         return ast.Module([], [])
 
 
-def _assignments(trees: Sequence[ast.Module]) -> Names:
+def _assignments(trees: Sequence[ast.Module]) -> Bindings:
     """The names whose last top-level setting is a plain assignment, each with the expression assigned."""
-    names: dict[str, ast.expr] = {}
+    bindings: dict[str, ast.expr] = {}
     global_names: set[str] = set()
     for statement in (statement for tree in trees for statement in tree.body):
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
-                names.pop(node.id, None)
+                bindings.pop(node.id, None)
             elif isinstance(node, ast.alias):
-                names.pop(node.asname or node.name, None)
+                bindings.pop(node.asname or node.name, None)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names.pop(node.name, None)
+                bindings.pop(node.name, None)
             elif isinstance(node, ast.Global):
                 global_names |= {*node.names}
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            names |= {target.id: statement.value for target in targets if isinstance(target, ast.Name)}
-    return {name: value for name, value in names.items() if name not in global_names}
+            bindings |= {target.id: statement.value for target in targets if isinstance(target, ast.Name)}
+    return {name: value for name, value in bindings.items() if name not in global_names}
 
 
-def _calls(tree: ast.Module) -> Iterator[ast.Call]:
+def _top_level_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """The calls that are made unconditionally: top-level ones, as statements or as values of assignments."""
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
             yield statement.value
 
 
-def _answers_in_call(call: ast.Call, name: str, parameter: str, ends_episode: bool, names: Names) -> Iterator[Any]:
+def _answers_of(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
     """The written values that a call gives as an answer: a call of `name`, or one with `parameter` in the last step."""
     func = call.func
     callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
-    ends = bool(name) and callee == name
-    if not (ends or ends_episode):
+    is_ending = bool(tool) and callee == tool
+    if not (is_ending or ends_episode):
         return
     expressions = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     for keyword in call.keywords:
         if keyword.arg is None and isinstance(keyword.value, ast.Dict):
-            pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
-            expressions += [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == parameter]
-    for expression in (*expressions, *(call.args[:1] if ends else ())):
+            items = zip(keyword.value.keys, keyword.value.values, strict=True)
+            expressions += [value for key, value in items if isinstance(key, ast.Constant) and key.value == parameter]
+    for expression in (*expressions, *(call.args[:1] if is_ending else ())):
         elements = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
         for element in elements:
             try:
-                yield from answer_values(_literal(element, names))
+                yield from answer_values(_literal(element, bindings))
             except _NotLiteral:
                 continue
 
 
-def _literal(node: ast.expr, names: Names) -> Any:
+def _literal(node: ast.expr, bindings: Bindings) -> Any:
     """The value of a literal expression. Raises _NotLiteral for any other.
 
     A name has the value of the literal that it was set to. That literal may not contain names, so that no value grows
@@ -218,42 +218,42 @@ def _literal(node: ast.expr, names: Names) -> Any:
     match node:
         case ast.Constant():
             return node.value
-        case ast.Name() if node.id in names and not isinstance(names[node.id], _CONTAINERS):
-            return _literal(names[node.id], {})
+        case ast.Name() if node.id in bindings and not isinstance(bindings[node.id], _CONTAINERS):
+            return _literal(bindings[node.id], {})
         case ast.JoinedStr():
-            return "".join(str(_literal(element, names)) for element in node.values)
+            return "".join(str(_literal(element, bindings)) for element in node.values)
         case ast.FormattedValue(format_spec=None):
-            return _literal(node.value, names)
+            return _literal(node.value, bindings)
         case ast.UnaryOp(op=ast.USub()):
-            return _add(0, _literal(node.operand, names), -1)
+            return _add(0, _literal(node.operand, bindings), -1)
         case ast.BinOp(op=ast.Add()):
-            return _add(_literal(node.left, names), _literal(node.right, names))
-        case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in names:
-            return _cast(_CASTS[cast], _literal(argument, names))
+            return _add(_literal(node.left, bindings), _literal(node.right, bindings))
+        case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in bindings:
+            return _cast(_CASTS[cast], _literal(argument, bindings))
         case ast.List() | ast.Tuple() | ast.Set():
-            return [_literal(element, names) for element in node.elts]
+            return [_literal(element, bindings) for element in node.elts]
         case ast.Dict():
-            return [_literal(value, names) for value in node.values]
+            return [_literal(value, bindings) for value in node.values]
     raise _NotLiteral
 
 
-def _cast(to: Callable[[Any], Any], value: Any) -> Any:
+def _cast(convert: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return to(value)
+        return convert(value)
     except (TypeError, ValueError, OverflowError):
         raise _NotLiteral from None
 
 
-def _add(first: Any, second: Any, sign: int = 1) -> Any:
-    if isinstance(first, str) and isinstance(second, str):
-        return first + second
-    if isinstance(first, int | float) and isinstance(second, int | float):
+def _add(left: Any, right: Any, sign: int = 1) -> Any:
+    if isinstance(left, str) and isinstance(right, str):
+        return left + right
+    if isinstance(left, int | float) and isinstance(right, int | float):
         with contextlib.suppress(OverflowError):
-            return first + sign * second
+            return left + sign * right
     raise _NotLiteral
 
 
-def _printed_literals(tree: ast.Module, names: Names) -> Iterator[Any]:
+def _printed_literals(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
     """The literals that a block prints or ends in. To show them does not prove that the block found them."""
     for node in ast.walk(tree):
         expressions: Sequence[ast.AST] = ()
@@ -263,34 +263,34 @@ def _printed_literals(tree: ast.Module, names: Names) -> Iterator[Any]:
             expressions = [node.value]
         for expression in expressions:
             try:
-                yield from answer_values(_literal(expression, names))  # type: ignore[arg-type]
+                yield from answer_values(_literal(expression, bindings))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
-                yield from _constants(expression, names)
+                yield from _constants(expression, bindings)
 
 
-def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
+def _constants(node: ast.AST, bindings: Bindings) -> Iterator[Any]:
     """The constants within an expression, except arguments of calls other than str, int and float."""
     if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _CASTS):
         return
     if isinstance(node, ast.Constant):
         yield node.value
-    elif isinstance(node, ast.Name) and isinstance(value := names.get(node.id), ast.Constant):
-        yield value.value
+    elif isinstance(node, ast.Name) and isinstance(constant := bindings.get(node.id), ast.Constant):
+        yield constant.value
     for child in ast.iter_child_nodes(node):
-        yield from _constants(child, names)
+        yield from _constants(child, bindings)
 
 
 def answer_values(value: Any) -> Iterator[Any]:
     """The first values within an answer, up to one more than allowed. Raises RecursionError if it nests too deep."""
 
-    def within(value: Any) -> Iterator[Any]:
+    def walk(value: Any) -> Iterator[Any]:
         if isinstance(value, Mapping | list | tuple):
             for inner in value.values() if isinstance(value, Mapping) else value:
-                yield from within(inner)
+                yield from walk(inner)
         else:
             yield value
 
-    return islice(within(value), _MOST_VALUES + 1)
+    return islice(walk(value), _MOST_VALUES + 1)
 
 
 def leaves(value: Any) -> Iterator[Any]:
