@@ -63,9 +63,9 @@ def abstraction_prompt(
 
     `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
     """
-    texts = sections("abstract")
+    phrases = sections("abstract")
     is_conversation = not ending.tool and bool(separator)
-    ending_rule = texts["ending_turn"] if is_conversation else texts["ending_tool"]
+    ending_rule = phrases["ending_turn"] if is_conversation else phrases["ending_tool"]
     quarter_window = window // 4
     tool_lines = (f"{name}: {tool.get('description', '')}" for name, tool in tool_documentation(environment).items())
     tools_text = shorten("\n".join(tool_lines), quarter_window)
@@ -73,8 +73,8 @@ def abstraction_prompt(
     return prompt(
         "abstract",
         shortest=str(shortest),
-        counted=texts["counted" if ending.tool else "not_counted"],
-        ending=f"{ending_rule} {texts['answered']}" if ending.parameter else ending_rule,
+        counted=phrases["counted" if ending.tool else "not_counted"],
+        ending=f"{ending_rule} {phrases['answered']}" if ending.parameter else ending_rule,
         data_rule=sections("data")["rule"],
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if is_conversation else ""),
         purpose=purpose,
@@ -188,13 +188,13 @@ def _query_objections(queries: Sequence[str], separator: str, steps: Sequence[Tr
 
 def _word_purpose(exploration: Exploration, room: int) -> tuple[str, int]:
     """The prompt's text on the purpose of the tasks, and how many of its characters are untrusted: at most `room`."""
-    section_texts, context = sections("abstract"), exploration.context
+    phrases, context = sections("abstract"), exploration.context
     if context is None:
-        return section_texts["unguided"], 0
+        return phrases["unguided"], 0
     # If there is too little room, texts are left out in this order.
     texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
     objectives, focus, query = (text or "" for text in fit_texts(texts, room))
-    purpose = fill(section_texts["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
+    purpose = fill(phrases["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
     return purpose, len(objectives) + len(focus) + len(query)
 
 

@@ -33,14 +33,14 @@ FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "trun
 _T = TypeVar("_T", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
 # The beginning of each line, so that the key can be read without parsing the line.
-_HEAD = b'{"key":"'
-_KEY = 32
+_LINE_HEAD = b'{"key":"'
+_KEY_LENGTH = 32
 # The deepest nesting of a reply's JSON.
-_DEPTH = 32
+_DEEPEST = 32
 # Characters of the failed reply, and of the reason, in a request for repair.
-_REPLY, _REASON = 4_000, 600
+_LONGEST_REPLY, _LONGEST_REASON = 4_000, 600
 # Seconds between two checks of whether a budget was closed.
-_LOOK_EVERY = 0.05
+_CHECK_SECONDS = 0.05
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -111,9 +111,9 @@ class Budget:
 
     def wait(self, seconds: float) -> None:
         """Sleeps for these seconds, or until the budget is closed."""
-        until = time.monotonic() + seconds
-        while not self.closed and (remaining := until - time.monotonic()) > 0:
-            time.sleep(min(remaining, _LOOK_EVERY))
+        deadline = time.monotonic() + seconds
+        while not self.closed and (remaining := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining, _CHECK_SECONDS))
 
     def check(self, tokens: int) -> None:
         """Raises ChatFailure unless the budget covers one more request of at most `tokens` tokens."""
@@ -141,11 +141,11 @@ class Budget:
         If equal shares would be below `least`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
-        shares = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
-        share = tokens // shares, requests // shares
-        amounts = [share] * min(shares, count) + [(0, 0)] * (count - shares)
+        share_count = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
+        share = tokens // share_count, requests // share_count
+        amounts = [share] * min(share_count, count) + [(0, 0)] * (count - share_count)
         budgets = [Budget(*amount, self.until, self.least, self) for amount in amounts]
-        self.pay(shares * share[0], shares * share[1])
+        self.pay(share_count * share[0], share_count * share[1])
         try:
             yield budgets
         finally:
@@ -196,81 +196,81 @@ def seed_of(*parts: Any) -> int:
 
 
 def structured_reply(
-    chat_model: ChatModel, messages: Sequence[Message], kind: type[_T], *, place: str, **call: Any
+    chat_model: ChatModel, messages: Sequence[Message], record_type: type[_T], *, place: str, **reply_options: Any
 ) -> _T:
     """The reply as a record of `kind`; the model may repair it once. Raises ChatFailure.
 
     `call` holds the other keywords of `ChatModel.reply`: budget, seed, and possibly the temperature.
     """
-    call["schema"] = schema = kind.model_json_schema()
-    reply = chat_model.reply(messages, place=place, **call)
+    reply_options["schema"] = schema = record_type.model_json_schema()
+    reply = chat_model.reply(messages, place=place, **reply_options)
     try:
-        return read(reply, kind)
+        return read(reply, record_type)
     except ChatFailure as failure:
         repair = (
-            f"That reply cannot be used ({failure.kind}): {failure.reason[:_REASON]}\n"
+            f"That reply cannot be used ({failure.kind}): {failure.reason[:_LONGEST_REASON]}\n"
             "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        repair_messages = Message("assistant", reply.text[:_REPLY] or "(nothing)"), Message("user", repair)
-    second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **call)
+        repair_messages = Message("assistant", reply.text[:_LONGEST_REPLY] or "(nothing)"), Message("user", repair)
+    second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **reply_options)
     try:
-        return read(second_reply, kind)
+        return read(second_reply, record_type)
     except ChatFailure as failure:
         chat_model.count_failure(failure.kind)
         raise
 
 
-def read(reply: ModelReply, kind: type[_T]) -> _T:
+def read(reply: ModelReply, record_type: type[_T]) -> _T:
     """The record in a reply, which may be inside a code fence or within prose. Raises ChatFailure."""
     if reply.truncated:
         raise ChatFailure("truncated", "the reply was cut off at its most tokens")
     if not reply.text.strip():
         raise ChatFailure("empty", "the reply holds no text")
     try:
-        value = _json(reply.text.rpartition("</think>")[2])
+        json_object = _find_json(reply.text.rpartition("</think>")[2])
     except (ValueError, RecursionError) as error:
-        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_REASON]) from None
+        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_LONGEST_REASON]) from None
     try:
-        return kind.model_validate(value)
+        return record_type.model_validate(json_object)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
-        raise ChatFailure("invalid", problems[:_REASON]) from None
+        raise ChatFailure("invalid", problems[:_LONGEST_REASON]) from None
 
 
-def _json(text: str) -> Any:
+def _find_json(text: str) -> Any:
     """The JSON object in a text. Raises ValueError if there is none, or if UTF-8 cannot encode it."""
     block = _FENCE.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([block[1]] if block else []), *([text[start : end + 1]] if start >= 0 else [])]
-    reason = ValueError("nothing there")
+    last_error = ValueError("nothing there")
     for candidate in candidates:
         try:
-            value = parse_json(candidate)
+            json_object = parse_json(candidate)
         except ValueError as error:
-            reason = error
+            last_error = error
             continue
-        if nesting(candidate) > _DEPTH:
-            raise ValueError(f"nested deeper than {_DEPTH}")
+        if nesting(candidate) > _DEEPEST:
+            raise ValueError(f"nested deeper than {_DEEPEST}")
         # Python allows half a surrogate pair in a string, UTF-8 does not.
-        json.dumps(value, ensure_ascii=False).encode()
-        return value
-    raise reason
+        json.dumps(json_object, ensure_ascii=False).encode()
+        return json_object
+    raise last_error
 
 
 class Counters:
     """Amounts by name, and failures by kind."""
 
     def __init__(self) -> None:
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._amounts, self._failures = collections.Counter[str](), collections.Counter[str]()
 
     def count(self, **amounts: int) -> None:
-        with self._guard:
+        with self._lock:
             self._amounts.update(amounts)
 
     def count_failure(self, kind: FailureKind) -> None:
-        with self._guard:
+        with self._lock:
             self._failures[kind] += 1
 
     @contextlib.contextmanager
@@ -282,15 +282,15 @@ class Counters:
             self.count_failure(failure.kind)
             raise
 
-    def figures(self, *names: str) -> dict[str, Any]:
+    def figures(self, *amount_names: str) -> dict[str, Any]:
         """The amounts of these names, 0 for one that was never counted, and `failures` by kind."""
-        with self._guard:
-            return {**{name: self._amounts[name] for name in names}, "failures": dict(self._failures)}
+        with self._lock:
+            return {**{name: self._amounts[name] for name in amount_names}, "failures": dict(self._failures)}
 
 
 def key_of(value: Any) -> str:
     """The key of a record: 32 hex digits of the SHA-256 of `value` as canonical JSON."""
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY]
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY_LENGTH]
 
 
 def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -329,33 +329,33 @@ class Journal:
 
     def __init__(self, path: Path | None = None):
         self._log = None if path is None else Log(path)
-        self._memory: dict[str, dict[str, Any]] = {}
-        self._places: dict[str, tuple[int, int]] = {}  # key → where its record begins in the file, and its number
+        self._in_memory: dict[str, dict[str, Any]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}  # key → where its record begins in the file, and its number
         self.length = 0  # the number of records
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         if path is not None and path.exists():
             with open_file(path) as file:
-                start = 0
+                line_start = 0
                 for line in lines_of(file):
-                    if line.startswith(_HEAD) and line.endswith(b"\n"):
-                        key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
+                    if line.startswith(_LINE_HEAD) and line.endswith(b"\n"):
+                        key = line[len(_LINE_HEAD) : len(_LINE_HEAD) + _KEY_LENGTH].decode("ascii", "replace")
                         self.length += 1
-                        self._places[key] = start, self.length
-                    start += len(line)
+                        self._positions[key] = line_start, self.length
+                    line_start += len(line)
 
     def number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 if there is none."""
-        return self._places.get(key, (0, 0))[1]
+        return self._positions.get(key, (0, 0))[1]
 
     def find(self, key: str) -> dict[str, Any] | None:
         """The record of that key, or None. A damaged record counts as missing: its call is made again."""
-        with self._guard:
+        with self._lock:
             if self._log is None:
-                return self._memory.get(key)
-            if key not in self._places:
+                return self._in_memory.get(key)
+            if key not in self._positions:
                 return None
             with open_file(self._log.path) as file:
-                file.seek(self._places[key][0])
+                file.seek(self._positions[key][0])
                 line = next(lines_of(file), b"")
         with contextlib.suppress(ValueError, KeyError, TypeError):
             record = parse_record(line)
@@ -367,18 +367,18 @@ class Journal:
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
         """Adds the record of a call. Raises StorageError if it cannot be written."""
-        entry, start = {"key": key, **record}, 0
-        with self._guard:
+        keyed_record, line_start = {"key": key, **record}, 0
+        with self._lock:
             if self._log is None:
-                self._memory[key] = entry
+                self._in_memory[key] = keyed_record
             else:
-                line = with_checksum(entry)
-                length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
-                start = self._log.append([line]) - length - 1
+                checked_record = with_checksum(keyed_record)
+                length = len(canonical(checked_record))  # JSON with ASCII alone: as many bytes as characters
+                line_start = self._log.append([checked_record]) - length - 1
             self.length += 1
-            self._places[key] = start, self.length
+            self._positions[key] = line_start, self.length
 
     def read(self, place: str = "") -> Iterator[dict[str, Any]]:
         """The records whose place begins with `place`, oldest first."""
-        records = list(self._memory.values()) if self._log is None else self._log.read()
+        records = list(self._in_memory.values()) if self._log is None else self._log.read()
         return (record for record in records if record["place"].startswith(place))

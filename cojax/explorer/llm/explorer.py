@@ -47,28 +47,28 @@ from cojax.types import (
 )
 
 # Tools that an unguided explorer's prompt names as popular.
-_POPULAR = 10
+_MOST_POPULAR = 10
 # Actions that would work, shown before the first action: some environments do not list what they contain.
 _HINTS_SHOWN = 16
 # How many of the refused actions the prompt names, and the most characters of each.
-_REMINDERS, _REMINDER = 20, 200
+_MOST_REMINDERS, _LONGEST_REMINDER = 20, 200
 _LEFT_OUT = "(left out)"
 # How often in one turn a model may repeat an action that it must avoid.
-_REPEATS = 2
-# The episode's opening takes at most a third of the window, the actions that would work at most a sixth.
-_OPENING, _HINTS = 3, 6
+_MOST_REPEATS = 2
+# The window divided by these is the most room for the episode's opening, and for the actions that would work.
+_PER_OPENING, _PER_HINT = 3, 6
 # The most characters of a hint, which is an action that would work.
-_HINT = 300
+_LONGEST_HINT = 300
 # A call, and one of its arguments, in a line. A line with nested brackets may be code, so it does not match.
-_NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
+_CALL_LINE, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
-def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
+def _pick_reminders(failed_actions: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
-    newest = [prompting.shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
-    newest.sort(key=lambda line: line.partition("(")[0] not in focus)
-    extra_count = len(newest) - _REMINDERS
-    return [*newest[:_REMINDERS], *([f"(and {extra_count} more)"] if extra_count > 0 else [])]
+    reminders = [prompting.shorten(" ".join(line.split()), _LONGEST_REMINDER) for line in reversed(failed_actions)]
+    reminders.sort(key=lambda line: line.partition("(")[0] not in focus)
+    extra_count = len(reminders) - _MOST_REMINDERS
+    return [*reminders[:_MOST_REMINDERS], *([f"(and {extra_count} more)"] if extra_count > 0 else [])]
 
 
 # Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
@@ -118,44 +118,46 @@ class ChatModelActor:
             self.exchanges.append((self.reply, observation))
         else:
             self.first = self._open(episode, observation)
-        return Turn(self._choose())
+        return Turn(self._choose_action())
 
     def _open(self, episode: Episode, opening: str) -> tuple[Message, ...]:
         """The system and the user message. Their untrusted text leaves less room for the conversation."""
         tools = ask_within(_PATIENCE, episode.tools)
         self.writes_text = not tools
         # Hints are written as calls; they do not help if actions are free text.
-        count = 0 if self.writes_text else self.hints
-        hints = sample_hints(episode, count, self.seed) if count else []
-        fitted_hints = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _HINTS, 3) if hint is not None]
-        opening = prompting.shorten(opening, self.window // _OPENING)
-        hint_text = prompting.bullets(fitted_hints[::-1]) if fitted_hints else ""
+        hint_count = 0 if self.writes_text else self.hints
+        hints = sample_hints(episode, hint_count, self.seed) if hint_count else []
+        hint_lines = [
+            hint for hint in prompting.fit_texts(hints[::-1], self.window // _PER_HINT, 3) if hint is not None
+        ]
+        opening = prompting.shorten(opening, self.window // _PER_OPENING)
+        hint_text = prompting.bullets(hint_lines[::-1]) if hint_lines else ""
         self.room = self.window - self.untrusted_length - len(opening) - len(hint_text)
-        words = prompting.sections(self.prompt)
-        opening_text = prompting.fill(words.get("opening", "{{opening}}"), opening=prompting.data(opening))
+        phrases = prompting.sections(self.prompt)
+        opening_text = prompting.fill(phrases.get("opening", "{{opening}}"), opening=prompting.data(opening))
         return prompting.prompt(
             self.prompt,
             **self.about,
             steps=str(self.steps),
             acting=action_format(tools, self.ending),
-            opening=opening_text if opening.strip() else words.get("silent", ""),
-            hints=f"\n{prompting.fill(words['hints'], actions=prompting.data(hint_text))}\n" if hint_text else "",
+            opening=opening_text if opening.strip() else phrases.get("silent", ""),
+            hints=f"\n{prompting.fill(phrases['hints'], actions=prompting.data(hint_text))}\n" if hint_text else "",
         )
 
-    def _choose(self) -> Action:
+    def _choose_action(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
         refusal: tuple[Message, ...] = ()
-        turn = len(self.exchanges)
-        for repeats in range(_REPEATS + 1):
-            place = f"{self.place}/turn {turn + 1}" + f"/again {repeats}" * bool(repeats)
-            action, reply = self._ask((*self._conversation(), *refusal), place, (*self.seed, turn, repeats))
-            if _canonical(signature(action)) not in self._avoided_keys:
+        turn_index = len(self.exchanges)
+        for repeats in range(_MOST_REPEATS + 1):
+            place = f"{self.place}/turn {turn_index + 1}" + f"/again {repeats}" * bool(repeats)
+            action, reply = self._ask_model((*self._conversation(), *refusal), place, (*self.seed, turn_index, repeats))
+            if _action_key(signature(action)) not in self._avoided_keys:
                 self.reply = reply
                 return action
             refusal = (*refusal, Message("assistant", reply), Message("user", prompting.sections("explore")["refused"]))
         raise ChatFailure("refused", f"it keeps choosing an action to avoid: {signature(action)[:200]}")
 
-    def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
+    def _ask_model(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
         """The action of one reply, and the reply's text."""
         if self.writes_text:
             text = self._ask_for_text(messages, place, seed)
@@ -173,14 +175,14 @@ class ChatModelActor:
             if reply.text.strip() and not reply.truncated:
                 return reply.text
             problem = "was cut off: write much less at once" if reply.truncated else "was empty"
-            answer = Message("assistant", reply.text[:2_000] or "(nothing)")
-            messages = (*messages, answer, Message("user", f"That answer {problem}. Write one action."))
+            failed_answer = Message("assistant", reply.text[:2_000] or "(nothing)")
+            messages = (*messages, failed_answer, Message("user", f"That answer {problem}. Write one action."))
         self.chat_model.count_failure("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     @functools.cached_property
     def _avoided_keys(self) -> set[tuple[str, ...]]:
-        return {_canonical(line) for line in self.do_not_repeat}
+        return {_action_key(line) for line in self.do_not_repeat}
 
     def _conversation(self) -> tuple[Message, ...]:
         """The first messages and all exchanges. If they are too long, texts are shortened and the oldest left out.
@@ -188,50 +190,50 @@ class ChatModelActor:
         The newest exchange is never shortened, because the next action depends on it.
         """
         fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
-        first = self.first
-        if missing := len(self.exchanges) - len(fitted_exchanges):
-            note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing))
-            first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
-        messages, template = list(first), prompting.sections(self.prompt)["next"]
-        for number, (reply, observation) in enumerate(fitted_exchanges, start=missing + 1):
-            steps_left = str(self.steps - number)
+        opening = self.first
+        if missing_count := len(self.exchanges) - len(fitted_exchanges):
+            note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing_count))
+            opening = (*opening[:-1], Message(opening[-1].role, f"{opening[-1].content}\n\n{note}"))
+        messages, template = list(opening), prompting.sections(self.prompt)["next"]
+        for exchange_number, (reply, observation) in enumerate(fitted_exchanges, start=missing_count + 1):
+            steps_left = str(self.steps - exchange_number)
             text = prompting.fill(template, observation=prompting.data(observation), left=steps_left)
             messages += [Message("assistant", reply), Message("user", text)]
         return tuple(messages)
 
 
-def _canonical(line: str) -> tuple[str, ...]:
+def _action_key(action_line: str) -> tuple[str, ...]:
     """A key that is equal for two lines that write the same action.
 
     White space is ignored, and so is the order of arguments in a line of the form `tool(name=value, …)`.
     """
-    line = " ".join(line.split())
-    if (call := _NAMED.fullmatch(line)) is None:
-        return (line,)
+    action_line = " ".join(action_line.split())
+    if (call := _CALL_LINE.fullmatch(action_line)) is None:
+        return (action_line,)
     arguments = call[2].split(", ")
-    return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (line,)
+    return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (action_line,)
 
 
 def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
     """At most `count` actions that would work now, drawn at random, each of a different tool."""
     rng = random.Random(repr(("hints", seed)))
-    by_tool: dict[str, list[Action]] = {}
+    actions_by_tool: dict[str, list[Action]] = {}
     for action in ask_within(_PATIENCE, episode.affordances):
         if action.calls:
-            by_tool.setdefault(action.calls[0].name, []).append(action)
-    tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
-    return [prompting.shorten(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
+            actions_by_tool.setdefault(action.calls[0].name, []).append(action)
+    tools = rng.sample(sorted(actions_by_tool), min(count, len(actions_by_tool)))
+    return [prompting.shorten(signature(rng.choice(actions_by_tool[tool])), _LONGEST_HINT) for tool in tools]
 
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
-    words = prompting.sections("act")
+    phrases = prompting.sections("act")
     if not tools:
-        end = f" {prompting.fill(words['ending_text'], tool=ending)}" if ending else ""
-        return prompting.fill(words["text"], ending=end)
-    end = f" {prompting.fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
+        ending_rule = f" {prompting.fill(phrases['ending_text'], tool=ending)}" if ending else ""
+        return prompting.fill(phrases["text"], ending=ending_rule)
+    ending_rule = f" {prompting.fill(phrases['ending_tool'], tool=ending)}" if ending else f" {phrases['ending_turn']}"
     documentation = prompting.data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    return prompting.fill(words["tools"], tools=documentation, ending=end)
+    return prompting.fill(phrases["tools"], tools=documentation, ending=ending_rule)
 
 
 @dataclasses.dataclass
@@ -272,14 +274,14 @@ class LLMExplorer:
         self.name = f"{self.kind}:{self.chat_model.name}@{prompting.version()}"
 
     def begin(self, evolution: tuple) -> None:
-        self.place = self.evolution = _path(evolution)
+        self.place = self.evolution = _name_of_seed(evolution)
         self.budget = self.chat_model.begin(self.evolution)
 
     @contextlib.contextmanager
     def split(self, seeds: Sequence[tuple]) -> Iterator[list[Explorer]]:
         with self.remaining_budget().split(len(seeds)) as budgets:
             pairs = zip(budgets, seeds, strict=True)
-            yield [dataclasses.replace(self, budget=budget, place=_path(seed)) for budget, seed in pairs]
+            yield [dataclasses.replace(self, budget=budget, place=_name_of_seed(seed)) for budget, seed in pairs]
 
     def figures(self) -> dict[str, Any]:
         return self.chat_model.figures()
@@ -317,44 +319,44 @@ class LLMExplorer:
         Raises ChatFailure if the budget covers no further call.
         """
         self.remaining_budget().check(1)
-        start = dataclasses.replace(task, solution=())
-        brief, untrusted_length = self._brief(tool_documentation(environment), task, context, weights)
+        start_task = dataclasses.replace(task, solution=())
+        brief, untrusted_length = self._write_brief(tool_documentation(environment), task, context, weights)
         purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
         about = {"brief": brief, "guidance": purpose, "data_rule": prompting.sections("data")["rule"]}
         do_not_repeat = context.do_not_repeat if context else ()
-        bounds = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
-        actor = functools.partial(ChatModelActor, "explore", about, *bounds, chat_model=self.chat_model)
-        with self.remaining_budget().split(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
+        actor_bounds = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
+        make_actor = functools.partial(ChatModelActor, "explore", about, *actor_bounds, chat_model=self.chat_model)
+        with self.remaining_budget().split(self.runs) as budgets, ThreadPoolExecutor(self.runs) as threads:
 
-            def run(number: int) -> Trajectory:
-                act = actor(budget=budgets[number], seed=(*seed, number), place=f"{self.place}/run {number}")
-                return self.play(environment, start, act, max_turns=self.steps)
+            def play_run(number: int) -> Trajectory:
+                actor = make_actor(budget=budgets[number], seed=(*seed, number), place=f"{self.place}/run {number}")
+                return self.play(environment, start_task, actor, max_turns=self.steps)
 
-            trajectories = list(pool.map(run, range(self.runs)))
+            trajectories = list(threads.map(play_run, range(self.runs)))
         # Observations of a broken environment are not used. If the model fails, earlier actions remain valid.
         triplets = tuple(
-            Triplet(turn.action, turn.observation, number)
-            for number, trajectory in enumerate(trajectories)
+            Triplet(turn.action, turn.observation, run_number)
+            for run_number, trajectory in enumerate(trajectories)
             if trajectory.valid or trajectory.outcome == "engine_error"
             for turn in trajectory.turns
         )
         failures = (f"run {number}: {t.error}" for number, t in enumerate(trajectories) if not t.valid)
         return Exploration(task, context, seed, triplets, tuple(failures))
 
-    def _brief(
+    def _write_brief(
         self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
     ) -> tuple[str, int]:
         """The text that briefs an expedition, and its number of untrusted characters: at most a third of the window."""
-        words = prompting.sections("explore")
+        phrases = prompting.sections("explore")
         if context is None:
             # Without weights the explorer prefers no tool.
-            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
+            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_MOST_POPULAR]
             demand = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
-            return prompting.fill(words["unguided"], popular=demand), 0
+            return prompting.fill(phrases["unguided"], popular=demand), 0
         focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
         # If there is too little room, texts are left out in this order.
         texts = {
-            "do_not_repeat": prompting.bullets(_reminders(context.do_not_repeat, focus)),
+            "do_not_repeat": prompting.bullets(_pick_reminders(context.do_not_repeat, focus)),
             "instability_pattern": context.instability_pattern or "nothing known",
             "summary": context.summary,
             "failure_cause": context.failure_cause or "nothing",
@@ -364,8 +366,8 @@ class LLMExplorer:
         }
         fitted_texts = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
         contents = [_LEFT_OUT if text is None else text for text in fitted_texts]
-        slots = dict(zip(texts, map(prompting.data, contents), strict=True))
-        return prompting.fill(words["guided"], **slots), sum(map(len, contents))
+        slot_texts = dict(zip(texts, map(prompting.data, contents), strict=True))
+        return prompting.fill(phrases["guided"], **slot_texts), sum(map(len, contents))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.
@@ -375,28 +377,28 @@ class LLMExplorer:
         actions = number_actions(exploration.triplets)
         if not any(step.observation.ok for step in actions.values()):
             return
-        rules = Ending.of(environment, self.ending), self.separator, self.shortest
-        messages = abstraction_prompt(exploration, actions, environment, *rules, self.window, limit)
+        draft_rules = Ending.of(environment, self.ending), self.separator, self.shortest
+        messages = abstraction_prompt(exploration, actions, environment, *draft_rules, self.window, limit)
         budget, seed = self.remaining_budget(), seed_of("abstract", *exploration.seed)
         place = f"{self.place}/abstract"
         reply = structured_reply(self.chat_model, messages, Drafts, budget=budget, seed=seed, place=place)
-        yield from task_drafts(reply, actions, exploration.task, *rules, limit)
+        yield from task_drafts(reply, actions, exploration.task, *draft_rules, limit)
 
     @contextlib.contextmanager
     def attempters(self, task: Task, count: int) -> Iterator[list[ChatModelActor]]:
         """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
-        bounds = self.attempt_turns, self.ending, self.window
-        actor = functools.partial(ChatModelActor, "solve", {}, *bounds, chat_model=self.chat_model)
+        actor_bounds = self.attempt_turns, self.ending, self.window
+        make_actor = functools.partial(ChatModelActor, "solve", {}, *actor_bounds, chat_model=self.chat_model)
         # Named by the evolution, not the expedition, so that a task found twice costs one attempt.
-        place = f"{self.evolution}/task {task.id}/attempt"
+        place_prefix = f"{self.evolution}/task {task.id}/attempt"
         with self.remaining_budget().split(count) as budgets:
             yield [
-                actor(budget=budget, seed=("attempt", task.id, attempt), place=f"{place} {attempt}")
+                make_actor(budget=budget, seed=("attempt", task.id, attempt), place=f"{place_prefix} {attempt}")
                 for attempt, budget in enumerate(budgets)
             ]
 
 
-def _path(seed: tuple) -> str:
+def _name_of_seed(seed: tuple) -> str:
     return "/".join(map(str, seed))
 
 
@@ -416,9 +418,9 @@ def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budge
     `review`, an unsafe draft is set aside for a person to review.
     """
     actions = [prompting.shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution]
-    rule, solution = prompting.sections("data")["rule"], prompting.data(prompting.bullets(actions))
-    messages = prompting.prompt("judge", data_rule=rule, query=prompting.data(draft.query), solution=solution)
-    place, safe = f"judge/{task.id}", True
+    data_rule, solution_text = prompting.sections("data")["rule"], prompting.data(prompting.bullets(actions))
+    messages = prompting.prompt("judge", data_rule=data_rule, query=prompting.data(draft.query), solution=solution_text)
+    place, is_safe = f"judge/{task.id}", True
     try:
         judgement = structured_reply(
             chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
@@ -427,10 +429,10 @@ def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budge
         # Otherwise a draft could avoid a refusal by making the judge fail.
         line = f"judge: no opinion ({failure})"
     else:
-        safe, reason = judgement.safe, prompting.shorten(" ".join(judgement.reason.split()), 200)
-        if judgement.consistent and safe:
+        is_safe, reason = judgement.safe, prompting.shorten(" ".join(judgement.reason.split()), 200)
+        if judgement.consistent and is_safe:
             return f"judge: no objection ({reason})"
-        line = f"judge: {'query and actions do not belong together' if safe else 'unsafe'} ({reason})"
+        line = f"judge: {'query and actions do not belong together' if is_safe else 'unsafe'} ({reason})"
     if not veto:
         return line
-    raise DraftRefused(line) if safe or not review else DraftRefused(f"set aside for review: {line}", line)
+    raise DraftRefused(line) if is_safe or not review else DraftRefused(f"set aside for review: {line}", line)

@@ -15,26 +15,26 @@ from pydantic import BaseModel
 
 from cojax.types import ExplorationContext, Message, Signal, Trajectory, content_hash, signature
 
-_FOLDER = Path(__file__).parent / "prompts"
+_PROMPT_FOLDER = Path(__file__).parent / "prompts"
 _HEADING = re.compile(r"^# (\w+)\n", re.MULTILINE)
 _SLOT = re.compile(r"{{(\w+)}}")
 # Texts are not shortened below this many characters: the oldest are left out instead.
-_LEAST = 120
+_SHORTEST = 120
 
 
 @functools.cache
 def version() -> str:
     """8 hex digits of the SHA-256 of all prompts, by name."""
     digest = hashlib.sha256()
-    for path in sorted(_FOLDER.glob("*.md")):
+    for path in sorted(_PROMPT_FOLDER.glob("*.md")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]
 
 
 @functools.cache
-def sections(name: str) -> dict[str, str]:
+def sections(prompt_name: str) -> dict[str, str]:
     """The sections of a prompt file, by their headings: lines `# heading`."""
-    _, *pieces = _HEADING.split((_FOLDER / f"{name}.md").read_text())
+    _, *pieces = _HEADING.split((_PROMPT_FOLDER / f"{prompt_name}.md").read_text())
     return {heading: text.strip() for heading, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
@@ -60,32 +60,32 @@ def bullets(lines: tuple[str, ...] | list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) or "- (nothing)"
 
 
-def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
+def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str | None]:
     """The texts, oldest first, shortened to at most `room` characters in total; a text that is left out is None.
 
     Every text shown costs `each` extra characters. All are cut at the same length, the longest that fits, so that long
     texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
-    count = _newest([len(text) for text in texts], room, each, _LEAST)
-    newest = texts[len(texts) - count :]
-    level = _level([len(text) for text in newest], room - count * each)
-    return [*[None] * (len(texts) - count), *(shorten(text, level) for text in newest)]
+    fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _SHORTEST)
+    newest_texts = texts[len(texts) - fitting_count :]
+    longest = _longest_cut([len(text) for text in newest_texts], room - fitting_count * extra_each)
+    return [*[None] * (len(texts) - fitting_count), *(shorten(text, longest) for text in newest_texts)]
 
 
-def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
+def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) -> list[tuple[str, str]]:
     """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each pair costs `each` extra."""
-    least_lengths = [min(len(first), _LEAST) + min(len(second), _LEAST) for first, second in pairs]
-    count = _newest(least_lengths, room, each, 2 * _LEAST)
-    newest = pairs[len(pairs) - count :]
-    level = _level([len(text) for pair in newest for text in pair], room - count * each)
-    return [(shorten(first, level), shorten(second, level)) for first, second in newest]
+    least_lengths = [min(len(first), _SHORTEST) + min(len(second), _SHORTEST) for first, second in pairs]
+    fitting_count = _count_fitting(least_lengths, room, extra_each, 2 * _SHORTEST)
+    newest_pairs = pairs[len(pairs) - fitting_count :]
+    longest = _longest_cut([len(text) for pair in newest_pairs for text in pair], room - fitting_count * extra_each)
+    return [(shorten(first, longest), shorten(second, longest)) for first, second in newest_pairs]
 
 
-def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
+def _count_fitting(lengths: Sequence[int], room: int, extra_each: int, least_length: int) -> int:
     """The number of last texts that fit if each takes `each` plus at most `least` of its characters."""
     count = 0
     for length in reversed(lengths):
-        room -= each + min(length, least)
+        room -= extra_each + min(length, least_length)
         if room < 0:
             break
         count += 1
@@ -101,7 +101,7 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:length]}\n[{len(text) - length} characters left out]" if length > 0 else text[: max(0, limit)]
 
 
-def _level(lengths: Sequence[int], room: int) -> int:
+def _longest_cut(lengths: Sequence[int], room: int) -> int:
     """The greatest length at which texts can be cut so that all of them fit."""
     for index, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - index)
@@ -112,9 +112,9 @@ def _level(lengths: Sequence[int], room: int) -> int:
 
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.
-_LINE, _LINES = 600, 8
+_LONGEST_LINE, _MOST_LINES = 600, 8
 # Characters of the headings of an action and its result, and of the note that says how many are left out.
-_HEADINGS, _NOTE = 48, 60
+_HEADING_LENGTH, _NOTE_LENGTH = 48, 60
 
 
 # Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
@@ -134,20 +134,20 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
 
     `reason` says in our own words why the trajectory was chosen; the signal adds what was measured.
     """
-    words, sixth = sections("reflect"), window // 6
-    evidence = shorten(signal.evidence, sixth) if signal else ""
-    checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
+    phrases, sixth_window = sections("reflect"), window // 6
+    evidence = shorten(signal.evidence, sixth_window) if signal else ""
+    checks_text = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
     verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
-    verdict = shorten(f"{verdict}\n{checks}".strip(), sixth)
-    query = shorten(trajectory.task.query, sixth)
+    verdict = shorten(f"{verdict}\n{checks_text}".strip(), sixth_window)
+    query = shorten(trajectory.task.query, sixth_window)
     return prompt(
         "reflect",
         data_rule=sections("data")["rule"],
         reason=reason,
-        evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}\n" if evidence else "",
+        evidence=f"\n{fill(phrases['evidence'], evidence=data(evidence))}\n" if evidence else "",
         task=data(query),
         verdict=data(verdict),
-        record=data(_record(trajectory, window - len(evidence) - len(verdict) - len(query))),
+        record=data(_write_record(trajectory, window - len(evidence) - len(verdict) - len(query))),
     )
 
 
@@ -158,30 +158,30 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
     """
     return dataclasses.replace(
         context,
-        summary=_line(reflection.summary),
-        failure_cause=_line(reflection.failure_cause),
-        instability_pattern=_line(reflection.instability_pattern) or context.instability_pattern,
-        focus_patterns=_lines(reflection.focus_patterns) or context.focus_patterns,
-        objectives=_lines(reflection.objectives) or context.objectives,
-        do_not_repeat=tuple(dict.fromkeys((*context.do_not_repeat, *_lines(reflection.do_not_repeat)))),
+        summary=_one_line(reflection.summary),
+        failure_cause=_one_line(reflection.failure_cause),
+        instability_pattern=_one_line(reflection.instability_pattern) or context.instability_pattern,
+        focus_patterns=_distinct_lines(reflection.focus_patterns) or context.focus_patterns,
+        objectives=_distinct_lines(reflection.objectives) or context.objectives,
+        do_not_repeat=tuple(dict.fromkeys((*context.do_not_repeat, *_distinct_lines(reflection.do_not_repeat)))),
     )
 
 
-def _record(trajectory: Trajectory, room: int) -> str:
+def _write_record(trajectory: Trajectory, room: int) -> str:
     """The trajectory's actions and results in at most `room` characters; only the newest if room is too small."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
-    fitted_turns = fit_pairs(turns, room - _NOTE, _HEADINGS)
-    first = len(turns) - len(fitted_turns)
-    blocks = [f"[the first {first} actions are left out]"] if first else []
-    for index, (action, result) in enumerate(fitted_turns, start=first):
-        status = "worked" if trajectory.turns[index].observation.ok else "failed"
-        blocks.append(f"Action {index + 1}: {action}\nResult ({status}): {result}")
+    fitted_turns = fit_pairs(turns, room - _NOTE_LENGTH, _HEADING_LENGTH)
+    omitted_count = len(turns) - len(fitted_turns)
+    blocks = [f"[the first {omitted_count} actions are left out]"] if omitted_count else []
+    for turn_index, (action, result) in enumerate(fitted_turns, start=omitted_count):
+        status = "worked" if trajectory.turns[turn_index].observation.ok else "failed"
+        blocks.append(f"Action {turn_index + 1}: {action}\nResult ({status}): {result}")
     return "\n\n".join(blocks)
 
 
-def _line(text: str) -> str:
-    return shorten(" ".join(text.split()), _LINE)
+def _one_line(text: str) -> str:
+    return shorten(" ".join(text.split()), _LONGEST_LINE)
 
 
-def _lines(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for text in texts[:_LINES] if (line := _line(text))))
+def _distinct_lines(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for text in texts[:_MOST_LINES] if (line := _one_line(text))))
