@@ -78,20 +78,20 @@ class Evolutions:
         The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
-        factor = loop.admission.candidates if loop.admission else 1
-        episodes, find = self.directory.recall(range(state.last_evolution + 1, state.step + 1))
+        task_factor = loop.admission.candidates if loop.admission else 1
+        episodes, find_episode = self.directory.recall(range(state.last_evolution + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
-        kind = loop.kinds.get("forgetting")
-        keeps_scores = isinstance(getattr(kind, "__wrapped__", kind), signals.Forgetting)
+        forgetting_kind = loop.kinds.get("forgetting")
+        keeps_scores = isinstance(getattr(forgetting_kind, "__wrapped__", forgetting_kind), signals.Forgetting)
         inputs = EvolutionInputs(
             environment=loop.environment,
             explorer=loop.explorer,
             signals=state.pending,
             episodes=tuple(episodes),
-            find=find,
+            find=find_episode,
             popularity=loop.popularity,
-            contexts=loop.contexts * factor,
+            contexts=loop.contexts * task_factor,
             seed=seed,
             select=loop.select,
             visits=visits_of(episodes, state.memory["forgetting"] if keeps_scores else {}, loop.group_size),
@@ -108,7 +108,7 @@ class Evolutions:
                 loop.explorer,
                 loop.validate,
                 state.pool.__contains__,
-                budget=loop.budget * factor,
+                budget=loop.budget * task_factor,
                 per_context=loop.per_context,
                 seed=seed,
                 step=state.step,
@@ -118,8 +118,8 @@ class Evolutions:
             )
             if not synthesis.counts["expeditions"]:
                 environment_failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
-                idle = why_idle(loop.evolve, inputs, environment_failed=environment_failed, used_up=used_up)
-                synthesis = dataclasses.replace(synthesis, idle=idle)
+                idle_reason = why_idle(loop.evolve, inputs, environment_failed=environment_failed, used_up=used_up)
+                synthesis = dataclasses.replace(synthesis, idle=idle_reason)
             elif not synthesis.tasks:
                 _LOG.warning(
                     "step %d: %d expeditions found no task; commonest reasons: %s",
@@ -141,13 +141,13 @@ class Evolutions:
 
 def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
     """The part of a step's record in metrics.jsonl about the evolution that ran after `step`."""
-    origins = [task.origin for task in synthesis.tasks]
+    task_origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {
             "step": step,
             **synthesis.counts,
             **({"idle": synthesis.idle} if synthesis.idle else {}),
-            "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
+            "added": {task_origin: task_origins.count(task_origin) for task_origin in sorted(set(task_origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
             **({"probe": dict(synthesis.probe_cost)} if synthesis.probe_cost else {}),
         }

@@ -15,7 +15,7 @@ from cojax.signals.kinds import task_of
 from cojax.types import Group, Signal, Task
 
 # Keeps the random numbers of probes apart from those of training, whose seeds are one number shorter.
-_PROBE = 1
+_PROBE_SEED = 1
 
 
 class PlayedCount:
@@ -72,21 +72,21 @@ def _play_and_refill(
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups have been sampled, the run's episodes
     are used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, stop, prefix_memory=prefix_memory), 0
-    while (missing := _missing(loop, state, groups)) > 0:
-        refill += 1
+    groups, refill_number = _play_groups(loop, tasks, step, stop, prefix_memory=prefix_memory), 0
+    while (missing_count := _count_missing(loop, state, groups)) > 0:
+        refill_number += 1
         task_ids = {group.task.id for group in groups}
-        new_tasks = [task for task in draw_tasks(loop, state, step, refill) if task.id not in task_ids]
+        new_tasks = [task for task in draw_tasks(loop, state, step, refill_number) if task.id not in task_ids]
         if not new_tasks:
             break
-        groups += _play(loop, new_tasks[:missing], step, stop, prefix_memory=prefix_memory)
+        groups += _play_groups(loop, new_tasks[:missing_count], step, stop, prefix_memory=prefix_memory)
     return groups
 
 
-def _missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
+def _count_missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
     """How many more groups to sample; 0 or a negative number means none."""
-    missing = loop.batch_size - sum(group.live for group in groups)
-    return min(missing, min(loop.dynamic_sampling, groups_left(loop, state)) - len(groups))
+    missing_count = loop.batch_size - sum(group.live for group in groups)
+    return min(missing_count, min(loop.dynamic_sampling, groups_left(loop, state)) - len(groups))
 
 
 def groups_left(loop: Loop, state: State) -> int:
@@ -104,31 +104,31 @@ def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Seq
     With dynamic sampling a step learns only from live groups, so means are taken over those alone. The sizes are () if
     every batch is as large as this one.
     """
-    varying = loop.dynamic_sampling or loop.episodes or loop.environment_steps
-    sizes = [loop.group_size] * loop.batch_size if varying else ()
-    return [group for group in groups if group.live] if loop.dynamic_sampling else groups, sizes
+    sizes_vary = loop.dynamic_sampling or loop.episodes or loop.environment_steps
+    group_sizes = [loop.group_size] * loop.batch_size if sizes_vary else ()
+    return [group for group in groups if group.live] if loop.dynamic_sampling else groups, group_sizes
 
 
-def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Task, ...]:
+def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> tuple[Task, ...]:
     """Draws the tasks of a step; with `refill` above 0, those of the step's refill of that number.
 
     They depend only on the step's number and the pool, and with a curriculum also on past scores. A refill draws enough
     tasks that some of them are new. There are none once the run's episodes or environment steps are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
-    weight = (lambda id: task_weight(curriculum, scores.get(id, ()))) if curriculum else None
+    weigh = (lambda task_id: task_weight(curriculum, scores.get(task_id, ()))) if curriculum else None
     seed: tuple = (loop.seed, step - 1)
-    if refill:
-        count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill)
+    if refill_number:
+        count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill_number)
     else:
         count = min(loop.batch_size, groups_left(loop, state))
-    return state.pool.sample(count, seed, loop.fresh_fraction, weight)
+    return state.pool.sample(count, seed, loop.fresh_fraction, weigh)
 
 
 def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
     """Plays the episodes numbered `samples` of each task, with the weights that the engine holds."""
     with time_rollout(loop):
-        return _play(loop, tasks, step, lambda: False, samples)
+        return _play_groups(loop, tasks, step, lambda: False, samples)
 
 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
@@ -139,12 +139,12 @@ def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, sto
     """
     if not tasks:
         return []
-    actors = _actors(loop, tasks, {})
+    actors = _make_actors(loop, tasks, {})
     collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
-    return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
+    return collector.collect(tasks, seed=(loop.seed, step, _PROBE_SEED), label=f"probe{step}", stop=stop)
 
 
-def _play(
+def _play_groups(
     loop: Loop,
     tasks: Sequence[Task],
     step: int,
@@ -159,15 +159,15 @@ def _play(
     """
     if not tasks:
         return []
-    actors = _actors(loop, tasks, prefix_memory)
-    numbers = range(loop.group_size) if samples is None else samples
+    actors = _make_actors(loop, tasks, prefix_memory)
+    sample_numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
-        actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
+        actors, loop.environment, loop.limits, len(sample_numbers), loop.quorum, first_sample=sample_numbers.start
     )
     return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
 
 
-def _actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> PolicyActors:
+def _make_actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> PolicyActors:
     """Actors of the policy whose episodes begin with the prefixes that `loop.prefix` derives from `memory`."""
     prefixes = {task.id: loop.prefix(task, memory) for task in tasks}
     return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
@@ -181,7 +181,7 @@ def _copy_prefix_memory(loop: Loop, state: State) -> Mapping[str, Any]:
 @contextlib.contextmanager
 def time_rollout(loop: Loop) -> Iterator[None]:
     """Counts the engine's busy time within the block as generation, and the rest of the wall time as environment."""
-    busy = loop.engine.busy_seconds
+    busy_before = loop.engine.busy_seconds
     with loop.clock("environment"):
         yield
-    loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy)
+    loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy_before)

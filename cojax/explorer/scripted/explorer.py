@@ -33,9 +33,9 @@ from cojax.types import (
 )
 
 # The number of actions that a run may have beyond the longest draft wanted.
-_BEYOND = 2
+_EXTRA_ACTIONS = 2
 # The probability that a planned call uses a value from the last observation, if it can.
-_USES_OBSERVED = 0.9
+_OBSERVED_PROBABILITY = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Ending:
         if not self.tool:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
-        answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
+        answer_arguments = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
         final_observation = Observation((Message("tool", ""),), done=True)
-        for arguments in answers:
+        for arguments in answer_arguments:
             yield Triplet(Action(calls=(Call(self.tool, arguments),)), final_observation, step.run)
 
 
@@ -89,10 +89,10 @@ def words_of(text: str) -> set[str]:
     return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
 
-def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
+def draft_lengths(base_length: int, extra_lengths: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
     """Yields without end: `base` plus a random entry of `stretch`, clipped to 1 … `longest`."""
     while True:
-        yield min(longest, max(1, base + rng.choice(stretch)))
+        yield min(longest, max(1, base_length + rng.choice(extra_lengths)))
 
 
 def split_turns(window: Sequence[Triplet], probability: float, rng: random.Random) -> tuple[Triplet, ...]:
@@ -117,25 +117,25 @@ def windows(
     Each has the next length of `lengths`, or the nearest length left. Among windows of one length, those with a tool in
     focus come first.
     """
-    runs: dict[int, list[Triplet]] = {}
+    steps_by_run: dict[int, list[Triplet]] = {}
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
-            runs.setdefault(triplet.run, []).append(triplet)
-    minimum = Counter(least_calls)
-    every = (window for steps in runs.values() for window in _windows_of_run(steps))
-    matches = [w for w in every if not minimum or Counter(tool_of(step.action) for step in w) >= minimum]
+            steps_by_run.setdefault(triplet.run, []).append(triplet)
+    least_counts = Counter(least_calls)
+    all_windows = (window for steps in steps_by_run.values() for window in _windows_of_run(steps))
+    matches = [w for w in all_windows if not least_counts or Counter(tool_of(step.action) for step in w) >= least_counts]
     rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
     matches.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
-    by_length: dict[int, list[tuple[Triplet, ...]]] = {}
+    windows_by_length: dict[int, list[tuple[Triplet, ...]]] = {}
     for window in matches:
-        by_length.setdefault(len(window), []).append(window)
-    while by_length:
-        length = next(lengths)
-        nearest = min(by_length, key=lambda other: (abs(other - length), other))
-        yield by_length[nearest].pop()
-        if not by_length[nearest]:
-            del by_length[nearest]
+        windows_by_length.setdefault(len(window), []).append(window)
+    while windows_by_length:
+        wanted_length = next(lengths)
+        nearest_length = min(windows_by_length, key=lambda other: (abs(other - wanted_length), other))
+        yield windows_by_length[nearest_length].pop()
+        if not windows_by_length[nearest_length]:
+            del windows_by_length[nearest_length]
 
 
 def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
@@ -149,13 +149,13 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     closures: list[set[int]] = []  # each step with its sources, their sources, and so on
     for i, step_sources in enumerate(sources):
         closures.append({i}.union(*(closures[source] for source in step_sources)))
-    spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
+    index_spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
     for i in range(len(purposes)):
         indices: set[int] = set()
         for purpose in purposes[i:]:
             indices |= closures[purpose]
-            spans.add(tuple(sorted(indices)))
-    return [tuple(steps[i] for i in span) for span in sorted(spans)]
+            index_spans.add(tuple(sorted(indices)))
+    return [tuple(steps[i] for i in index_span) for index_span in sorted(index_spans)]
 
 
 def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
@@ -226,10 +226,10 @@ class ScriptedExplorer:
         seed: tuple,
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
-        start = dataclasses.replace(task, solution=())
+        start_task = dataclasses.replace(task, solution=())
         triplets: list[Triplet] = []
         failures: list[str] = []
-        steps = min(self.steps, self._most_actions(context) + _BEYOND)
+        most_turns = min(self.steps, self._most_actions(context) + _EXTRA_ACTIONS)
         tool_weight = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
@@ -237,7 +237,7 @@ class ScriptedExplorer:
                 actor = self._make_guided_run(environment, task, context, rng)
             else:
                 actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
-            trajectory = self.play(environment, start, actor, max_turns=steps)
+            trajectory = self.play(environment, start_task, actor, max_turns=most_turns)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
             else:
@@ -255,29 +255,29 @@ class ScriptedExplorer:
         least_calls = Counter(self._plan_of(context) if context and self.guidance[context.kind].whole else ())
         candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
         # A separate generator, so that `cut` does not change the other random numbers.
-        cuts = random.Random(repr(("cut", exploration.seed)))
+        cut_rng = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
         for steps in itertools.islice(candidates, self.tries * limit):
-            window = split_turns(steps, self.cut, cuts)
-            draft = self._draft(window, environment, task, ending)
+            window = split_turns(steps, self.cut, cut_rng)
+            draft = self._make_draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
                 yield draft
             if len(queries) == limit:
                 return
 
-    def _draft(
+    def _make_draft(
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The draft of a window: replays its actions from a fresh start and words them; None if either fails."""
         wordings = ((end_step, ask(environment.phrase, (*window, end_step))) for end_step in ending.after(window[-1]))
-        end_step, wording = next(((end_step, words) for end_step, words in wordings if words), (None, None))
+        end_step, wording = next(((end_step, phrase) for end_step, phrase in wordings if phrase), (None, None))
         if end_step is None or wording is None:
             return None
         actions = tuple(step.action for step in (*window, end_step))
         # The query determines how many turns the user takes.
-        start = dataclasses.replace(task, query=wording, solution=())
-        replay = self.play(environment, start, follow(actions), max_turns=len(actions))
+        start_task = dataclasses.replace(task, query=wording, solution=())
+        replay = self.play(environment, start_task, follow(actions), max_turns=len(actions))
         if replay.outcome != "finished" or not all(turn.observation.ok for turn in replay.turns):
             return None
         # The replay's observations may differ from those explored; the query must describe the replay's.
@@ -300,19 +300,19 @@ class ScriptedExplorer:
         documentation = tool_documentation(environment)
         # The trajectory may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in documentation]
-        nearby_tools = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
+        nearby_tools = {neighbour for tool in focus for neighbour in self.neighbours(tool)} - {*focus, self.ending}
 
-        def weight(tool: str) -> float:
+        def weigh(tool: str) -> float:
             return self.focus_weight if tool in focus else self.neighbour_weight if tool in nearby_tools else 1.0
 
         guidance = self.guidance[context.kind]
         preferred_tools = (*focus, *sorted(nearby_tools))
         plan: list[str] = []
         if preferred_tools and rng.random() < guidance.rehearse:
-            others = iter(lambda: rng.choices(preferred_tools, [weight(tool) for tool in preferred_tools])[0], None)
-            plan = vary(self._plan_of(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
+            picks = iter(lambda: rng.choices(preferred_tools, [weigh(tool) for tool in preferred_tools])[0], None)
+            plan = vary(self._plan_of(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
-            weight, rng, ending=self.ending, chase=self.chase, plan=plan, do_not_repeat={*context.do_not_repeat}
+            weigh, rng, ending=self.ending, chase=self.chase, plan=plan, do_not_repeat={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
@@ -359,15 +359,15 @@ class ExplorationRun:
     last_values: frozenset[str] = frozenset()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        possible = affordances(episode)
-        if not possible:
+        possible_actions = affordances(episode)
+        if not possible_actions:
             raise EnvironmentFailure(
                 "the episode offers no affordances; the scripted explorer needs some to choose from"
             )
-        options = [action for action in possible if tool_of(action) != self.ending] or list(possible)
-        # Names are compared first: signatures are expensive to build.
-        names = {line.partition("(")[0] for line in self.do_not_repeat}
-        options = [a for a in options if tool_of(a) not in names or signature(a) not in self.do_not_repeat] or options
+        options = [action for action in possible_actions if tool_of(action) != self.ending] or list(possible_actions)
+        # Tools are compared first: signatures are expensive to build.
+        tools = {line.partition("(")[0] for line in self.do_not_repeat}
+        options = [a for a in options if tool_of(a) not in tools or signature(a) not in self.do_not_repeat] or options
         # Before the first action the messages are the task's text, not an observation.
         words = {word for message in messages for word in words_of(message.content)} if self.last_values else set[str]()
         action = self._choose(options, words)
@@ -378,23 +378,23 @@ class ExplorationRun:
     def _choose(self, options: Sequence[Action], words: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
-            if matches := [action for action in options if tool_of(action) == tool]:
-                fitting_actions = mentioning(matches, words) if self.rng.random() < _USES_OBSERVED else []
-                return self.rng.choice(fitting_actions or matches)
+            if tool_actions := [action for action in options if tool_of(action) == tool]:
+                fitting_actions = mentioning(tool_actions, words) if self.rng.random() < _OBSERVED_PROBABILITY else []
+                return self.rng.choice(fitting_actions or tool_actions)
         candidates = mentioning(options, words) if self.rng.random() < self.chase else []
         if not candidates and self.rng.random() < self.chase / 2:
             candidates = mentioning(options, self.last_values)
-        return self._draw(candidates or options)
+        return self._draw_by_tool(candidates or options)
 
-    def _draw(self, options: Sequence[Action]) -> Action:
+    def _draw_by_tool(self, options: Sequence[Action]) -> Action:
         """Draws a tool by its weight, then any of its actions, so that tools with more arguments are no likelier."""
-        by_tool: dict[str, list[Action]] = {}
+        actions_by_tool: dict[str, list[Action]] = {}
         for action in options:
-            by_tool.setdefault(tool_of(action), []).append(action)
-        tools = list(by_tool)
+            actions_by_tool.setdefault(tool_of(action), []).append(action)
+        tools = list(actions_by_tool)
         weights = [self.weight(tool) for tool in tools]
         tool = self.rng.choices(tools, weights)[0] if any(weights) else self.rng.choice(tools)
-        return self.rng.choice(by_tool[tool])
+        return self.rng.choice(actions_by_tool[tool])
 
 
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
