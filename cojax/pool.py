@@ -29,9 +29,9 @@ class TaskPool:
     """
 
     _tasks: list[Task] = dataclasses.field(default_factory=list, repr=False, compare=False)
-    _index: dict[str, int] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _position_by_id: dict[str, int] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     _length: int = 0
-    _fresh: int = 0
+    _fresh_count: int = 0
 
     @classmethod
     def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> "TaskPool":
@@ -41,26 +41,26 @@ class TaskPool:
             return pool
         if not 0 <= fresh <= len(pool):
             raise ValueError(f"fresh is {fresh}; expected 0 to {len(pool)}, the number of tasks")
-        return dataclasses.replace(pool, _fresh=fresh)
+        return dataclasses.replace(pool, _fresh_count=fresh)
 
     def add(self, tasks: Iterable[Task]) -> "TaskPool":
         """A pool with these tasks appended, except those whose id it already has. This pool does not change."""
-        entries, index = self._tasks, self._index
-        if len(entries) > self._length:
+        tasks_in_order, position_by_id = self._tasks, self._position_by_id
+        if len(tasks_in_order) > self._length:
             # Another pool was made from this one, and the entries after ours belong to it.
-            entries = entries[: self._length]
-            index = {task.id: position for position, task in enumerate(entries)}
+            tasks_in_order = tasks_in_order[: self._length]
+            position_by_id = {task.id: position for position, task in enumerate(tasks_in_order)}
         for task in tasks:
-            if task.id not in index:
-                index[task.id] = len(entries)
-                entries.append(task)
-        new_count = len(entries) - self._length
-        return TaskPool(entries, index, len(entries), new_count or self._fresh)
+            if task.id not in position_by_id:
+                position_by_id[task.id] = len(tasks_in_order)
+                tasks_in_order.append(task)
+        new_count = len(tasks_in_order) - self._length
+        return TaskPool(tasks_in_order, position_by_id, len(tasks_in_order), new_count or self._fresh_count)
 
     @property
     def fresh(self) -> tuple[Task, ...]:
         """The tasks of the newest addition, additions of no task not counted."""
-        return tuple(self._tasks[self._length - self._fresh : self._length])
+        return tuple(self._tasks[self._length - self._fresh_count : self._length])
 
     def sample(
         self, count: int, seed: tuple, fresh_fraction: float = 0.0, weight: Callable[[str], float] | None = None
@@ -81,12 +81,12 @@ class TaskPool:
             raise ValueError(f"fresh_fraction is {fresh_fraction}; expected a share from 0 to 1")
         rng = random.Random(repr(("sample", seed)))
         count = min(count, self._length)
-        newest = range(self._length - self._fresh, self._length)
-        positions = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
+        newest_positions = range(self._length - self._fresh_count, self._length)
+        positions = rng.sample(newest_positions, min(round(count * fresh_fraction), len(newest_positions)))
         fresh_positions = set(positions)
         draws = rng.sample(range(self._length), count) if weight is None else self._draw_weighted(count, rng, weight)
-        others = [position for position in draws if position not in fresh_positions]
-        positions += others[: count - len(positions)]
+        other_positions = [position for position in draws if position not in fresh_positions]
+        positions += other_positions[: count - len(positions)]
         rng.shuffle(positions)
         return tuple(self._tasks[position] for position in positions)
 
@@ -96,21 +96,21 @@ class TaskPool:
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
         Spirakis 2006).
         """
-        times = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
-        return [position for _, position in heapq.nsmallest(count, times)]
+        waiting_times = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
+        return [position for _, position in heapq.nsmallest(count, waiting_times)]
 
     def since(self, position: int) -> Iterator[Task]:
         """The tasks from this position on, in the order of their arrival; costs O(tasks returned)."""
-        return (self._tasks[index] for index in range(position, self._length))
+        return (self._tasks[i] for i in range(position, self._length))
 
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""
         if id not in self:
             raise KeyError(f"task {id!r} is not among the {self._length} tasks of the pool")
-        return self._tasks[self._index[id]]
+        return self._tasks[self._position_by_id[id]]
 
     def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and self._index.get(id, self._length) < self._length
+        return isinstance(id, str) and self._position_by_id.get(id, self._length) < self._length
 
     def __len__(self) -> int:
         return self._length
@@ -126,14 +126,14 @@ def task_record(task: Task) -> dict[str, Any]:
 
 def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task:
     """The task of a record of tasks.jsonl. Raises ValueError if the id does not match the content."""
-    where = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
+    place = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
     try:
         task = from_json(Task, {name: value for name, value in record.items() if name != "id"})
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{where}: not a task: {error}. Restore the file, or begin a new run.") from error
+        raise ValueError(f"{place}: not a task: {error}. Restore the file, or begin a new run.") from error
     if record.get("id") != task.id:
         raise ValueError(
-            f"{where}: id {record.get('id')!r}, but its content hashes to {task.id!r}: the line was edited or damaged. "
+            f"{place}: id {record.get('id')!r}, but its content hashes to {task.id!r}: the line was edited or damaged. "
             "Restore the file, or begin a new run."
         )
     return task
@@ -151,8 +151,8 @@ def learnability(scores: Sequence[float], *, prior: Annotated[float, Range(0.0, 
     2408.15099). `prior` is a of Beta(a, a), uniform at a = 1: a task never seen has the largest weight, 1/4, and a task
     always solved or always failed is still drawn.
     """
-    p = (prior + sum(scores)) / (2.0 * prior + len(scores))
-    return p * (1.0 - p)
+    success_rate = (prior + sum(scores)) / (2.0 * prior + len(scores))
+    return success_rate * (1.0 - success_rate)
 
 
 def unmastered(
@@ -194,6 +194,6 @@ class RecentScores:
         changes: dict[str, Any] = {}
         for group in groups:
             if group.valid:
-                id = group.task.id
-                changes[id] = [*changes.get(id, memory.get(id, [])), group.score][-self.window :]
+                task_id = group.task.id
+                changes[task_id] = [*changes.get(task_id, memory.get(task_id, [])), group.score][-self.window :]
         return changes, []

@@ -39,14 +39,14 @@ def score(groups: Sequence[Group]) -> Score:
     means = [group.score for group in groups if group.valid]
     if not means:
         raise ValueError("no valid episode to score; see the outcomes in run.log for why all were lost")
-    partial = [sum(t.partial for t in group.valid) / len(group.valid) for group in groups if group.valid]
-    mean = sum(means) / len(means)
-    variance = sum((m - mean) ** 2 for m in means) / max(1, len(means) - 1)
+    partial_means = [sum(t.partial for t in group.valid) / len(group.valid) for group in groups if group.valid]
+    mean_reward = sum(means) / len(means)
+    variance = sum((task_mean - mean_reward) ** 2 for task_mean in means) / max(1, len(means) - 1)
     trajectories = [t for group in groups for t in group.trajectories]
     return Score(
-        success=mean,
+        success=mean_reward,
         error=math.sqrt(variance / len(means)),
-        partial=sum(partial) / len(partial),
+        partial=sum(partial_means) / len(partial_means),
         tasks=len(means),
         outcomes=count_outcomes(trajectories),
         lost=sum(not t.valid for t in trajectories) / len(trajectories),
@@ -86,8 +86,8 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
 
 def average_at_k(groups: Sequence[Group]) -> Estimate:
     """avg@k: the mean over tasks of the mean reward of their valid episodes. A task without one is left out."""
-    valid = [group for group in groups if group.valid]
-    return estimate([group.score for group in valid], sum(len(group.valid) for group in valid))
+    valid_groups = [group for group in groups if group.valid]
+    return estimate([group.score for group in valid_groups], sum(len(group.valid) for group in valid_groups))
 
 
 def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
@@ -105,7 +105,7 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 
     A task of several kinds counts in each. Names are sorted. Raises ValueError for a task whose setup has no such key.
     """
-    return {name: figures["success"] for name, figures in success_by_kind(groups, kinds_by(key)).items()}
+    return {kind: figures["success"] for kind, figures in success_by_kind(groups, kinds_by(key)).items()}
 
 
 def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
@@ -117,8 +117,8 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
                 f"task {task.id} has no {key!r} in its setup to score it by; it has "
                 f"{', '.join(sorted(task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
             )
-        value = task.setup[key]
-        return {value} if isinstance(value, str) else set(value)
+        kind_names = task.setup[key]
+        return {kind_names} if isinstance(kind_names, str) else set(kind_names)
 
     return kinds
 
@@ -127,10 +127,10 @@ def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[st
     """For each kind of task, sorted: avg@k as `success`, and the number of its `tasks` that have a valid episode."""
     means: dict[str, list[float]] = {}
     for group in groups:
-        for name in kinds(group.task):
+        for kind in kinds(group.task):
             if group.valid:
-                means.setdefault(name, []).append(group.score)
-    return {name: {"success": _mean(scores), "tasks": len(scores)} for name, scores in sorted(means.items())}
+                means.setdefault(kind, []).append(group.score)
+    return {kind: {"success": _mean(scores), "tasks": len(scores)} for kind, scores in sorted(means.items())}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -154,14 +154,14 @@ def describe(
     each kind. Raises ValueError if every episode was lost.
     """
     split_score = score(groups)
-    valid = [trajectory for group in groups for trajectory in group.valid]
+    valid_episodes = [trajectory for group in groups for trajectory in group.valid]
     ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
     return {
         **dataclasses.asdict(split_score),
-        "episodes": len(valid),
-        "lost": sum(len(group.trajectories) for group in groups) - len(valid),
+        "episodes": len(valid_episodes),
+        "lost": sum(len(group.trajectories) for group in groups) - len(valid_episodes),
         "bounds": list(split_score.bounds),
-        "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
+        "turns": sum(len(trajectory.turns) for trajectory in valid_episodes) / len(valid_episodes),
         "avg_at_k": average_at_k(groups),
         "pass_at_k": {str(k): chance for k in ks if (chance := mean_pass_at_k(groups, k))},
         "by": success_by_kind(groups, kinds),

@@ -32,8 +32,8 @@ def end_step(
         return state
     observe(with_scores(loop, state, record))
     state = dataclasses.replace(state, record=None)
-    last = state.step == loop.steps
-    if state.step % loop.checkpoint_every == 0 or last or evolutions.is_due_beside(state) or evolutions.stop():
+    is_last = state.step == loop.steps
+    if state.step % loop.checkpoint_every == 0 or is_last or evolutions.is_due_beside(state) or evolutions.stop():
         save(loop, state, directory)
     return state
 
@@ -51,15 +51,15 @@ def step_record(
     It is made from the step's `groups`, the signals in them, the learner's `metrics`, and the `syntheses` of
     evolutions that ran in parallel with the step. It depends only on the seed, and holds no times.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     record: dict[str, Any] = {
         "step": state.step,
-        **_means(loop, groups, metrics),
-        "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
+        **_mean_figures(loop, groups, metrics),
+        "tokens_sampled": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
-        "origins": _origins(groups),
+        "origins": _count_by_origin(groups),
         **({"replayed": _count_replayed(groups)} if "prefixes" in loop.detectors else {}),
         "signals": {kind: sum(s.kind == kind for s in new_signals) for kind in signals.kind_names(loop.kinds)},
         **metrics,
@@ -69,24 +69,24 @@ def step_record(
     return record
 
 
-def _means(loop: Loop, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
+def _mean_figures(loop: Loop, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
     """Means over the groups' valid episodes, and the share of live groups; empty if no episode is valid.
 
     Zeros would make the policy look as if it had forgotten everything once the run's episodes are used up.
     """
-    valid = [t for group in groups for t in group.valid]
-    if not valid:
+    valid_episodes = [episode for group in groups for episode in group.valid]
+    if not valid_episodes:
         return {}
     return {
-        "success": sum(t.reward >= 1.0 for t in valid) / len(valid),
-        "reward": sum(t.reward for t in valid) / len(valid),
-        "partial": sum(t.partial for t in valid) / len(valid),
-        "turns": sum(len(t.turns) for t in valid) / len(valid),
+        "success": sum(episode.reward >= 1.0 for episode in valid_episodes) / len(valid_episodes),
+        "reward": sum(episode.reward for episode in valid_episodes) / len(valid_episodes),
+        "partial": sum(episode.partial for episode in valid_episodes) / len(valid_episodes),
+        "turns": sum(len(episode.turns) for episode in valid_episodes) / len(valid_episodes),
         "live_groups": metrics["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else metrics["groups"]),
     }
 
 
-def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
+def _count_by_origin(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
     """Counts, for each origin of tasks, the groups with at least two valid episodes, and the live groups."""
     counts_by_origin: dict[str, dict[str, int]] = {}
     for group in groups:
@@ -99,8 +99,8 @@ def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
 
 def _count_replayed(groups: Sequence[Group]) -> dict[str, float]:
     """The number of groups whose episodes began with replayed actions, and the mean number of these actions."""
-    lengths = [length for group in groups if group.valid and (length := group.valid[0].replayed)]
-    return {"groups": len(lengths), "actions": sum(lengths) / max(1, len(lengths))}
+    prefix_lengths = [prefix_length for group in groups if group.valid and (prefix_length := group.valid[0].replayed)]
+    return {"groups": len(prefix_lengths), "actions": sum(prefix_lengths) / max(1, len(prefix_lengths))}
 
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +117,10 @@ def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str
 def save(loop: Loop, state: State, directory: "RunDirectory") -> None:
     """Checkpoints the state."""
     with loop.clock("checkpoint"):
-        host = {
+        host_state = {
             "evolved": state.last_evolution,
             "fresh": len(state.pool.fresh),
             "clock": loop.clock.state(),
             "record": state.record,
         }
-        directory.save(state.step, state.arrays, host, state.waiting)
+        directory.save(state.step, state.arrays, host_state, state.waiting)

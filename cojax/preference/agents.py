@@ -33,31 +33,31 @@ def pairs_of_failures(own: Sequence[Failure], other: Sequence[Failure], margin: 
 def agent_pairs(
     settings: RoundsSettings,
     experts: Mapping[str, Sequence[Trajectory]],
-    own: Sequence[Group],
-    other: Sequence[Group],
+    own_groups: Sequence[Group],
+    other_groups: Sequence[Group],
     seed: Seed,
 ) -> dict[str, list[Pair]]:
-    """Kind (one of KINDS) → the pairs that one agent learns from. It played the groups `own`, the other agent `other`.
+    """Kind (one of KINDS) → the pairs that one agent learns from. It played `own_groups`, the other `other_groups`.
 
     `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
     An expert that this agent did not play must be marked by `mark_unsampled`. A kind of weight 0 has no pairs.
     """
-    mine, theirs = failures_of(own), failures_of(other)
-    ids = {failure.trajectory.episode for failure in theirs}
-    dpo, _ = coefficients(settings)
-    scales = {kind: dpo * weight for kind, weight in weights(settings).items()}
+    own_failures, other_failures = failures_of(own_groups), failures_of(other_groups)
+    other_ids = {failure.trajectory.episode for failure in other_failures}
+    all_failures = [*own_failures, *other_failures]
+    scales = {kind: coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
     pairs: dict[str, list[Pair]] = {kind: [] for kind in scales}
-    for kind, failures in (("own", mine), ("other", theirs)):
+    for kind, failures in (("own", own_failures), ("other", other_failures)):
         for failure in failures if scales[kind] else ():
             worse = failure.trajectory if kind == "own" else mark_unsampled(failure.trajectory)
             if task_experts := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
                 # Drops the turns beyond `extra_turns` more than the expert has.
-                cut = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
-                pairs[kind].append(Pair(better, cut, scales[kind]))
+                cut_worse = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
+                pairs[kind].append(Pair(better, cut_worse, scales[kind]))
     if scales["failures"]:
         pairs["failures"] = failure_pairs(
-            [*mine, *theirs], settings.margin, seed, scales["failures"], played_by_other=lambda t: t.episode in ids
+            all_failures, settings.margin, seed, scales["failures"], played_by_other=lambda t: t.episode in other_ids
         )
     return pairs
 
@@ -112,13 +112,13 @@ class SolutionActors:
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of a session, whose name is an episode's id and the number of its attempt."""
         actions = self.solutions[task_of(session)]
-        turns = itertools.count()
+        turn_indices = itertools.count()
 
         def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            if (number := next(turns)) == len(actions):
+            if (turn_index := next(turn_indices)) == len(actions):
                 raise OutOfContext
-            prompt = self.chat.extend(messages, True) if number else self.chat.open(messages, ask(episode.tools))
-            action = actions[number]
+            prompt = self.chat.extend(messages, True) if turn_index else self.chat.open(messages, ask(episode.tools))
+            action = actions[turn_index]
             if action.calls:
                 action = dataclasses.replace(action, text=self.chat.write(action.calls))
             tokens = self.chat.encode_action(action)

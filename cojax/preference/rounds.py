@@ -21,7 +21,7 @@ from cojax.types import Group, Signal, Task, Trajectory, signature
 # Metrics of the second agent's learning that are recorded.
 _SECOND_METRICS = ("loss", "grad_norm", "updates", "pairs")
 # The number of nearest neighbours in SR@k, and the most failures that it compares.
-_K, _MOST = 5, 2_000
+_NEIGHBOURS, _MOST_FAILURES = 5, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,21 @@ class Rounds:
 
         The engine must hold the target's weights when this is called. Afterwards it rests until the next `load`.
         """
-        loop, size = self.loop, self.loop.group_size
-        own = size - others(self.settings, size)
-        second: Sequence[Group] = ()
-        target = play_tasks(loop, tasks, step, range(own)) if self.method.plays else ()
+        loop, group_size = self.loop, self.loop.group_size
+        target_count = group_size - others(self.settings, group_size)
+        second_groups: Sequence[Group] = ()
+        target_groups = play_tasks(loop, tasks, step, range(target_count)) if self.method.plays else ()
         if state.second is not None:
             self.load(state.second, step, second=True)
-            second = play_tasks(loop, tasks, step, range(own, size))
+            second_groups = play_tasks(loop, tasks, step, range(target_count, group_size))
         with loop.clock("sync"):
             loop.engine.rest()
         if state.second is None:
-            return Rollouts(target)
+            return Rollouts(target_groups)
         with loop.clock("update"):
-            valid = [trajectory for group in second for trajectory in group.valid if trajectory.turns]
+            valid = [trajectory for group in second_groups for trajectory in group.valid if trajectory.turns]
             distance = mean_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size) if valid else None
-        return Rollouts(target, second, distance)
+        return Rollouts(target_groups, second_groups, distance)
 
     def learn_target(
         self, state: State, solutions: Mapping[str, Trajectory], rollouts: Rollouts, step: int
@@ -105,8 +105,8 @@ class Rounds:
         settings, seed = self.settings, (*self._seed(step), "second")
         with self.loop.clock("update"):
             if settings.agent == "failure":
-                own, other = failures_of(rollouts.second), failures_of(rollouts.target)
-                pairs = agents.pairs_of_failures(own, other, settings.margin, seed)
+                own_failures, other_failures = failures_of(rollouts.second), failures_of(rollouts.target)
+                pairs = agents.pairs_of_failures(own_failures, other_failures, settings.margin, seed)
             else:
                 experts = agents.experts_by_task(settings, solutions, rollouts.second, rollouts.target)
                 by_kind = agents.agent_pairs(settings, experts, rollouts.second, rollouts.target, self._seed(step))
@@ -135,17 +135,17 @@ class Rounds:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         record = step_record(self.loop, state, rollouts.target, new_signals, metrics, ())
         hard = self.settings.hard
-        by_agent = {"target": measures_of(rollouts.target, hard)} if self.method.plays else {}
+        figures_by_agent = {"target": measures_of(rollouts.target, hard)} if self.method.plays else {}
         if state.second is not None:
-            learning = {name: value for name, value in second_metrics.items() if name in _SECOND_METRICS}
-            distance = {} if rollouts.distance is None else {"distance": rollouts.distance}
-            by_agent["second"] = {**measures_of(rollouts.second, hard), **distance, **learning}
+            learning_figures = {name: value for name, value in second_metrics.items() if name in _SECOND_METRICS}
+            distance_figure = {} if rollouts.distance is None else {"distance": rollouts.distance}
+            figures_by_agent["second"] = {**measures_of(rollouts.second, hard), **distance_figure, **learning_figures}
         return {
             **record,
             "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
             "tokens_trained": metrics["tokens_trained"] + second_metrics.get("tokens_trained", 0.0),
             "outcomes": count_outcomes(trajectories),
-            "preference": {"examples": dict(examples), **by_agent},
+            "preference": {"examples": dict(examples), **figures_by_agent},
         }
 
     def _learn(
@@ -171,23 +171,23 @@ def measures_of(groups: Sequence[Group], hard: float) -> dict[str, Any]:
 
     A mean over no episodes is left out.
     """
-    valid = [trajectory for group in groups for trajectory in group.valid]
-    failures = [trajectory for trajectory in valid if trajectory.reward < 1.0]
+    valid_episodes = [trajectory for group in groups for trajectory in group.valid]
+    failures = [trajectory for trajectory in valid_episodes if trajectory.reward < 1.0]
     measures: dict[str, Any] = {
-        "episodes": len(valid),
+        "episodes": len(valid_episodes),
         "failures": len(failures),
         "hard": sum(trajectory.partial >= hard for trajectory in failures),
     }
-    if valid:
-        measures["success"] = 1.0 - len(failures) / len(valid)
-        measures["partial"] = sum(trajectory.partial for trajectory in valid) / len(valid)
-        measures["turns"] = sum(len(trajectory.turns) for trajectory in valid) / len(valid)
+    if valid_episodes:
+        measures["success"] = 1.0 - len(failures) / len(valid_episodes)
+        measures["partial"] = sum(trajectory.partial for trajectory in valid_episodes) / len(valid_episodes)
+        measures["turns"] = sum(len(trajectory.turns) for trajectory in valid_episodes) / len(valid_episodes)
     if failures:
         measures["distinct"] = len({(t.task.id, _actions(t)) for t in failures}) / len(failures)
         measures["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
     if len(failures) > 1:
-        texts = [_actions(trajectory) for trajectory in failures[:_MOST]]
-        measures["sr_at_k"] = round(neighbour_similarity(hashed_ngrams()(texts), _K) or 0.0, 6)
+        action_texts = [_actions(trajectory) for trajectory in failures[:_MOST_FAILURES]]
+        measures["sr_at_k"] = round(neighbour_similarity(hashed_ngrams()(action_texts), _NEIGHBOURS) or 0.0, 6)
     return measures
 
 

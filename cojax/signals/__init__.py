@@ -57,7 +57,7 @@ class SignalKind(Detector, Protocol):
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 # Origins of tasks, which no signal may have as its name.
-_RESERVED = ("seed", "trajectory", *PLANNED)
+_RESERVED_NAMES = ("seed", "trajectory", *PLANNED)
 
 
 def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
@@ -65,14 +65,14 @@ def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
 
     `reserved_names` lists names that it must not have, in addition to the origins of tasks.
     """
-    names = sorted({*_RESERVED, *reserved_names})
+    banned_names = sorted({*_RESERVED_NAMES, *reserved_names})
     members = ("name", "colour", "guidance", "confidence", "init", "update")
     if missing := [member for member in members if not hasattr(kind, member)]:
         raise ValueError(
             f"a {type(kind).__name__} is not a signal: it lacks {', '.join(missing)}; a signal has {', '.join(members)}"
         )
-    if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in names:
-        raise ValueError(f"its name is {kind.name!r}; expected a lower-case word other than {', '.join(names)}")
+    if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in banned_names:
+        raise ValueError(f"its name is {kind.name!r}; expected a lower-case word other than {', '.join(banned_names)}")
     if not re.fullmatch(r"#[0-9a-fA-F]{6}", str(kind.colour)):
         raise ValueError(f"its colour is {kind.colour!r}; expected one like #d6504b")
     if not isinstance(kind.guidance, Guidance):

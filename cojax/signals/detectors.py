@@ -17,10 +17,10 @@ from cojax.types import Group, Signal, Trajectory
 
 # Confidence treats a task as at the boundary if its success rate is between these, and as unsolvable below the first.
 # No detector reads them.
-_LOW, _HIGH = 0.1, 0.9
+_LOW_RATE, _HIGH_RATE = 0.1, 0.9
 # The key of N in the memory of `Rare`; no tool name has brackets.
 _TOTAL = "(all)"
-_THEN = " > "
+_SEPARATOR = " > "
 # Task id → score of each of its last visits, oldest first. An evolution reads it too (cojax/loop/evolution.py).
 Scores = dict[str, list[float]]
 
@@ -51,16 +51,16 @@ class Forgetting:
         for group in groups:
             if not group.valid:
                 continue
-            name, now = group.task.id, group.score
-            recent = changes.get(name, memory.get(name, []))
+            task_id, current_score = group.task.id, group.score
+            recent = changes.get(task_id, memory.get(task_id, []))
             visits_ago = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
-            if visits_ago and now < self.threshold:
-                when = "1 visit" if visits_ago[0] == 1 else f"{visits_ago[0]} visits"
-                evidence = f"solved {when} ago at {recent[-visits_ago[0]]:.2f}, now {now:.2f}"
-                failures = (t for t in group.valid if t.reward < self.threshold)
+            if visits_ago and current_score < self.threshold:
+                visits_text = "1 visit" if visits_ago[0] == 1 else f"{visits_ago[0]} visits"
+                evidence = f"solved {visits_text} ago at {recent[-visits_ago[0]]:.2f}, now {current_score:.2f}"
+                failures = (trajectory for trajectory in group.valid if trajectory.reward < self.threshold)
                 signals += signals_on(self.name, group, failures, self.threshold, evidence)
             # Recorded last, so that no visit is compared with itself.
-            changes[name] = [*recent, now][-self.window :]
+            changes[task_id] = [*recent, current_score][-self.window :]
         return changes, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
@@ -101,7 +101,7 @@ class Boundary:
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
         """P(0.1 < p < 0.9), with p the task's success rate."""
-        return above(_LOW, visits) - above(_HIGH, visits)
+        return above(_LOW_RATE, visits) - above(_HIGH_RATE, visits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Rare:
         trajectory_patterns = [(trajectory, patterns) for trajectory, patterns in pairs if patterns]
         occurrences = Counter(pattern for _, patterns in trajectory_patterns for pattern in patterns)
         total = memory.get(_TOTAL, 0) + occurrences.total()
-        counts = {pattern: memory.get(pattern, 0) + times for pattern, times in occurrences.items()} | {_TOTAL: total}
+        counts = {pattern: memory.get(pattern, 0) + count for pattern, count in occurrences.items()} | {_TOTAL: total}
         if total < self.minimum:
             return counts, []
         signals = []
@@ -144,18 +144,18 @@ class Rare:
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
         """P(p ≥ 0.1): a rare pattern of a task that is never solved is noise of an untrained policy."""
-        return above(_LOW, visits)
+        return above(_LOW_RATE, visits)
 
     def patterns(self, trajectory: Trajectory) -> list[str]:
         """The trajectory's patterns, each as often as it occurs."""
-        names = tools_called(trajectory, failed=self.failed)
-        if not names:
+        tool_names = tools_called(trajectory, failed=self.failed)
+        if not tool_names:
             return []
-        if isinstance(self.pattern, str) or len(names) <= self.pattern:
-            return [_THEN.join(names)]
-        return [_THEN.join(names[i : i + self.pattern]) for i in range(len(names) - self.pattern + 1)]
+        if isinstance(self.pattern, str) or len(tool_names) <= self.pattern:
+            return [_SEPARATOR.join(tool_names)]
+        return [_SEPARATOR.join(tool_names[i : i + self.pattern]) for i in range(len(tool_names) - self.pattern + 1)]
 
     def _signal(self, trajectory: Trajectory, pattern: str, count: int, total: int) -> Signal:
         evidence = f"{pattern}: {count} of {total} patterns ({count / total:.2%}, below {self.percent:g}%)"
-        tools = tuple(dict.fromkeys(pattern.split(_THEN)))
+        tools = tuple(dict.fromkeys(pattern.split(_SEPARATOR)))
         return Signal(self.name, trajectory.task.id, trajectory.episode, evidence, tools)

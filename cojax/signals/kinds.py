@@ -47,10 +47,10 @@ class Guidance:
             raise ValueError(f"guidance: the only field of an objective is {{tools}}, found {error}") from error
 
 
-_TEXTS = tomllib.loads(Path(__file__).with_name("guidance.toml").read_text())
+_GUIDANCE_TEXTS = tomllib.loads(Path(__file__).with_name("guidance.toml").read_text())
 # Kind of context → its guidance.
 GUIDANCE: Mapping[str, Guidance] = {
-    kind: Guidance(**{**texts, "objectives": tuple(texts["objectives"])}) for kind, texts in _TEXTS.items()
+    kind: Guidance(**{**texts, "objectives": tuple(texts["objectives"])}) for kind, texts in _GUIDANCE_TEXTS.items()
 }
 TRAJECTORY = GUIDANCE["trajectory"]
 # The kind of a context with a plan, unless it has another kind of those in PLANNED.
@@ -75,8 +75,8 @@ def above(rate: float, visits: Sequence[Visit]) -> float:
 
 def step_of(episode: str) -> int:
     """The step of an episode id STEP-TASK-SAMPLE; 0 for an id of another form."""
-    head = episode.partition("-")[0]
-    return int(head) if head.isdecimal() and len(head) < 10 else 0
+    step_text = episode.partition("-")[0]
+    return int(step_text) if step_text.isdecimal() and len(step_text) < 10 else 0
 
 
 def task_of(name: str) -> str:

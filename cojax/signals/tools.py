@@ -42,10 +42,10 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
     failures = [trajectory for trajectory in group.valid if trajectory.reward <= threshold]
     if not successes or not failures:
         return ()
-    in_successes, in_failures = _users(successes), _users(failures)
+    success_users, failure_users = _count_users(successes), _count_users(failures)
     difference = {
-        tool: abs(in_successes[tool] / len(successes) - in_failures[tool] / len(failures))
-        for tool in in_successes.keys() | in_failures.keys()
+        tool: abs(success_users[tool] / len(successes) - failure_users[tool] / len(failures))
+        for tool in success_users.keys() | failure_users.keys()
     }
     tools = [tool for tool in difference if difference[tool] >= _LEAST_DIFFERENCE]
     return tuple(sorted(tools, key=lambda tool: (-difference[tool], tool)))
@@ -70,7 +70,7 @@ def signals_on(
     ]
 
 
-def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:
+def _count_users(trajectories: Iterable[Trajectory]) -> Counter[str]:
     """For each tool, how many of the trajectories called it."""
     return Counter(tool for trajectory in trajectories for tool in set(tools_called(trajectory)))
 

@@ -127,11 +127,9 @@ class ChatModelActor:
         # Hints are written as calls; they do not help if actions are free text.
         hint_count = 0 if self.writes_text else self.hints
         hints = sample_hints(episode, hint_count, self.seed) if hint_count else []
-        hint_lines = [
-            hint for hint in prompting.fit_texts(hints[::-1], self.window // _PER_HINT, 3) if hint is not None
-        ]
+        hint_list = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _PER_HINT, 3) if hint is not None]
         opening = prompting.shorten(opening, self.window // _PER_OPENING)
-        hint_text = prompting.bullets(hint_lines[::-1]) if hint_lines else ""
+        hint_text = prompting.bullets(hint_list[::-1]) if hint_list else ""
         self.room = self.window - self.untrusted_length - len(opening) - len(hint_text)
         phrases = prompting.sections(self.prompt)
         opening_text = prompting.fill(phrases.get("opening", "{{opening}}"), opening=prompting.data(opening))
