@@ -28,7 +28,7 @@ from cojax.storage.files import StorageError, explain, explain_reading, is_numbe
 
 LOG = logging.getLogger(__name__)
 # Names of folders that are about to become a step, and of steps that are about to be removed.
-_PASSING = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
+_PASSING_FOLDER = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
 
 
 @functools.cache
@@ -74,29 +74,29 @@ class Checkpointer:
         StorageError if the disk refuses; older checkpoints are then untouched.
         """
         folder = self.folder.absolute()
-        temporary, final = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
+        temporary_folder, step_folder = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            temporary.mkdir()
+            temporary_folder.mkdir()
             save, _ = self.array_files
-            save(temporary / "arrays", arrays)
-            sync_tree(temporary)
-            record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
-            write_json(temporary / "host.json", with_checksum(record))
-            if final.exists():
+            save(temporary_folder / "arrays", arrays)
+            sync_tree(temporary_folder)
+            host_record = {"step": step, "host": host, "files": _list_files(temporary_folder / "arrays")}
+            write_json(temporary_folder / "host.json", with_checksum(host_record))
+            if step_folder.exists():
                 # A directory cannot replace one that is not empty: the old one is renamed, and the sweep removes it.
-                final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
-            temporary.rename(final)
+                step_folder.rename(folder / f".{step}.{os.getpid()}.old.tmp")
+            temporary_folder.rename(step_folder)
             sync_folder(folder)
             # A later step can only be one that was damaged and skipped: the run is writing it again.
-            for old in set(self.steps()) - set(self.steps_to_keep(step)):
-                shutil.rmtree(folder / str(old))
+            for old_step in set(self.steps()) - set(self.steps_to_keep(step)):
+                shutil.rmtree(folder / str(old_step))
             self._sweep()
         except Exception as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if (cause := disk_error(error)) is not None:
-                raise explain(cause, final) from error
+            shutil.rmtree(temporary_folder, ignore_errors=True)
+            if (disk_failure := disk_error(error)) is not None:
+                raise explain(disk_failure, step_folder) from error
             raise
 
     def newest(self) -> SoundCheckpoint | None:
@@ -109,13 +109,13 @@ class Checkpointer:
         for step in reversed(steps):
             folder = self.folder.absolute() / str(step)
             try:
-                host = _verified_host(folder)
+                host_state = _verify_host(folder)
             except PermissionError as error:
                 raise explain_reading(error, folder) from error
-            except _DAMAGE as error:
-                faults.append(f"checkpoint {folder} is damaged and skipped: {_reason(error)}")
+            except _DAMAGE_ERRORS as error:
+                faults.append(f"checkpoint {folder} is damaged and skipped: {_reason_of(error)}")
                 continue
-            return step, host, tuple(faults)
+            return step, host_state, tuple(faults)
         if steps:
             raise CheckpointError(
                 f"no usable checkpoint in {self.folder}: all of {steps} are damaged, the newest: "
@@ -126,18 +126,18 @@ class Checkpointer:
     def arrays(self, step: int, like: Any) -> Any:
         """The arrays of a sound step. Raises CheckpointError if they do not fit `like`."""
         folder = self.folder.absolute() / str(step)
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        shapes, target = _shapes(outlines(reader_of_arrays(), folder / "arrays")), _shapes(abstract)
-        if different := sorted(name for name in shapes.keys() | target.keys() if shapes.get(name) != target.get(name)):
-            name = different[0]
+        target_outlines = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        shapes, target = _shapes_of(outlines(reader_of_arrays(), folder / "arrays")), _shapes_of(target_outlines)
+        if paths := sorted(path for path in shapes.keys() | target.keys() if shapes.get(path) != target.get(path)):
+            path = paths[0]
             raise CheckpointError(
-                f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
-                f"found {shapes.get(name, 'none')}, expected {target.get(name, 'none')}. "
+                f"checkpoint {folder} does not fit the model: {len(paths)} arrays differ, first {path}: "
+                f"found {shapes.get(path, 'none')}, expected {target.get(path, 'none')}. "
                 "Use the configuration it was saved with, or start in a new workdir."
             )
         with explain_damage(folder / "arrays"):
             _, restore = self.array_files
-            return restore(folder / "arrays", abstract)
+            return restore(folder / "arrays", target_outlines)
 
     def part(
         self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda tree: None
@@ -155,17 +155,17 @@ class Checkpointer:
         if step is not None and step not in steps:
             raise CheckpointError(f"no step {step} in {self.folder}; it has {', '.join(map(str, steps))}")
         faults = []
-        for candidate in reversed(steps) if step is None else [step]:
-            folder = self.folder.absolute() / str(candidate)
+        for candidate_step in reversed(steps) if step is None else [step]:
+            folder = self.folder.absolute() / str(candidate_step)
             try:
-                _verified_host(folder)
+                _verify_host(folder)
                 content = _crc32(folder / "host.json")
-            except _DAMAGE as error:
-                faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
+            except _DAMAGE_ERRORS as error:
+                faults.append(f"checkpoint {folder} is damaged: {_reason_of(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
-            return candidate, self._branch(folder, name, check), f"{content:08x}"
-        others = [str(other) for other in steps if other != step]
+            return candidate_step, self._branch(folder, name, check), f"{content:08x}"
+        others = [str(other_step) for other_step in steps if other_step != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
 
@@ -175,11 +175,11 @@ class Checkpointer:
 
     def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
         """The host states of these steps, without those that are missing or cannot be read."""
-        states = []
+        host_states = []
         for step in steps:
-            with contextlib.suppress(*_DAMAGE):
-                states.append(_record(self.folder / str(step))["host"])
-        return states
+            with contextlib.suppress(*_DAMAGE_ERRORS):
+                host_states.append(_read_record(self.folder / str(step))["host"])
+        return host_states
 
     def steps(self) -> list[int]:
         """The steps saved, ascending. Whether they are sound is not checked."""
@@ -194,33 +194,33 @@ class Checkpointer:
         if not isinstance(tree, Mapping) or name not in tree:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
         check(tree[name])
-        target = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
-        return read_arrays(reader, folder / "arrays", target)[name]
+        branch_outlines = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
+        return read_arrays(reader, folder / "arrays", branch_outlines)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
         for path in self.folder.glob(".*.tmp"):
-            if _PASSING.fullmatch(path.name):
+            if _PASSING_FOLDER.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 # What reading a damaged step may raise.
-_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+_DAMAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
-def _verified_host(folder: Path) -> dict[str, Any]:
-    """The host state of a step whose files are all as they were written. Raises one of _DAMAGE for any difference."""
-    record = _record(folder)
+def _verify_host(folder: Path) -> dict[str, Any]:
+    """The host state of a step whose files are all as they were written. Raises one of _DAMAGE_ERRORS otherwise."""
+    record = _read_record(folder)
     listing = record["files"]
-    if (current := _listing(folder / "arrays", listing)) != listing:
-        files = sorted(name for name in current.keys() | listing.keys() if current.get(name) != listing.get(name))
-        raise ValueError(f"{', '.join(files[:3])} missing or changed since it was written")
-    host: dict[str, Any] = record["host"]
-    return host
+    if (current := _list_files(folder / "arrays", listing)) != listing:
+        paths = sorted(path for path in current.keys() | listing.keys() if current.get(path) != listing.get(path))
+        raise ValueError(f"{', '.join(paths[:3])} missing or changed since it was written")
+    host_state: dict[str, Any] = record["host"]
+    return host_state
 
 
-def _record(folder: Path) -> dict[str, Any]:
-    """host.json of a step, as it was written. Raises one of _DAMAGE."""
+def _read_record(folder: Path) -> dict[str, Any]:
+    """host.json of a step, as it was written. Raises one of _DAMAGE_ERRORS."""
     try:
         record = read_json(folder / "host.json")
         if not isinstance(record["host"], dict) or not isinstance(record["files"], dict):
@@ -231,14 +231,14 @@ def _record(folder: Path) -> dict[str, Any]:
             raise ValueError("it carries no checksum of itself")
         return record
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"host.json: {_reason(error)}") from error
+        raise ValueError(f"host.json: {_reason_of(error)}") from error
 
 
-def _reason(error: BaseException) -> str:
+def _reason_of(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _listing(folder: Path, reference: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
+def _list_files(folder: Path, reference: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
     """File → [bytes, CRC-32], without the CRC-32 if the size is not the expected one.
 
     Raises OSError for a pipe or a device.
@@ -246,11 +246,11 @@ def _listing(folder: Path, reference: Mapping[str, Any] | None = None) -> dict[s
     listing: dict[str, list[int]] = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_dir():
-            name, size = str(path.relative_to(folder)), path.stat().st_size
-            listing[name] = [size]
+            file_name, byte_count = str(path.relative_to(folder)), path.stat().st_size
+            listing[file_name] = [byte_count]
             # A file of another size may have terabytes.
-            if reference is None or reference.get(name, [])[:1] == [size]:
-                listing[name].append(_crc32(path))
+            if reference is None or reference.get(file_name, [])[:1] == [byte_count]:
+                listing[file_name].append(_crc32(path))
     return listing
 
 
@@ -259,7 +259,7 @@ def _crc32(path: Path) -> int:
         return crc32(file)
 
 
-def _shapes(tree: Any) -> dict[str, str]:
+def _shapes_of(tree: Any) -> dict[str, str]:
     """Path of each array → its dtype and shape as text."""
     return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in leaves_with_paths(tree)}
 
@@ -270,7 +270,7 @@ def disk_error(error: Exception) -> OSError | None:
         return None
     if isinstance(error, OSError):
         return error
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
-        if os.strerror(number) in str(error):
-            return OSError(number, os.strerror(number))
+    for error_number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if os.strerror(error_number) in str(error):
+            return OSError(error_number, os.strerror(error_number))
     return None

@@ -16,7 +16,7 @@ from cojax.storage.files import LONGEST_LINE, Log, StorageError, lines_of, open_
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
-_CHUNK = 2**20  # bytes of a file that are read at a time
+_CHUNK_BYTES = 2**20  # bytes of a file that are read at a time
 _LINE_BYTES = 8  # bytes of a line's checksum
 CHECKSUM = "checksum"  # the key of the checksum that a record carries of itself
 
@@ -34,13 +34,13 @@ class CheckedLog:
     def __init__(self, path: Path, *, shared: bool = False):
         self.log, self.path, self._shared = Log(path), path, shared
         # Whether the digest covers what the file held when this object was made.
-        self._known = False
+        self._is_absorbed = False
         self._reset()
 
     def _reset(self) -> None:
-        self._digest, self._bytes, self._lines = hashlib.blake2b(digest_size=16), 0, 0
+        self._digest, self._byte_count, self._line_count = hashlib.blake2b(digest_size=16), 0, 0
         # Checksums of the lines that checksums.jsonl does not hold yet.
-        self._new_sums: list[str] = []
+        self._new_line_sums: list[str] = []
 
     @property
     def length(self) -> int:
@@ -53,41 +53,41 @@ class CheckedLog:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records of the part that was verified last, oldest first."""
-        return itertools.islice(self.log.read(), self._lines)
+        return itertools.islice(self.log.read(), self._line_count)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Like `Log.append`. Raises StorageError if another process wrote to the file too."""
-        text = self.log.encode(records)
-        if not self._known:
+        encoded_lines = self.log.encode(records)
+        if not self._is_absorbed:
             self.absorb()
-        end = self.log.extend(text)
-        if end - len(text) != self._bytes:
-            raise self._change_error(end - len(text))
-        self._count(text)
-        return end
+        new_length = self.log.extend(encoded_lines)
+        if new_length - len(encoded_lines) != self._byte_count:
+            raise self._change_error(new_length - len(encoded_lines))
+        self._count_lines(encoded_lines)
+        return new_length
 
     def extent(self) -> Extent:
         """The extent of the whole log. Raises StorageError if another process wrote to a log that is not shared."""
-        if self._shared or not self._known:
+        if self._shared or not self._is_absorbed:
             self.absorb()
-        elif (length := self.log.length) != self._bytes:
+        elif (length := self.log.length) != self._byte_count:
             raise self._change_error(length)
-        return self._bytes, self._lines, self._digest.hexdigest()
+        return self._byte_count, self._line_count, self._digest.hexdigest()
 
     def take_new_sums(self) -> list[str]:
         """The checksums of the lines that were added since the last call."""
-        sums, self._new_sums = self._new_sums, []
+        sums, self._new_line_sums = self._new_line_sums, []
         return sums
 
     def clear(self) -> None:
         """Empties the log."""
         self.log.truncate(0)
         self._reset()
-        self._known = True
+        self._is_absorbed = True
 
     def cut(self) -> None:
         """Drops the lines after the part that was verified last."""
-        self.log.truncate(self._bytes)
+        self.log.truncate(self._byte_count)
 
     def verify(self, extent: Extent, sums: Callable[[], Sequence[str]] = tuple) -> None:
         """Checks that the log begins with the extent that a checkpoint stores; later appends continue from its end.
@@ -97,26 +97,26 @@ class CheckedLog:
         self._reset()
         if self.path.exists():
             with open_file(self.path) as file:
-                while chunk := file.read(min(_CHUNK, extent[0] - self._bytes)):
+                while chunk := file.read(min(_CHUNK_BYTES, extent[0] - self._byte_count)):
                     self._digest.update(chunk)
-                    self._bytes += len(chunk)
-                    self._lines += chunk.count(b"\n")
-        if (self._bytes, self._lines, self._digest.hexdigest()) != extent:
+                    self._byte_count += len(chunk)
+                    self._line_count += chunk.count(b"\n")
+        if (self._byte_count, self._line_count, self._digest.hexdigest()) != extent:
             raise StorageError(_describe_damage(self.path, extent, sums()))
-        self._known = True
+        self._is_absorbed = True
 
     def absorb(self) -> None:
         """Counts the lines after the known part, up to the last whole one.
 
         Raises StorageError for a line that is not a JSON object.
         """
-        self._known = True
-        if (length := self.length) < self._bytes:
+        self._is_absorbed = True
+        if (length := self.length) < self._byte_count:
             raise self._change_error(length)
         if not length:
             return
         with open_file(self.path) as file:
-            file.seek(self._bytes)
+            file.seek(self._byte_count)
             for line in lines_of(file):
                 if not (line.endswith(b"\n") or len(line) > LONGEST_LINE):
                     return
@@ -125,20 +125,20 @@ class CheckedLog:
                     if self._shared:
                         has_valid_checksum(record)
                 except ValueError as error:
-                    raise StorageError(f"{self.path}, line {self._lines + 1}: {error}. {_RESTORE}") from error
-                self._count(line)
+                    raise StorageError(f"{self.path}, line {self._line_count + 1}: {error}. {_RESTORE}") from error
+                self._count_lines(line)
 
-    def _count(self, text: bytes) -> None:
+    def _count_lines(self, encoded_lines: bytes) -> None:
         """Adds whole lines to the digest and the counts."""
-        self._digest.update(text)
-        lines = text.split(b"\n")[:-1]
-        self._bytes += len(text)
-        self._lines += len(lines)
-        self._new_sums += [_line_checksum(line) for line in lines]
+        self._digest.update(encoded_lines)
+        lines = encoded_lines.split(b"\n")[:-1]
+        self._byte_count += len(encoded_lines)
+        self._line_count += len(lines)
+        self._new_line_sums += [_line_checksum(line) for line in lines]
 
     def _change_error(self, length: int) -> StorageError:
         return StorageError(
-            f"{self.path} was changed while the run was going: found {length} bytes, expected {self._bytes}. "
+            f"{self.path} was changed while the run was going: found {length} bytes, expected {self._byte_count}. "
             "Leave the folder to the run; run the same command again to go on from its last checkpoint."
         )
 
@@ -160,7 +160,7 @@ class Checksums:
 
     def add_lines(self, lines: Mapping[str, Sequence[str]]) -> None:
         """Stores the checksums of new lines, by log."""
-        if joined_sums := {name: "".join(sums) for name, sums in lines.items() if sums}:
+        if joined_sums := {log_name: "".join(line_sums) for log_name, line_sums in lines.items() if line_sums}:
             self._add({"lines": joined_sums})
 
     def files(self) -> dict[str, str]:
@@ -169,18 +169,18 @@ class Checksums:
 
     def lines(self, name: str) -> list[str]:
         """The checksums of a log's lines, from the part of checksums.jsonl that was verified."""
-        width = 2 * _LINE_BYTES
-        digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
-        return [digits[start : start + width] for start in range(0, len(digits), width)]
+        digits_per_line = 2 * _LINE_BYTES
+        all_digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
+        return [all_digits[i : i + digits_per_line] for i in range(0, len(all_digits), digits_per_line)]
 
     def verify(self, extent: Extent) -> None:
         """Like `CheckedLog.verify`; here the checksum that a record carries shows which line was changed."""
         try:
             self.log.verify(extent)
         except StorageError:
-            for number, record in enumerate(self.log.read(), 1):
+            for line_number, record in enumerate(self.log.read(), 1):
                 if record.get(CHECKSUM) != _line_checksum(_without_checksum(record)):
-                    raise StorageError(f"{self.log.path}, line {number}: {_CHANGED}. {_RESTORE}") from None
+                    raise StorageError(f"{self.log.path}, line {line_number}: {_CHANGED}. {_RESTORE}") from None
             raise
 
     def _add(self, record: Mapping[str, Any]) -> None:
@@ -198,12 +198,12 @@ def checksum(content: bytes) -> str:
 
 def fingerprint(path: Path) -> str:
     """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError if the path is not a file."""
-    digest, size = hashlib.blake2b(digest_size=16), 0
+    digest, byte_count = hashlib.blake2b(digest_size=16), 0
     with open_file(path) as file:
         for piece in pieces(file):
             digest.update(piece)
-            size += len(piece)
-    return f"{size}:{digest.hexdigest()}"
+            byte_count += len(piece)
+    return f"{byte_count}:{digest.hexdigest()}"
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,23 +230,23 @@ def _line_checksum(line: bytes) -> str:
 
 def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     """What is wrong with a log that does not begin with the extent that a checkpoint stores."""
-    size, lines, _ = extent
+    byte_count, line_count, _ = extent
     if not path.exists():
-        return f"{path} is missing; the checkpoint expects {size} bytes. {_LOST}"
-    before, number = b"", 0
+        return f"{path} is missing; the checkpoint expects {byte_count} bytes. {_LOST}"
+    previous_line, line_number = b"", 0
     with open_file(path) as file:
-        for number, line in enumerate(lines_of(file), 1):
-            if number > lines:
+        for line_number, line in enumerate(lines_of(file), 1):
+            if line_number > line_count:
                 break
-            if fault := _line_fault(line, before, sums[number - 1 : number], sums[number:]):
-                return f"{path}, line {number}: {fault}. {_RESTORE}"
-            before = line
-    if (current_size := path.stat().st_size) < size:
-        return f"{path} holds {current_size} bytes; the checkpoint expects {size}. {_LOST}"
-    return f"{path}, one of lines 1 to {lines}: {_CHANGED}. {_RESTORE}"
+            if fault := _line_fault(line, previous_line, sums[line_number - 1 : line_number], sums[line_number:]):
+                return f"{path}, line {line_number}: {fault}. {_RESTORE}"
+            previous_line = line
+    if (current_bytes := path.stat().st_size) < byte_count:
+        return f"{path} holds {current_bytes} bytes; the checkpoint expects {byte_count}. {_LOST}"
+    return f"{path}, one of lines 1 to {line_count}: {_CHANGED}. {_RESTORE}"
 
 
-def _line_fault(line: bytes, before: bytes, stored_sums: Sequence[str], later: Sequence[str]) -> str:
+def _line_fault(line: bytes, previous_line: bytes, stored_sums: Sequence[str], later_sums: Sequence[str]) -> str:
     """What is wrong with a line; empty if nothing is known to be wrong.
 
     `before` is the previous line, `stored_sums` at most the checksum of this line, and `later` those of later lines.
@@ -260,8 +260,8 @@ def _line_fault(line: bytes, before: bytes, stored_sums: Sequence[str], later: S
         parse_record(line)
     except ValueError as error:
         return str(error)
-    if line == before:
+    if line == previous_line:
         return "it repeats the line before"
     if not stored_sums:
         return ""
-    return "it belongs further down: lines are missing or in another order" if line_sum in later else _CHANGED
+    return "it belongs further down: lines are missing or in another order" if line_sum in later_sums else _CHANGED

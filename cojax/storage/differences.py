@@ -13,17 +13,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contain
 
     Empty if none differs.
     """
-    different = sorted(_differences(before, now, free))
-    if not different:
+    names = sorted(_diff(before, now, free))
+    if not names:
         return ""
-    name = different[0]
-    return f"{', '.join(different)} ({name} was {value_at(before, name)!r}, now {value_at(now, name)!r})"
+    name = names[0]
+    return f"{', '.join(names)} ({name} was {value_at(before, name)!r}, now {value_at(now, name)!r})"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The dotted name of every setting that differs → its values before and now, None if it is not set."""
-    names = sorted(_differences(before, now, ("workdir",)))
-    return {name: [value_at(before, name, None), value_at(now, name, None)] for name in names}
+    differing_names = sorted(_diff(before, now, ("workdir",)))
+    return {name: [value_at(before, name, None), value_at(now, name, None)] for name in differing_names}
 
 
 def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:
@@ -59,30 +59,30 @@ def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     Entries that `before` does not hold are not compared.
     """
     external = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
-    texts = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
-    return ", ".join(texts)
+    changes = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
+    return ", ".join(changes)
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
+def _diff(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
     """Dotted names of the settings that differ."""
-    names: set[str] = set()
-    for name in before.keys() | now.keys():
-        path = f"{prefix}{name}"
-        old, new = before.get(name), now.get(name)
-        if path in free:
+    differing_names: set[str] = set()
+    for key in before.keys() | now.keys():
+        dotted_name = f"{prefix}{key}"
+        old_value, new_value = before.get(key), now.get(key)
+        if dotted_name in free:
             continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            names |= _differences(old, new, free, f"{path}.")
-        elif old != new:
-            names.add(path)
-    return names
+        if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
+            differing_names |= _diff(old_value, new_value, free, f"{dotted_name}.")
+        elif old_value != new_value:
+            differing_names.add(dotted_name)
+    return differing_names
 
 
 def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
     """The setting of a dotted name; `absent` if there is none."""
     value: Any = config
-    for part in name.split("."):
-        value = value.get(part, absent) if isinstance(value, Mapping) else absent
+    for key in name.split("."):
+        value = value.get(key, absent) if isinstance(value, Mapping) else absent
     return value
 
 

@@ -14,10 +14,10 @@ from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
-# A file may expand to _LARGEST bytes, or to _LARGEST_RATIO times its size if that is more. Episodes expand 35 times.
-_LARGEST, _LARGEST_RATIO = 2**28, 100
+# A file may expand to this many bytes, or to this many times its size if that is more. Episodes expand 35 times.
+_LARGEST_CONTENT, _LARGEST_RATIO = 2**28, 100
 _MOST_LINES = 1_000_000
-_PIECE = 2**20  # bytes
+_PIECE_BYTES = 2**20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Episodes:
         """
         if not self.keep:
             return 0  # without listing the folder, which holds a file for every step
-        newest = self.steps()[-self.keep :]
-        return min(pending, newest[0] if newest else 0)
+        newest_steps = self.steps()[-self.keep :]
+        return min(pending, newest_steps[0] if newest_steps else 0)
 
     def drop_before(self, first: int) -> None:
         """Drops the episodes of every step before `first`. Costs nothing if there can be none."""
@@ -64,8 +64,8 @@ class Episodes:
 
     def steps(self) -> list[int]:
         """The steps kept, ascending."""
-        names = (path.name.partition(".")[0] for path in self.folder.glob("*.jsonl.gz"))
-        return sorted(int(name) for name in names if files.is_number(name))
+        step_names = (path.name.partition(".")[0] for path in self.folder.glob("*.jsonl.gz"))
+        return sorted(int(step_name) for step_name in step_names if files.is_number(step_name))
 
     def path(self, step: int) -> Path:
         return self.folder / f"{step:06d}.jsonl.gz"
@@ -101,13 +101,13 @@ def expand(path: Path) -> bytes:
     A damaged one raises EOFError, OSError or zlib.error.
     """
     with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
-        limit = max(_LARGEST, _LARGEST_RATIO * os.fstat(raw_file.fileno()).st_size)
+        most_bytes = max(_LARGEST_CONTENT, _LARGEST_RATIO * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
         # In pieces: reading everything at once would allocate memory for everything.
-        while len(content) <= limit and (piece := file.read(_PIECE)):
+        while len(content) <= most_bytes and (piece := file.read(_PIECE_BYTES)):
             content += piece
-    if len(content) > limit or content.count(b"\n") > _MOST_LINES:
-        raise ValueError(f"it expands to more than {limit:,} bytes or {_MOST_LINES:,} lines")
+    if len(content) > most_bytes or content.count(b"\n") > _MOST_LINES:
+        raise ValueError(f"it expands to more than {most_bytes:,} bytes or {_MOST_LINES:,} lines")
     return bytes(content)
 
 

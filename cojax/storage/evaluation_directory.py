@@ -46,15 +46,15 @@ class EvaluationDirectory:
         path = self.folder / "config.json"
         if self.episodes.length:
             try:
-                before = stored_config(path)["config"]
+                stored_identity = stored_config(path)["config"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunDirectoryError(
                     f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Restore it from a "
                     "copy, or choose another --out."
                 ) from error
-            if different := differences(before, identity):
+            if difference := differences(stored_identity, identity):
                 raise RunDirectoryError(
-                    f"{self.folder} holds another evaluation: {different}. Use the same settings to go on with it, or "
+                    f"{self.folder} holds another evaluation: {difference}. Use the same settings to go on with it, or "
                     "choose another --out."
                 )
         elif (self.folder / "checkpoints").exists() or (self.folder / "metrics.jsonl").exists():
@@ -86,4 +86,4 @@ class EvaluationDirectory:
                     "its episode is played again."
                 ) from error
             episodes[episode.episode] = episode
-        return {name: episode for name, episode in episodes.items() if episode.valid}
+        return {episode_id: episode for episode_id, episode in episodes.items() if episode.valid}

@@ -22,13 +22,13 @@ from cojax.types import parse_json
 Record = Mapping[str, Any]
 LONGEST_LINE = 2**27  # bytes of a record
 LARGEST_JSON = 2**28  # bytes of a file that holds one object
-_TAIL = 2**16  # bytes
+_TAIL_BYTES = 2**16  # bytes
 # Name of an error of writing a file → what to do.
 _FIXES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text("utf-8"))
 # The folder of that package, which makes links in it; we neither write nor delete there.
-_FOREIGN = "wandb"
+_FOREIGN_FOLDER = "wandb"
 # Bytes that are never in a log → their name.
-_FOREIGN_BYTES = {
+_NAME_OF_FOREIGN_BYTES = {
     b"\xef\xbb\xbf": "a byte-order mark",
     b"\r": "a carriage return (CRLF line ends)",
     b"\0": "a NUL byte",
@@ -83,8 +83,8 @@ class Log:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a buffer would try again, on closing, to write what the disk has refused.
             with open(self.path, "a+b", buffering=0, opener=own_file) as file:
-                start = _end_of_last_line(file)
-                file.truncate(start)
+                line_end = _end_of_last_line(file)
+                file.truncate(line_end)
                 try:
                     remaining = memoryview(text)
                     while remaining:
@@ -92,9 +92,9 @@ class Log:
                     if self.sync:
                         os.fsync(file.fileno())
                 except OSError:
-                    os.truncate(self.path, start)
+                    os.truncate(self.path, line_end)
                     raise
-        return start + len(text)
+        return line_end + len(text)
 
     def truncate(self, length: int) -> None:
         """Cuts the log back to `length` bytes. Raises StorageError if it is shorter: records were lost."""
@@ -114,14 +114,14 @@ class Log:
         if not self.path.exists():
             return
         with open_file(self.path) as file:
-            for number, line in enumerate(lines_of(file), 1):
+            for line_number, line in enumerate(lines_of(file), 1):
                 if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
                     return
                 try:
                     record = parse_record(line)
                 except ValueError as error:
                     raise StorageError(
-                        f"{self.path}, line {number}: {error}; expected one JSON object a line. "
+                        f"{self.path}, line {line_number}: {error}; expected one JSON object a line. "
                         "The file was edited or damaged: restore it, or start in a new workdir."
                     ) from error
                 yield record
@@ -136,9 +136,9 @@ def parse_record(line: bytes) -> dict[str, Any]:
     """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it has more than {LONGEST_LINE:,} bytes")
-    for mark, name in _FOREIGN_BYTES.items():
-        if mark in line:
-            raise ValueError(f"it holds {name}")
+    for foreign_bytes, description in _NAME_OF_FOREIGN_BYTES.items():
+        if foreign_bytes in line:
+            raise ValueError(f"it holds {description}")
     return _parse_object(line)
 
 
@@ -158,8 +158,8 @@ def open_file(path: Path) -> BinaryIO:
 def last_lines(path: Path) -> list[str]:
     """The last lines of a text, within 64 KiB of its end. Raises OSError like `open_file`."""
     with open_file(path) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        return file.read(_TAIL).decode(errors="replace").strip().splitlines()
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES).decode(errors="replace").strip().splitlines()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -209,10 +209,10 @@ def expect_no_link(path: Path) -> None:
 
 def expect_no_links(folder: Path) -> None:
     """Raises StorageError for a link within a folder, at any depth. The folder itself may be one: its user named it."""
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            expect_no_link(Path(root, name))
-        folders[:] = [name for name in folders if name != _FOREIGN]
+    for parent, folder_names, file_names in os.walk(folder):
+        for entry_name in (*folder_names, *file_names):
+            expect_no_link(Path(parent, entry_name))
+        folder_names[:] = [entry_name for entry_name in folder_names if entry_name != _FOREIGN_FOLDER]
 
 
 def is_number(name: str) -> bool:
@@ -271,14 +271,14 @@ def encode_record(record: Record, path: Path) -> bytes:
 
 def _end_of_last_line(file: io.FileIO) -> int:
     """The number of bytes up to and including the last newline."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
+    block_end = file.seek(0, os.SEEK_END)
+    while block_end:
+        block_start = max(0, block_end - 65536)
+        file.seek(block_start)
+        newline = file.read(block_end - block_start).rfind(b"\n")
         if newline >= 0:
-            return start + newline + 1
-        end = start
+            return block_start + newline + 1
+        block_end = block_start
     return 0
 
 

@@ -73,12 +73,12 @@ class RunDirectory:
         """
         path = self.folder / "config.json"
         has_progress = bool(self.checkpointer.steps()) or self._has_steps
-        before: Mapping[str, Any] = {}
+        old_json: Mapping[str, Any] = {}
         if has_progress:
-            before = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
-        elif not path.exists() and (foreign := [log.path for log in self.files.checked_logs.values() if log.length]):
+            old_json = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
+        elif not path.exists() and (paths := [log.path for log in self.files.checked_logs.values() if log.length]):
             raise RunDirectoryError(
-                f"{foreign[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
+                f"{paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
             )
         self._verified = verify(self.files)
         if self._verified is None:
@@ -89,7 +89,8 @@ class RunDirectory:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0
         write_json(
-            path, with_checksum({"config": dict(config), **facts, **history(before, {"config": config, **facts}, step)})
+            path,
+            with_checksum({"config": dict(config), **facts, **history(old_json, {"config": config, **facts}, step)}),
         )
         return self._verified
 
@@ -109,14 +110,14 @@ class RunDirectory:
                 f"{path} cannot be read ({error}). Restore it from a copy (one edited on purpose is taken without its "
                 "last entry, `checksum`), or choose another --config.workdir."
             ) from error
-        if different := differences(record["config"], config, FREE_SETTINGS):
+        if differences_text := differences(record["config"], config, FREE_SETTINGS):
             raise RunDirectoryError(
-                f"{self.folder} holds a run with other settings: {different}. "
+                f"{self.folder} holds a run with other settings: {differences_text}. "
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
-        if changes := changed_code(record.get("code", {}), code):
+        if changed_settings := changed_code(record.get("code", {}), code):
             raise RunDirectoryError(
-                f"{self.folder} holds a run with other code: {changes} has changed since. Restore it, add "
+                f"{self.folder} holds a run with other code: {changed_settings} has changed since. Restore it, add "
                 "--config.accept_changed_code=True to go on with the new one, or choose another --config.workdir."
             )
         return record
@@ -189,14 +190,14 @@ class RunDirectory:
 
         Those of the groups of a `second` agent are marked as such.
         """
-        kinds: dict[str, list[str]] = {}
+        kinds_by_episode: dict[str, list[str]] = {}
         signals = list(signals)
         for signal in signals:
-            kinds.setdefault(signal.episode, []).append(signal.kind)
+            kinds_by_episode.setdefault(signal.episode, []).append(signal.kind)
         records = (
-            {**record_of(trajectory), "signals": kinds.get(trajectory.episode, []), **mark}
-            for batch, mark in ((groups, {}), (second, {"agent": "second"}))
-            for group in batch
+            {**record_of(trajectory), "signals": kinds_by_episode.get(trajectory.episode, []), **agent_field}
+            for agent_groups, agent_field in ((groups, {}), (second, {"agent": "second"}))
+            for group in agent_groups
             for trajectory in group.trajectories
         )
         self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))
@@ -219,11 +220,11 @@ class RunDirectory:
         if trajectories:
             self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
-        evolutions = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
-        first = self.episodes.first_kept(1 + min([*evolutions, host["evolved"]]))
-        self._first_episodes = max(self._first_episodes, first)
-        files = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
-        self.checkpointer.save(step, arrays, {**plain(host), **files})
+        last_steps = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
+        first_step = self.episodes.first_kept(1 + min([*last_steps, host["evolved"]]))
+        self._first_episodes = max(self._first_episodes, first_step)
+        file_state = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
+        self.checkpointer.save(step, arrays, {**plain(host), **file_state})
         self.episodes.drop_before(self._first_episodes)
         steps = self.checkpointer.steps()
         self.files.waiting.drop(lambda step: step not in steps)
@@ -231,10 +232,10 @@ class RunDirectory:
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""
         logs = {**self.logs, **self.files.paid}
-        extents = {name: log.extent() for name, log in logs.items()}
-        self.files.checksums.add_lines({name: log.take_new_sums() for name, log in logs.items()})
+        extents = {log_name: log.extent() for log_name, log in logs.items()}
+        self.files.checksums.add_lines({log_name: log.take_new_sums() for log_name, log in logs.items()})
         extents["checksums"] = self.files.checksums.log.extent()
-        return {name: list(extent) for name, extent in extents.items()}
+        return {log_name: list(extent) for log_name, extent in extents.items()}
 
     def summary(self, latest: Checkpoint | None) -> dict[str, Any] | None:
         """The content of summary.json if the run with the checkpoint `latest` has finished; else None.
@@ -243,9 +244,9 @@ class RunDirectory:
         is missing or changed.
         """
         try:
-            summary, final = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
-            is_sound = has_valid_checksum(summary) and has_valid_checksum(final)
-            if "episodes" in final and fingerprint(self.folder / FINAL_EPISODES) != final["episodes"]:
+            summary, final_record = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
+            is_sound = has_valid_checksum(summary) and has_valid_checksum(final_record)
+            if "episodes" in final_record and fingerprint(self.folder / FINAL_EPISODES) != final_record["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")
             is_complete = latest is None or (latest.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
             return summary if is_sound and is_complete else None

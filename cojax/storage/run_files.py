@@ -25,11 +25,11 @@ DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "r
 DERIVED = (*DERIVED_FILES, "report_files", "tensorboard")
 FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "report_files", "tensorboard", "evaluations")
 RESTORE = "Restore it from a copy, or start in a new workdir."
-_FILES = (
+_FILE_NAMES = (
     "config.json", "initial.json", "held_out.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES,
 )  # fmt: skip
 # The errors that reading a record from damaged JSON may raise.
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+_MALFORMED_ERRORS = (ValueError, KeyError, TypeError, AttributeError)
 
 
 class RunFiles:
@@ -62,12 +62,12 @@ class RunFiles:
 
     def lacks(self, name: str) -> bool:
         """Whether a file whose checksum is stored is gone: that of this name, or one in the folder of this name."""
-        return not all((self.folder / file).exists() for file in self._fingerprints(name))
+        return not all((self.folder / file_name).exists() for file_name in self._fingerprints(name))
 
     def prove(self, name: str) -> None:
         """Raises StorageError if the file of this name, or one in the folder of this name, differs after a remake."""
-        for file, original in self._fingerprints(name).items():
-            if not (path := self.folder / file).is_file() or fingerprint(path) != original:
+        for file_name, original in self._fingerprints(name).items():
+            if not (path := self.folder / file_name).is_file() or fingerprint(path) != original:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
     def _fingerprints(self, name: str) -> dict[str, str]:
@@ -117,11 +117,11 @@ def verify(files: RunFiles | Path) -> Checkpoint | None:
     try:
         _check_kinds(files.folder)
         checkpoint = files.checkpointer.newest()
-        result = None if checkpoint is None else _verify_checkpoint(files, checkpoint)
+        verified_checkpoint = None if checkpoint is None else _verify_checkpoint(files, checkpoint)
         # Later lines of the paid logs are verified by the checksums that they carry.
         for log in files.paid.values():
             log.absorb()
-        return result
+        return verified_checkpoint
     except (StorageError, CheckpointError):
         raise
     except OSError as error:
@@ -135,16 +135,16 @@ def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoi
     _check_host(host, path)
     _check_logs(files, host["logs"], path)
     _check_files(files, checkpoint)
-    tasks = _tasks(files.logs["tasks"])
+    tasks = _read_tasks(files.logs["tasks"])
     if host["fresh"] > len(tasks):
         raise CheckpointError(f"{path} counts {host['fresh']} fresh tasks, but there are {len(tasks)} tasks. {RESTORE}")
     return Checkpoint(
         step,
         host,
         TaskPool.of(tasks, fresh=host["fresh"]),
-        tuple(_changes(files.logs["memory"])),
-        tuple(_pending(files.logs["signals"], host["evolved"])),
-        _waiting(files.waiting, step, host.get("waiting", 0)),
+        tuple(_read_changes(files.logs["memory"])),
+        tuple(_read_pending_signals(files.logs["signals"], host["evolved"])),
+        _read_waiting_groups(files.waiting, step, host.get("waiting", 0)),
         faults,
     )
 
@@ -152,7 +152,7 @@ def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoi
 def _check_kinds(folder: Path) -> None:
     """Raises StorageError if a folder is in place of a file, or a file in place of a folder, or if there is a link."""
     expect_no_links(folder)
-    for name in (*_FILES, *FOLDERS):
+    for name in (*_FILE_NAMES, *FOLDERS):
         path, kind = folder / name, "folder" if name in FOLDERS else "file"
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
             fix = ": it is made again" if name in (*DERIVED, *REMADE) else ", and restore it from a copy"
@@ -169,7 +169,7 @@ def _check_host(host: Mapping[str, Any], path: Path) -> None:
     clock = host.get("clock", {"parts": {}, "total": 0.0})
     try:
         seconds = [*clock["parts"].values(), clock["total"]]
-    except _MALFORMED as error:
+    except _MALFORMED_ERRORS as error:
         raise CheckpointError(f"{path} is not the host state of a run: {error}. {RESTORE}") from error
     are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
     if not are_counts or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
@@ -183,9 +183,9 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
     Raises CheckpointError for the name of a log that this version does not have.
     """
-    if unknown := sorted(extents.keys() - files.checked_logs.keys()):
+    if unknown_logs := sorted(extents.keys() - files.checked_logs.keys()):
         raise CheckpointError(
-            f"{path} names a log {unknown[0]!r}, which this version does not have. Use the version that wrote it."
+            f"{path} names a log {unknown_logs[0]!r}, which this version does not have. Use the version that wrote it."
         )
     files.checksums.verify(tuple(extents["checksums"]))
     for name, log in files.checked_logs.items():
@@ -195,21 +195,21 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
 def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
-    checkpoint_step, state, faults = checkpoint
-    hosts = [state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
+    checkpoint_step, host_state, faults = checkpoint
+    hosts = [host_state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
-    first_step = state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
-    for name, original in files.checksums.files().items():
-        path, (top, _, rest) = files.folder / name, name.partition("/")
-        step = int(rest.partition(".")[0]) if top in ("episodes", "waiting") else None
-        if top == "waiting" and (step != checkpoint_step or not state["waiting"]):
+    first_step = host_state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
+    for file_name, original in files.checksums.files().items():
+        path, (top_folder, _, path_in_folder) = files.folder / file_name, file_name.partition("/")
+        step = int(path_in_folder.partition(".")[0]) if top_folder in ("episodes", "waiting") else None
+        if top_folder == "waiting" and (step != checkpoint_step or not host_state["waiting"]):
             continue
         if not path.exists():
-            if top in REMADE or (top == "episodes" and step is not None and step < first_step):
+            if top_folder in REMADE or (top_folder == "episodes" and step is not None and step < first_step):
                 continue
-            raise StorageError(f"{path} is missing; {_need(top, step, state['evolved'])}. {RESTORE}")
+            raise StorageError(f"{path} is missing; {_need(top_folder, step, host_state['evolved'])}. {RESTORE}")
         if fingerprint(path) != original:
-            fix = "Restore it from a copy, or delete it: it is made again." if top in REMADE else RESTORE
+            fix = "Restore it from a copy, or delete it: it is made again." if top_folder in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 
 
@@ -220,41 +220,41 @@ def _need(folder: str, step: int | None, evolution_step: int) -> str:
     return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
 
 
-def _tasks(log: CheckedLog) -> list[Task]:
+def _read_tasks(log: CheckedLog) -> list[Task]:
     """The tasks of the pool in order. Raises StorageError for a line that is not a task, or for a repeated task."""
     tasks: dict[str, Task] = {}
-    for line, record in enumerate(log.records(), 1):
+    for line_number, record in enumerate(log.records(), 1):
         try:
             task = task_from_record(record)
-        except _MALFORMED as error:
-            raise StorageError(f"{log.path}, line {line}: {str(error).removeprefix('tasks.jsonl: ')}") from error
+        except _MALFORMED_ERRORS as error:
+            raise StorageError(f"{log.path}, line {line_number}: {str(error).removeprefix('tasks.jsonl: ')}") from error
         if task.id in tasks:
-            raise StorageError(f"{log.path}, line {line}: task {task.id} occurs twice. {RESTORE}")
+            raise StorageError(f"{log.path}, line {line_number}: task {task.id} occurs twice. {RESTORE}")
         tasks[task.id] = task
     return list(tasks.values())
 
 
-def _changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
+def _read_changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
     """The changes of the detectors' memory, oldest first. Raises StorageError for a line that holds none."""
-    for line, record in enumerate(log.records(), 1):
+    for line_number, record in enumerate(log.records(), 1):
         changes = record.get("changes")
         if not isinstance(changes, dict) or not all(isinstance(values, dict) for values in changes.values()):
-            raise StorageError(f"{log.path}, line {line}: it is not a change of a memory. {RESTORE}")
+            raise StorageError(f"{log.path}, line {line_number}: it is not a change of a memory. {RESTORE}")
         yield changes
 
 
-def _pending(log: CheckedLog, evolution_step: int) -> Iterator[Signal]:
+def _read_pending_signals(log: CheckedLog, evolution_step: int) -> Iterator[Signal]:
     """The signals that no evolution has used yet. Raises StorageError for a line that is not a signal."""
-    for line, record in enumerate(log.records(), 1):
+    for line_number, record in enumerate(log.records(), 1):
         try:
-            signal = from_json(Signal, {name: value for name, value in record.items() if name != "step"})
+            signal = from_json(Signal, {field: value for field, value in record.items() if field != "step"})
             if record["step"] > evolution_step:
                 yield signal
-        except _MALFORMED as error:
-            raise StorageError(f"{log.path}, line {line}: it is not a signal: {error}. {RESTORE}") from error
+        except _MALFORMED_ERRORS as error:
+            raise StorageError(f"{log.path}, line {line_number}: it is not a signal: {error}. {RESTORE}") from error
 
 
-def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
+def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
     """The groups that were sampled ahead when `step` was checkpointed: `count` episodes in all.
 
     Raises StorageError if they are not all there, or cannot be read.
@@ -268,6 +268,6 @@ def _waiting(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
         )
     try:
         trajectories = [from_json(Trajectory, record) for record in records]
-    except _MALFORMED as error:
+    except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
     return tuple(Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda group: group.task))

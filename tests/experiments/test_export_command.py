@@ -15,7 +15,7 @@ from cojax.policy.pretrained import Policy
 from cojax.run.export import export, main
 from cojax.run.policies import keep_tokenizer
 from cojax.run.trained import of_run
-from cojax.storage.checkpoint import _listing
+from cojax.storage.checkpoint import _list_files
 from cojax.storage.checksums import CHECKSUM, with_checksum
 
 TOKENS = [[5, 9, 2, 30, 7], [1, 1, 8, 4, 3]]
@@ -154,7 +154,7 @@ def test_a_run_of_before_says_its_shape_by_its_settings_and_a_changed_one_is_nam
 def reseal(checkpoint):
     """As someone does who computes all checksums anew."""
     record = json.loads((checkpoint / "host.json").read_text())
-    record["files"] = _listing(checkpoint / "arrays")
+    record["files"] = _list_files(checkpoint / "arrays")
     (checkpoint / "host.json").write_text(json.dumps(with_checksum({k: v for k, v in record.items() if k != CHECKSUM})))
 
 
