@@ -73,9 +73,9 @@ class RunDirectory:
         """
         path = self.folder / "config.json"
         has_progress = bool(self.checkpointer.steps()) or self._has_steps
-        old_json: Mapping[str, Any] = {}
+        record: Mapping[str, Any] = {}
         if has_progress:
-            old_json = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
+            record = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
         elif not path.exists() and (paths := [log.path for log in self.files.checked_logs.values() if log.length]):
             raise RunDirectoryError(
                 f"{paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
@@ -89,8 +89,7 @@ class RunDirectory:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0
         write_json(
-            path,
-            with_checksum({"config": dict(config), **facts, **history(old_json, {"config": config, **facts}, step)}),
+            path, with_checksum({"config": dict(config), **facts, **history(record, {"config": config, **facts}, step)})
         )
         return self._verified
 

@@ -51,13 +51,13 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     """The memories that an evolution reads: its parameters after the first. Raises RegistryError for an unknown one."""
     parameters = inspect.signature(evolve).parameters.values()
     positional = [param for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
-    names = tuple(param.name for param in positional[1:] if param.default is param.empty)
-    if unknown := [name for name in names if name not in MEMORIES]:
+    memory_names = tuple(param.name for param in positional[1:] if param.default is param.empty)
+    if unknown := [memory_name for memory_name in memory_names if memory_name not in MEMORIES]:
         raise RegistryError(
             f"{_describe(evolve)} takes the parameter {unknown[0]!r}; besides its inputs it can read "
             f"{', '.join(MEMORIES)}, and its settings come after a *"
         )
-    return names
+    return memory_names
 
 
 def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
@@ -75,33 +75,33 @@ def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[s
 
 def _describe(evolve: Evolve) -> str:
     """The evolution as a configuration would name it."""
-    function = _function(evolve)
-    return f"evolve '{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}'"
+    evolution = _function(evolve)
+    return f"evolve '{evolution.__module__}:{getattr(evolution, '__qualname__', type(evolution).__qualname__)}'"
 
 
 def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: bool, used_up: bool) -> str:
     """Why `evolve` made no expedition. `used_up` says that the run may play no more episodes."""
     if environment_failed:
         return "the environment failed to give a setup"
-    function = _function(evolve)
-    if function is evolutions.static:
+    evolution = _function(evolve)
+    if evolution is evolutions.static:
         return "evolve=none makes none"
-    begins = getattr(function, "begins_at", ("signals", "episodes", "setups"))
-    if function is evolutions.around_displaced_signals and not inputs.signals:
-        begins = ("signals",)
-    note = "; the run's episodes or environment_steps are used up" if used_up else ""
-    return " and ".join(_why_none(begin, inputs) for begin in begins) + note
+    places = getattr(evolution, "begins_at", ("signals", "episodes", "setups"))
+    if evolution is evolutions.around_displaced_signals and not inputs.signals:
+        places = ("signals",)
+    budget_note = "; the run's episodes or environment_steps are used up" if used_up else ""
+    return " and ".join(_why_none(place, inputs) for place in places) + budget_note
 
 
-def _why_none(begin: str, inputs: EvolutionInputs) -> str:
+def _why_none(place: str, inputs: EvolutionInputs) -> str:
     """Why no expedition began at signals, at episodes or at setups."""
     signals, episodes = len(inputs.signals), len(inputs.episodes)
-    if begin == "signals" and signals:
+    if place == "signals" and signals:
         return f"none of {signals:,} signals was followed"
-    if begin == "signals":
-        since = f"no signals in {episodes:,} episodes since the last evolution"
-        return since if inputs.kinds else "no signal is switched on (signals)"
-    if begin == "episodes":
+    if place == "signals":
+        no_signals_text = f"no signals in {episodes:,} episodes since the last evolution"
+        return no_signals_text if inputs.kinds else "no signal is switched on (signals)"
+    if place == "episodes":
         return f"none of {episodes:,} episodes is valid" if episodes else "no episodes since the last evolution"
     restriction = " that is not reserved for evaluation" if inputs.closed else ""
     return f"no setup in the split {inputs.split!r}{restriction}"

@@ -37,9 +37,9 @@ from cojax.synthesis.expeditions import Expedition
 from cojax.types import Action, Group, Signal, TaskDraft, Trajectory
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
-_STEPS, _DISCOUNT = "steps", "discount"
+_STEPS_KEY, _DISCOUNT_KEY = "steps", "discount"
 # For each expedition, the number of trajectories whose setups contenders are drawn from.
-_PARENTS = 4
+_PARENTS_PER_EXPEDITION = 4
 
 Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
 # The number of episodes that a prior counts as. Far beyond these bounds, no draw from a belief is possible.
@@ -50,7 +50,7 @@ BetaParameters = tuple[float, float]  # α and β of a Beta distribution, both a
 
 def no_evidence(discount: float) -> dict[str, Any]:
     """The memory of evidence before the first step. It maps a key to (successes, failures, step of the last change)."""
-    return {_STEPS: 0, _DISCOUNT: discount}
+    return {_STEPS_KEY: 0, _DISCOUNT_KEY: discount}
 
 
 def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], float, float]]) -> dict[str, Any]:
@@ -58,29 +58,29 @@ def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], 
     step_evidence: dict[str, Evidence] = {}
     for keys, successes, failures in seen:
         for key in keys:
-            total = step_evidence.get(key, (0.0, 0.0))
-            step_evidence[key] = total[0] + successes, total[1] + failures
-    now = memory[_STEPS] + 1
-    changes: dict[str, Any] = {_STEPS: now}
-    for key, counts in step_evidence.items():
-        past = _discount_evidence(memory.get(key), now, memory[_DISCOUNT])
-        changes[key] = [past[0] + counts[0], past[1] + counts[1], now]
+            earlier_counts = step_evidence.get(key, (0.0, 0.0))
+            step_evidence[key] = earlier_counts[0] + successes, earlier_counts[1] + failures
+    current_step = memory[_STEPS_KEY] + 1
+    changes: dict[str, Any] = {_STEPS_KEY: current_step}
+    for key, new_counts in step_evidence.items():
+        past_counts = _discount_evidence(memory.get(key), current_step, memory[_DISCOUNT_KEY])
+        changes[key] = [past_counts[0] + new_counts[0], past_counts[1] + new_counts[1], current_step]
     return changes
 
 
 def evidence(memory: Mapping[str, Any], key: str) -> Evidence:
     """The evidence that the memory holds for the key, discounted to the last step."""
-    return _discount_evidence(memory.get(key), memory[_STEPS], memory[_DISCOUNT])
+    return _discount_evidence(memory.get(key), memory[_STEPS_KEY], memory[_DISCOUNT_KEY])
 
 
 def tool_key(tool: str) -> str:
     return f"tool:{tool}"
 
 
-def pair_key(one: str, other: str, length: int) -> str:
+def pair_key(tool: str, other_tool: str, length: int) -> str:
     """The order of the two tools does not matter."""
-    first, second = sorted((one, other))
-    return f"pair:{first}+{second}/{length}"
+    first_tool, second_tool = sorted((tool, other_tool))
+    return f"pair:{first_tool}+{second_tool}/{length}"
 
 
 def solution_tools(actions: Sequence[Action]) -> list[str]:
@@ -103,25 +103,25 @@ class Beliefs:
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         # The policy did not play the replayed actions, so they are no evidence.
         observations = (
-            (_keys(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
+            (_keys_of(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
             for group in groups
             if group.valid
         )
         return add_evidence(memory, observations), []
 
 
-def _keys(actions: Sequence[Action]) -> list[str]:
+def _keys_of(actions: Sequence[Action]) -> list[str]:
     tools = solution_tools(actions)
     pairs = itertools.combinations(tools, 2)
-    return [*map(tool_key, tools), *(pair_key(one, other, len(actions)) for one, other in pairs)]
+    return [*map(tool_key, tools), *(pair_key(tool, other_tool, len(actions)) for tool, other_tool in pairs)]
 
 
-def _discount_evidence(entry: Sequence[float] | None, now: int, discount: float) -> Evidence:
-    if entry is None:
+def _discount_evidence(record: Sequence[float] | None, current_step: int, discount: float) -> Evidence:
+    if record is None:
         return 0.0, 0.0
-    successes, failures, step = entry
-    share = discount ** (now - step)
-    return share * successes, share * failures
+    successes, failures, step = record
+    weight = discount ** (current_step - step)
+    return weight * successes, weight * failures
 
 
 def _mean(belief: BetaParameters) -> float:
@@ -147,9 +147,9 @@ class Posterior:
         """The belief about tasks that need the tool."""
         return self._belief(tool_key(tool), self._prior_mean(tool))
 
-    def pair_belief(self, one: str, other: str, length: int) -> BetaParameters:
+    def pair_belief(self, tool: str, other_tool: str, length: int) -> BetaParameters:
         """The belief about tasks that need both tools, with solutions of `length` actions."""
-        return self._belief(pair_key(one, other, length), self.tool_mean(one) * self.tool_mean(other))
+        return self._belief(pair_key(tool, other_tool, length), self.tool_mean(tool) * self.tool_mean(other_tool))
 
     def _belief(self, key: str, mean: float) -> BetaParameters:
         """The evidence of the key beside a prior of this mean."""
@@ -165,7 +165,7 @@ class Posterior:
         tools = [tool for tool in solution_tools(solution) if tool != ending]
         if len(tools) < 2:
             return self.tool_mean(tools[0]) if tools else None
-        beliefs = [self.pair_belief(one, other, len(solution)) for one, other in itertools.combinations(tools, 2)]
+        beliefs = [self.pair_belief(a, b, len(solution)) for a, b in itertools.combinations(tools, 2)]
         return sum(map(_mean, beliefs)) / len(beliefs)
 
     def known(self, tool: str) -> float:
@@ -182,7 +182,7 @@ class Posterior:
         The success rate of its neighbours counts as two episodes, added to one success and one failure. So an untried
         tool is neither given up nor taken for granted, whatever its neighbours are.
         """
-        neighbour_evidence = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
+        neighbour_evidence = [evidence(self.memory, tool_key(neighbour)) for neighbour in self.neighbours(tool)]
         successes, failures = (sum(counts[i] for counts in neighbour_evidence) for i in (0, 1))
         return (1.0 + 2.0 * successes / (successes + failures)) / 4.0 if successes + failures else 0.5
 
@@ -248,14 +248,14 @@ def posteriors(
     posterior = Posterior(beliefs, neighbours_in(environment), strength)
     parents = [
         (trajectory, tools)
-        for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS * inputs.contexts)
+        for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS_PER_EXPEDITION * inputs.contexts)
         if (tools := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
     ]
 
     def contender() -> tuple[float, Trajectory, tuple[str, ...]]:
         """(success drawn from its belief, trajectory, the tools to use)."""
-        trajectory, tools = rng.choice(parents)
-        plan = tuple(rng.sample(tools, min(rng.choice((1, 2)), len(tools))))
+        trajectory, offered = rng.choice(parents)
+        plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
         length = len(plan) + bool(ending)
         belief = posterior.pair_belief(*plan, length) if len(plan) == 2 else posterior.tool_belief(*plan)
         return rng.betavariate(*belief), trajectory, plan
@@ -263,9 +263,9 @@ def posteriors(
     def make_expedition() -> Expedition | None:
         if not parents:
             return None
-        draws = [contender() for _ in range(contenders)]
-        p, trajectory, plan = max(draws, key=lambda draw: draw[0] * (1.0 - draw[0]))
-        evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
+        candidates = [contender() for _ in range(contenders)]
+        success, trajectory, plan = max(candidates, key=lambda draw: draw[0] * (1.0 - draw[0]))
+        evidence = f"success with {' and '.join(plan)} drawn as {success:.2f}"
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
         return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
 

@@ -43,22 +43,22 @@ def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: C
     """
     rng = random.Random(repr(("select", seed)))
 
-    def queue(kind_signals: list[Signal]) -> list[Signal]:
-        distinct = [members[0] for members in in_groups(kind_signals, lambda signal: signal.task, rng)]
+    def order(kind_signals: list[Signal]) -> list[Signal]:
+        picks = [task_signals[0] for task_signals in in_groups(kind_signals, lambda signal: signal.task, rng)]
         # The sort is stable: signals of equal confidence stay in random order.
-        return sorted(distinct, key=confidence)
+        return sorted(picks, key=confidence)
 
-    return take_in_turn(signals, budget, queue)
+    return take_in_turn(signals, budget, order)
 
 
 def take_in_turn(
-    signals: Iterable[Signal], budget: int, queue: Callable[[list[Signal]], list[Signal]]
+    signals: Iterable[Signal], budget: int, order: Callable[[list[Signal]], list[Signal]]
 ) -> tuple[Signal, ...]:
-    """Selects at most `budget` signals, from the kinds in turn. `queue` orders those of a kind, the next one last."""
-    kinds: dict[str, list[Signal]] = {}
+    """Selects at most `budget` signals, from the kinds in turn. `order` orders those of a kind, the next one last."""
+    signals_by_kind: dict[str, list[Signal]] = {}
     for signal in signals:
-        kinds.setdefault(signal.kind, []).append(signal)
-    queues = [queue(kinds[kind]) for kind in sorted(kinds)]
+        signals_by_kind.setdefault(signal.kind, []).append(signal)
+    queues = [order(signals_by_kind[kind]) for kind in sorted(signals_by_kind)]
     selection: list[Signal] = []
     while len(selection) < budget and any(queues):
         selection += [members.pop() for members in queues if members][: budget - len(selection)]
@@ -84,18 +84,18 @@ def visits_of(
     `windows` remain: each counts as a visit of `group_size` trajectories at step 0.
     """
     counts: dict[str, dict[int, list[float]]] = {}
-    for name, episode in episodes.items():
-        task = task_of(name)
-        outcome_counts = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
+    for episode_id, episode in episodes.items():
+        task_id = task_of(episode_id)
+        outcome_counts = counts.setdefault(task_id, {}).setdefault(step_of(episode_id), [0.0, 0.0])
         if episode["outcome"] not in INFRASTRUCTURE:
             outcome_counts[episode["reward"] < _HALF] += 1
     visits: dict[str, list[Visit]] = {}
-    for task, steps in counts.items():
-        recent = [Visit(step, *steps[step]) for step in sorted(steps)]
+    for task_id, counts_by_step in counts.items():
+        recent = [Visit(step, *counts_by_step[step]) for step in sorted(counts_by_step)]
         recent_count = sum(visit.solved + visit.failed > 0 for visit in recent)
-        scores = windows.get(task, ())
+        scores = windows.get(task_id, ())
         older = scores[: max(0, len(scores) - recent_count)]
-        visits[task] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
+        visits[task_id] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
     return visits
 
 
@@ -109,7 +109,7 @@ def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Conf
     return confidence
 
 
-def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Random) -> list[list[T]]:
+def in_groups(items: Iterable[T], group_of: Callable[[T], Hashable], rng: random.Random) -> list[list[T]]:
     """The items by group: groups in random order, and the items of each in random order.
 
     All orders of the groups are equally likely, whatever their sizes: the first n groups, one item of each, are a fair
@@ -117,7 +117,7 @@ def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Ra
     """
     groups: dict[Hashable, list[T]] = {}
     for item in sorted(items, key=repr):
-        groups.setdefault(group(item), []).append(item)
+        groups.setdefault(group_of(item), []).append(item)
     group_lists = list(groups.values())
     for members in group_lists:
         rng.shuffle(members)
@@ -240,9 +240,9 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         if trajectory is None:
             continue
         tools = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
-        focus = tuple(rng.sample(tools, min(len(tools), len(signal.focus))))
+        focus_tools = tuple(rng.sample(tools, min(len(tools), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
-        moved_signal = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
+        moved_signal = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus_tools)
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved_signal))
 
 
@@ -288,12 +288,12 @@ def reflect_on(
 def offered_tools(environment: Environment, task: Task) -> list[str]:
     """The tools that an episode of the task offers."""
     with contextlib.closing(ask(environment.start, task)) as episode:
-        return [entry["function"]["name"] for entry in ask(episode.tools)]
+        return [tool["function"]["name"] for tool in ask(episode.tools)]
 
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
     """The setups of `count` tasks of the split, as tasks without query and solution; the seed alone decides which."""
-    number = int(content_hash(["places", repr(seed)]), 16) % 2**31
+    tasks_seed = int(content_hash(["places", repr(seed)]), 16) % 2**31
     return tuple(
-        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
+        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, tasks_seed)
     )

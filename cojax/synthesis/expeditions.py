@@ -18,9 +18,9 @@ from cojax.types import ExplorationContext, Lineage, Origin, Task, TaskDraft, Tr
 
 _T = TypeVar("_T")
 # Seconds between two checks of whether to stop.
-_POLL = 0.05
+_POLL_SECONDS = 0.05
 # Seconds that expeditions get to end by themselves after a stop.
-_GRACE = 1.0
+_GRACE_SECONDS = 1.0
 
 # A draft with its verdict, and with the task if the draft was accepted.
 Finding = tuple[TaskDraft, Verdict, Task | None]
@@ -121,7 +121,7 @@ class Expedition:
         runs: dict[int, list[bool]] = {}
         for triplet in self.triplets:
             runs.setdefault(triplet.run, []).append(triplet.observation.ok)
-        context_json = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
+        context_json = {key: value for key, value in to_json(context).items() if key != "task"} if context else None
         return {
             "step": step,
             "expedition": number,
@@ -129,7 +129,7 @@ class Expedition:
             "task": self.task.id,
             "signal": self.signal,
             "context": context_json,
-            "runs": [{"run": run, "actions": len(results), "ok": sum(results)} for run, results in runs.items()],
+            "runs": [{"run": run, "actions": len(successes), "ok": sum(successes)} for run, successes in runs.items()],
             "failures": list(self.failures),
             "error": "; ".join(map(str, self.errors)),
         }
@@ -152,42 +152,42 @@ def run_in_parallel(
     shares = explorer.split(seeds) if isinstance(explorer, Metered) else contextlib.nullcontext([explorer] * len(seeds))
     with contextlib.ExitStack() as stack:
         explorers = stack.enter_context(shares)
-        results: list[Future[Expedition]] = []
-        stack.enter_context(_close_budget_on_error(explorer, results))
+        futures: list[Future[Expedition]] = []
+        stack.enter_context(_close_budget_on_error(explorer, futures))
         for own_explorer, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
-            work = functools.partial(run, own_explorer, expedition, own_seed)
-            results.append(stack.enter_context(in_background(f"expedition {number}", work)))
-        return _wait_for(results, stop)
+            run_expedition = functools.partial(run, own_explorer, expedition, own_seed)
+            futures.append(stack.enter_context(in_background(f"expedition {number}", run_expedition)))
+        return _wait_for(futures, stop)
 
 
 @contextlib.contextmanager
-def _close_budget_on_error(explorer: Explorer, results: Sequence[Future[Expedition]]) -> Iterator[None]:
-    """If the block raises, closes the budget, so that running expeditions spend no more, and waits _GRACE for them."""
+def _close_budget_on_error(explorer: Explorer, futures: Sequence[Future[Expedition]]) -> Iterator[None]:
+    """If the block raises, closes the budget, so that running expeditions spend no more, and waits for them briefly."""
     try:
         yield
     except BaseException:
         if isinstance(explorer, Metered):
             explorer.remaining_budget().close()
-        wait(results, _GRACE)
+        wait(futures, _GRACE_SECONDS)
         raise
 
 
-def _wait_for(results: Sequence[Future[Expedition]], stop: Callable[[], bool]) -> list[Expedition]:
+def _wait_for(futures: Sequence[Future[Expedition]], stop: Callable[[], bool]) -> list[Expedition]:
     """All results, in order. Raises the first exception among them immediately, and Interrupted once `stop` is true."""
     while True:
-        done, pending = wait(results, _POLL, FIRST_EXCEPTION)
-        for result in done:
-            if error := result.exception():
+        done_futures, pending_futures = wait(futures, _POLL_SECONDS, FIRST_EXCEPTION)
+        for future in done_futures:
+            if error := future.exception():
                 raise error
         if stop():
             raise Interrupted
-        if not pending:
-            return [result.result() for result in results]
+        if not pending_futures:
+            return [future.result() for future in futures]
 
 
-def until_failure(items: Iterable[_T], errors: list[Any], kinds: tuple[type[Exception], ...]) -> Iterator[_T]:
+def until_failure(items: Iterable[_T], errors: list[Any], error_types: tuple[type[Exception], ...]) -> Iterator[_T]:
     """Yields the items until their source raises one of these exceptions, which goes into `errors`."""
     try:
         yield from items
-    except kinds as error:
+    except error_types as error:
         errors.append(error)

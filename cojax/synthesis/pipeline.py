@@ -29,7 +29,7 @@ Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict,
 # A draft → the success that is predicted for it, in [0, 1]; None if nothing predicts it.
 Predict = Callable[[TaskDraft], float | None]
 
-_COUNTS = (
+_COUNT_NAMES = (
     "expeditions", "runs_failed", "triplets", "drafts", "accepted", "retained", "discarded", "quarantined", "failures",
     "explorer_failures",
 )  # fmt: skip
@@ -59,7 +59,7 @@ class Synthesis:
 
     tasks: tuple[Task, ...] = ()
     drafts: tuple[dict[str, Any], ...] = ()
-    counts: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    counts: Mapping[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNT_NAMES, 0))
     expeditions: tuple[dict[str, Any], ...] = ()
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     probe_cost: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -156,7 +156,7 @@ def initial_tasks(
         return outcome
 
     setups = _draw_setups(environment, count, seed, attempts * count)
-    result = synthesize(
+    synthesis = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
         explorer,
@@ -168,9 +168,9 @@ def initial_tasks(
         step=0,
         near_duplicates=near_duplicates,
     )
-    if len(result.tasks) < count:
-        raise ValueError(_too_few(count, result))
-    return result
+    if len(synthesis.tasks) < count:
+        raise ValueError(_too_few(count, synthesis))
+    return synthesis
 
 
 @dataclasses.dataclass
@@ -192,7 +192,7 @@ class _Search:
     tasks: dict[str, Task] = dataclasses.field(default_factory=dict)
     drafts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     expeditions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    counts: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(_COUNTS, 0)))
+    counts: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(_COUNT_NAMES, 0)))
 
     @property
     def tasks_left(self) -> int:
@@ -210,9 +210,9 @@ class _Search:
         def is_over() -> bool:
             return is_unwanted() or self.stop()
 
-        world = interruptible(self.environment, is_over)
+        interruptible_environment = interruptible(self.environment, is_over)
         examine = functools.partial(self._examine, explorer=explorer, limit=limit, is_over=is_over)
-        return expedition.run(explorer, world, seed, limit + 2, examine)
+        return expedition.run(explorer, interruptible_environment, seed, limit + 2, examine)
 
     def _examine(
         self, drafts: Iterable[TaskDraft], *, explorer: Explorer, limit: int, is_over: Callable[[], bool]
@@ -254,8 +254,8 @@ class _Search:
             counts["quarantined"] += bool(verdict.quarantine)
             counts["failures"] += any(line.startswith("environment failed") for line in verdict.evidence)
             if task is not None:
-                descent = expedition.lineage(draft, verdict, self.explorer, self.step)
-                task = dataclasses.replace(task, origin=expedition.origin, lineage=descent)
+                lineage = expedition.lineage(draft, verdict, self.explorer, self.step)
+                task = dataclasses.replace(task, origin=expedition.origin, lineage=lineage)
                 self.tasks[task.id] = task
                 if self.wordings:
                     self.wordings.add(task)
@@ -284,11 +284,11 @@ def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) 
             return
 
 
-def _too_few(count: int, result: Synthesis) -> str:
+def _too_few(count: int, synthesis: Synthesis) -> str:
     """Why D_0 has fewer than `count` tasks, and what may help."""
-    task_count, counts = len(result.tasks), result.counts
-    reasons = result.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
-    advice = next((advice for words, advice in _ADVICE if words in reasons[0]), "")
+    task_count, counts = len(synthesis.tasks), synthesis.counts
+    reasons = synthesis.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
+    advice = next((advice for reason_words, advice in _ADVICE if reason_words in reasons[0]), "")
     fewer = f"lower initial_tasks to {task_count}, " if task_count else ""
     return (
         f"{count} initial tasks wanted, {task_count} found by {counts['expeditions']} expeditions; commonest reasons: "
@@ -300,7 +300,7 @@ def _too_few(count: int, result: Synthesis) -> str:
 
 # The worth of a candidate that was solved in s of n episodes, by what a probe prefers. Each divides integers only once,
 # so that equal worths are equal to the bit.
-_WORTH: dict[str, Callable[[int, int], float]] = {
+_WORTH_BY_PREFERENCE: dict[str, Callable[[int, int], float]] = {
     "learnable": lambda s, n: s * (n - s) / (n * n) if n else 0.0,
     "hardest": lambda s, n: (n - s) / n if s else 0.0,
 }
@@ -339,12 +339,12 @@ class Probe:
 
     def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
         rng = random.Random(repr(("admission", seed)))
-        order = rng.sample(range(len(groups)), len(groups))
-        free = order[: min(round(self.unselected * budget), budget)]
-        worth = [_WORTH[self.prefer](group.solved, len(group.valid)) for group in groups]
+        random_order = rng.sample(range(len(groups)), len(groups))
+        free_indices = random_order[: min(round(self.unselected * budget), budget)]
+        worths = [_WORTH_BY_PREFERENCE[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
-        best = sorted(order[len(free) :], key=lambda index: -worth[index])
-        indices = {*free, *best[: budget - len(free)]}
+        best_indices = sorted(random_order[len(free_indices) :], key=lambda index: -worths[index])
+        indices = {*free_indices, *best_indices[: budget - len(free_indices)]}
         return [group.task for index, group in enumerate(groups) if index in indices]
 
 
@@ -375,21 +375,21 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], selection: Sequence[Tas
         for record in synthesis.drafts
     )
     tasks = tuple(_with_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
-    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe_cost=_cost(groups, ids))
+    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe_cost=_cost_of(groups, ids))
 
 
-def _line(group: Group) -> str:
+def _evidence(group: Group) -> str:
     return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
 
 def _draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
     verdict = record["verdict"]
-    lines = [*verdict["evidence"], _line(group), *([] if is_admitted else [f"not admitted: {_why_refused(group)}"])]
+    lines = [*verdict["evidence"], _evidence(group), *([] if is_admitted else [f"not admitted: {_why_refused(group)}"])]
     verdict = {**verdict, "evidence": lines, "status": verdict["status"] if is_admitted else "discarded"}
-    success = group.solved / len(group.valid) if group.valid else None
-    if success is not None:
-        verdict["difficulty"] = 1.0 - success
-    predictions = {**record["predicted"], "probe": success}
+    success_rate = group.solved / len(group.valid) if group.valid else None
+    if success_rate is not None:
+        verdict["difficulty"] = 1.0 - success_rate
+    predictions = {**record["predicted"], "probe": success_rate}
     return {**record, "verdict": verdict, "task": record["task"] if is_admitted else "", "predicted": predictions}
 
 
@@ -401,14 +401,14 @@ def _why_refused(group: Group) -> str:
 
 def _with_evidence(task: Task, group: Group) -> Task:
     assert task.lineage is not None, "a synthesized task has a lineage"
-    lineage = dataclasses.replace(task.lineage, evidence=(*task.lineage.evidence, _line(group)))
+    lineage = dataclasses.replace(task.lineage, evidence=(*task.lineage.evidence, _evidence(group)))
     return dataclasses.replace(task, lineage=lineage)
 
 
-def _cost(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
+def _cost_of(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     admitted_groups = [group for group in groups if group.task.id in admitted_ids]
-    origins = {
+    counts_by_origin = {
         origin: _count_episodes([group for group in groups if group.task.origin == origin])
         for origin in sorted({group.task.origin for group in groups})
     }
@@ -417,7 +417,7 @@ def _cost(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
         "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
         "live": sum(group.live for group in groups) / max(1, len(groups)),
         "live_kept": sum(group.live for group in admitted_groups) / max(1, len(admitted_groups)),
-        "origins": origins,
+        "origins": counts_by_origin,
     }
 
 
