@@ -182,7 +182,7 @@ class Trajectory:
 
     @property
     def valid(self) -> bool:
-        """Whether the episode says something about the policy."""
+        """Whether the episode counts: it did not end in an infrastructure failure."""
         return self.outcome not in INFRASTRUCTURE
 
     @property

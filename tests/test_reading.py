@@ -139,7 +139,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "what a query asks": (asked, 4_000),
     "answers in disguise": (hinted, 4_000),
-    "calls in a query": (lambda text: consistency.raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
+    "calls in a query": (lambda text: consistency.find_raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
     "conditions": (conditioned, 4_000),
     "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
 }

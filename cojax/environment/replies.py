@@ -11,7 +11,7 @@ _MOST_CHECKS, _LONGEST_NAME = 10_000, 10_000
 
 
 def messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, ...]:
-    """The messages, cut to `limit` characters in all, with a note of the cut. Raises TypeError for another shape."""
+    """The messages, cut to `most_characters` in all, with a note of the cut. Raises TypeError for another shape."""
     bounded_messages: list[Message] = []
     for message in reply[:MOST_MESSAGES]:
         if not (isinstance(message, Message) and isinstance(message.content, str) and _is_role(message.role)):

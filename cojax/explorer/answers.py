@@ -189,7 +189,7 @@ def _top_level_calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _answers_of(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
-    """The written values that a call gives as an answer: a call of `name`, or one with `parameter` in the last step."""
+    """The written values that a call gives as an answer: a call of `tool`, or one with `parameter` in the last step."""
     func = call.func
     callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     is_ending = bool(tool) and callee == tool

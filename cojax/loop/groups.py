@@ -110,7 +110,7 @@ def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Seq
 
 
 def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> tuple[Task, ...]:
-    """Draws the tasks of a step; with `refill` above 0, those of the step's refill of that number.
+    """Draws the tasks of a step; with `refill_number` above 0, those of the step's refill of that number.
 
     They depend only on the step's number and the pool, and with a curriculum also on past scores. A refill draws enough
     tasks that some of them are new. There are none once the run's episodes or environment steps are used up.

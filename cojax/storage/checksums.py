@@ -249,7 +249,7 @@ def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
 def _line_fault(line: bytes, previous_line: bytes, stored_sums: Sequence[str], later_sums: Sequence[str]) -> str:
     """What is wrong with a line; empty if nothing is known to be wrong.
 
-    `before` is the previous line, `stored_sums` at most the checksum of this line, and `later` those of later lines.
+    `stored_sums` holds at most the checksum of this line, `later_sums` those of later lines.
     """
     if not line.endswith(b"\n"):
         return "it is cut short"

@@ -50,8 +50,8 @@ class Attempts:
     def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Verdict:
         """The verdict: accepted if an attempt earns full reward, retained if one earns part of it, else discarded. Its
         difficulty is the share of valid attempts that failed, or None if none was valid."""
-        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
-            trajectories = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
+        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as threads:
+            trajectories = list(threads.map(functools.partial(self._make_attempt, environment, task, play), actors))
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         if not valid:
             return Verdict("discarded", (f"no attempt on the query alone came to an end: {trajectories[0].error}",))
@@ -64,7 +64,7 @@ class Attempts:
             "accepted" if successes else "retained" if best > 0 else "discarded", (line,), 1 - successes / len(valid)
         )
 
-    def _attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
+    def _make_attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
         try:
             return play(environment, task, act, max_turns=self.max_turns)
         finally:
@@ -72,7 +72,7 @@ class Attempts:
                 close()
 
 
-_NONE = Exclusions()
+_NO_EXCLUSIONS = Exclusions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Validation:
     """
 
     environment: Environment
-    exclusions: Exclusions = _NONE
+    exclusions: Exclusions = _NO_EXCLUSIONS
     enabled: bool = True
     play: Play = world.play
     attempts: Attempts | None = None
@@ -129,20 +129,20 @@ class Validation:
             self._check_draft(task, draft, in_pool, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
-            run = self._run(task, task.solution)
+            run = self._replay(task, task.solution)
             _refuse(after_the_end(task.solution, len(run.trajectory.turns), explorer.ending))
-            if failure := _failure(run):
+            if failure := _why_failed(run):
                 evidence += [failure, f"the environment returned {run.trajectory.reward:.2f}"]
                 return Verdict("retained" if run.trajectory.reward > 0 else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
-            _refuse(self.exclusions.why_done(task, run, self._run))
+            _refuse(self.exclusions.why_done(task, run, self._replay))
             self._check_repeatable(task, run, evidence)
-            bare = self._bare_ending(task, explorer.ending)
-            idle_run = self._check_effect(task, run, bare, evidence)
-            match = self._compare_query(task, run, bare, idle_run, explorer.ending, evidence)
-            bare_end = None if _only_ends(task.solution[-1], bare) else bare
+            bare_ending = self._bare_ending(task, explorer.ending)
+            idle_run = self._check_effect(task, run, bare_ending, evidence)
+            match = self._compare_query(task, run, bare_ending, idle_run, explorer.ending, evidence)
+            bare = None if _only_ends(task.solution[-1], bare_ending) else bare_ending
             phrase = functools.partial(ask, self.environment.phrase)
-            controls = NegativeControls(task, run, explorer.ending, bare_end, match, self._documents, phrase, self._run)
+            controls = NegativeControls(task, run, explorer.ending, bare, match, self._documents, phrase, self._replay)
             controls.examine(evidence)
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _require_metered(explorer).remaining_budget(), self.safe))
@@ -176,7 +176,7 @@ class Validation:
 
     def _check_repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         """Raises DraftRefused if a second run passes through other states."""
-        second_run = self._run(task, task.solution)
+        second_run = self._replay(task, task.solution)
         if second_run.states != run.states:
             pairs = zip(run.states, second_run.states, strict=False)
             first = next((i for i, (state, other) in enumerate(pairs) if state != other), len(second_run.states))
@@ -196,20 +196,20 @@ class Validation:
             return Action()
         last_actions: list[Action] = []
 
-        def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        def record_last_action(episode: Episode, messages: tuple[Message, ...]) -> Turn:
             last_actions.extend(ask_within(PATIENCE, episode.affordances)[-1:])
             return Turn(Action())
 
-        trajectory = self.play(self.environment, task, look, max_turns=1)
+        trajectory = self.play(self.environment, task, record_last_action, max_turns=1)
         if not trajectory.valid:
             raise EnvironmentFailure(trajectory.error)
         return next((action for action in last_actions if not action.calls), Action())
 
-    def _check_effect(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> Replay:
+    def _check_effect(self, task: Task, run: Replay, bare_ending: Action, evidence: list[str]) -> Replay:
         """Replays doing nothing. Raises DraftRefused if that ends in the same state, or earns full reward."""
         # In a dialogue, doing nothing ends each of the user's turns immediately.
-        turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
-        idle_run = self._run(task, (bare,) * turns)
+        turn_count = 1 if bare_ending.calls else sum(not action.calls for action in task.solution[:-1]) + 1
+        idle_run = self._replay(task, (bare_ending,) * turn_count)
         if idle_run.states[-1] == run.states[-1]:
             raise DraftRefused("no effect: ends in the same state as doing nothing, and gives no answer")
         if idle_run.trajectory.reward >= 1.0:
@@ -218,17 +218,17 @@ class Validation:
         return idle_run
 
     def _compare_query(
-        self, task: Task, run: Replay, bare: Action, idle_run: Replay, ending: str, evidence: list[str]
+        self, task: Task, run: Replay, bare_ending: Action, idle_run: Replay, ending: str, evidence: list[str]
     ) -> QueryMatch:
         """Compares the query with the solution. Raises DraftRefused if no action showed the answer, the query gives it
         away or does not ask for it, the query asks for one that is missing, or its condition does not hold."""
         steps, document = triplets(run), self._documents.get(ending, {})
-        if answer := check_answer(task.query, steps, run.states[-1], ending, document):
-            evidence.append(answer)
+        if answer_evidence := check_answer(task.query, steps, run.states[-1], ending, document):
+            evidence.append(answer_evidence)
         wording = ask(self.environment.phrase, steps)
         match = compare_query(task.query, task.environment, steps, opening(run), wording, self._documents, ending)
-        if answer:
-            bare_run = self._run(task, (*task.solution[:-1], bare))
+        if answer_evidence:
+            bare_run = self._replay(task, (*task.solution[:-1], bare_ending))
             bare_wording = ask(self.environment.phrase, triplets(bare_run))
             # If the solution does nothing else, the query can only ask for the answer.
             checks_asking = bare_run.complete and bare_run.states[-1] != idle_run.states[-1]
@@ -237,13 +237,13 @@ class Validation:
         if match.against:
             return match  # raised once the look-ups have been examined
         if checks_asking:
-            _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer), self._documents))
+            _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer_evidence), self._documents))
         if not match.verbatim and (condition := false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
         evidence.append(match.line)
         return match
 
-    def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
+    def _replay(self, task: Task, actions: tuple[Action, ...]) -> Replay:
         """Replays actions once. Raises EnvironmentFailure if the environment failed or timed out: it proves nothing."""
         run = replay(self.environment, task, actions, self.play)
         if not run.trajectory.valid or run.trajectory.outcome == "timeout":
@@ -257,11 +257,11 @@ def _refuse(reason: str) -> None:
         raise DraftRefused(reason)
 
 
-def _failure(run: Replay) -> str:
+def _why_failed(run: Replay) -> str:
     """Why the run does not earn full reward; "" if it does."""
-    for position, turn in enumerate(run.trajectory.turns, start=1):
+    for action_number, turn in enumerate(run.trajectory.turns, start=1):
         if not turn.observation.ok:
-            return f"run fails: action {position}, {signature(turn.action)}: {turn.observation.text[:200]}"
+            return f"run fails: action {action_number}, {signature(turn.action)}: {turn.observation.text[:200]}"
     if run.trajectory.outcome != "finished":
         return f"run fails: the last action leaves the episode open ({run.trajectory.outcome})"
     if run.trajectory.reward < 1.0:
@@ -269,11 +269,11 @@ def _failure(run: Replay) -> str:
     return ""
 
 
-def _only_ends(action: Action, bare: Action) -> bool:
+def _only_ends(action: Action, bare_ending: Action) -> bool:
     """Whether an action only ends the episode, perhaps with an answer."""
-    if bare.calls:
-        return [call.name for call in action.calls] == [call.name for call in bare.calls]
-    return not action.calls and action.text.strip() == bare.text.strip()
+    if bare_ending.calls:
+        return [call.name for call in action.calls] == [call.name for call in bare_ending.calls]
+    return not action.calls and action.text.strip() == bare_ending.text.strip()
 
 
 def _require_metered(explorer: Explorer) -> Metered:

@@ -27,26 +27,26 @@ from cojax.unicode_forms import normal_form
 from cojax.validation import mention
 from cojax.validation.mention import Mentions, fold, near, number_of, sentences, stem, words
 
-# Most values in a line of evidence, and characters of each.
-_LISTED, _SHORT = 4, 60
+# A line of evidence has at most this many values, and this many characters of each.
+_MOST_LISTED, _WIDTH = 4, 60
 
 # Verb → the first of the verbs that people use for the same thing.
 _FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
 # A value of this many characters may contain a call: a query may ask to write some code to a file.
-_LONG = 12
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_JOINTS = re.compile(r"[\W_]+")
+_LEAST_CODE = 12
+_CAMEL_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEPARATORS = re.compile(r"[\W_]+")
 _NAME = re.compile(r"(?<!\w)\w++(?:(?:[.:-]|::|->)\w++)*+")
-_OPENED = re.compile(r"(?<![\w.])((?:[^\W\d]\w*+\.)*+[^\W\d]\w*+)(?:(\s?)\(|\[)([^()\[\]]{0,200})")
-_SET = re.compile(
+_NAME_AND_BRACKET = re.compile(r"(?<![\w.])((?:[^\W\d]\w*+\.)*+[^\W\d]\w*+)(?:(\s?)\(|\[)([^()\[\]]{0,200})")
+_SETTING = re.compile(
     r"(?:[\"']|\{\s?)(\w{1,80})[\"']?\s?:|\b(\w{1,80}):(?=[\w\"'])|\b(\w{1,80})\s?=(?!=)|(?<!\S)--(\w{1,80})\b"
 )
-_KEYS = frozenset(("arguments", "parameters", "tool", "function", "tool_call", "tool_name", "function_call"))
-_CODE = re.compile(r"[A-Z]{1,6}")
+_CALL_KEYS = frozenset(("arguments", "parameters", "tool", "function", "tool_call", "tool_name", "function_call"))
+_CAPITALS = re.compile(r"[A-Z]{1,6}")
 # Usual factors of a computation: parts of a day, a week, a year, a whole.
 _FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
-# Most numbers of a text that are tried in a computation.
-_FEW = 60
+# At most this many numbers of a text are tried in a computation.
+_MOST_TERMS = 60
 # What may follow a word in brackets as its ending.
 _SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
 
@@ -74,7 +74,7 @@ class QueryMatch:
             return f"query and solution agree: {self.count} arguments are named, shown or documented"
         return (
             f"query and solution have words in common, and {self.count} arguments are named, shown or documented; it "
-            f"cannot be told of {', '.join(self.open[:_LISTED])}"
+            f"cannot be told of {', '.join(self.open[:_MOST_LISTED])}"
         )
 
 
@@ -96,29 +96,29 @@ def compare_query(
         return QueryMatch(verbatim=True)
     if wording is not None and _word_counts(wording) == _word_counts(query):
         return QueryMatch("the query has the words of these steps in another order")
-    if call_text := raw_call(query, [step.action for step in steps], documents):
-        return QueryMatch(f"the query holds a call, {call_text!r:.{_SHORT}}; expected words")
+    if call_text := find_raw_call(query, [step.action for step in steps], documents):
+        return QueryMatch(f"the query holds a call, {call_text!r:.{_WIDTH}}; expected words")
     mentions = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _mismatch(mentions, steps, calls, f"{wording or ''} {world}", documents):
-        return QueryMatch(against)
+    if mismatch := _mismatch(mentions, steps, calls, f"{wording or ''} {world}", documents):
+        return QueryMatch(mismatch)
     texts = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
-    named_count, open_ = 0, list[str]()
+    named_count, open_values = 0, list[str]()
     for place, call in calls:
         earlier, document = Mentions("\n".join(texts[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _arguments(call):
             if mentions.names(value) or _is_shown(value, mentions, earlier, document):
                 named_count += 1
             elif has_other_names(value):
-                open_.append(f"{value!r:.{_SHORT}}")
+                open_values.append(f"{value!r:.{_WIDTH}}")
             else:
                 return QueryMatch(
-                    f"the query does not name {value!r:.{_SHORT}}, {name!r:.{_SHORT}} of action {place}, and no "
+                    f"the query does not name {value!r:.{_WIDTH}}, {name!r:.{_WIDTH}} of action {place}, and no "
                     "earlier action shows it"
                 )
     if any(step.action.text.strip() and not step.action.calls for step in steps):
-        open_.append("code")
-    return QueryMatch(count=named_count, open=tuple(open_))
+        open_values.append("code")
+    return QueryMatch(count=named_count, open=tuple(open_values))
 
 
 def shown_text(step: Triplet, query: str) -> str:
@@ -129,8 +129,8 @@ def shown_text(step: Triplet, query: str) -> str:
 
 def _is_shown(value: Any, query: Mentions, earlier: Mentions, document: str) -> bool:
     """Whether the value was shown or documented, or consists of words or numbers that were shown or queried."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    if text and re.search(rf"(?<![\w.]){re.escape(text)}(?![\w.]*\w)", document, re.IGNORECASE):
+    value_text = value if isinstance(value, str) else json.dumps(value)
+    if value_text and re.search(rf"(?<![\w.]){re.escape(value_text)}(?![\w.]*\w)", document, re.IGNORECASE):
         return True
     if not isinstance(value, str):
         return value in earlier.numbers or is_computable(value, query.numbers | earlier.numbers)
@@ -149,7 +149,7 @@ def specific(value: Any) -> bool:
 def has_other_names(value: Any) -> bool:
     """Whether people may call the value by another name: a code such as USD, AAPL, SFO, or a number below ten."""
     if isinstance(value, str):
-        return bool(_CODE.fullmatch(value))
+        return bool(_CAPITALS.fullmatch(value))
     return isinstance(value, int | float) and abs(value) < 10
 
 
@@ -157,16 +157,16 @@ def is_computable(value: Any, numbers: frozenset[float]) -> bool:
     """Whether one operation on two of these numbers, or on one of them and a usual factor, gives the value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    terms = sorted(numbers, key=abs)[:_FEW]
-    return any(near(value, result) for one in terms for other in (*terms, *_FACTORS) for result in _results(one, other))
+    terms = sorted(numbers, key=abs)[:_MOST_TERMS]
+    return any(near(value, result) for one in terms for other in (*terms, *_FACTORS) for result in _combine(one, other))
 
 
-def _results(one: float, other: float) -> Iterator[float]:
-    yield from (one + other, one - other, other - one, one * other)
-    if other:
-        yield one / other
-    if one:
-        yield other / one
+def _combine(left: float, right: float) -> Iterator[float]:
+    yield from (left + right, left - right, right - left, left * right)
+    if right:
+        yield left / right
+    if left:
+        yield right / left
 
 
 def _mismatch(
@@ -261,58 +261,58 @@ def names_and_literals(action: Action) -> Iterator[str]:
                 yield str(value)
 
 
-def raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> str:
+def find_raw_call(query: str, actions: Sequence[Action], tools: Collection[str]) -> str:
     """The part of the query that is a call: a code fence, a tool's name as in code, a call, or a set argument.
 
     "" if there is none. A text that is a long argument of the solution does not count.
     """
     calls = [call for action in actions for call in action.calls]
     nodes = (node for action in actions if not action.calls for node in ast.walk(syntax_tree(action)))
-    values = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
-    values |= {str(leaf) for call in calls for leaf in leaves(call.arguments)}
+    solution_values = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
+    solution_values |= {str(leaf) for call in calls for leaf in leaves(call.arguments)}
     text = normal_form("NFKC", query)
-    for value in sorted((value for value in values if len(value) >= _LONG), key=len, reverse=True):
+    for value in sorted((value for value in solution_values if len(value) >= _LEAST_CODE), key=len, reverse=True):
         text = text.replace(normal_form("NFKC", value), " ")
-    if fence := next((part for part in text.split("```")[1::2] if _JOINTS.sub("", part)), ""):
+    if fence := next((part for part in text.split("```")[1::2] if _SEPARATORS.sub("", part)), ""):
         return fence
     parameters = {name for call in calls for name in call.arguments}
-    names = {*tools, *(call.name for call in calls)}
-    names |= {name.rpartition(".")[2] for name in names}
-    compact_names = {_JOINTS.sub("", name).casefold() for name in names if len(_split(name)) > 1}
+    tool_names = {*tools, *(call.name for call in calls)}
+    tool_names |= {name.rpartition(".")[2] for name in tool_names}
+    compact_names = {_SEPARATORS.sub("", name).casefold() for name in tool_names if len(_split_name(name)) > 1}
     for match in _NAME.finditer(text):
         # "Check-in" is a word, even if there is a tool check_in.
-        is_code = len(_split(match[0])) > 1 and ("-" not in match[0].replace("->", "") or match[0] in names)
-        if is_code and _JOINTS.sub("", match[0]).casefold() in compact_names:
+        is_code = len(_split_name(match[0])) > 1 and ("-" not in match[0].replace("->", "") or match[0] in tool_names)
+        if is_code and _SEPARATORS.sub("", match[0]).casefold() in compact_names:
             return match[0]
-    lower_names = {name.casefold() for name in names}
+    lower_names = {name.casefold() for name in tool_names}
     short_names = lower_names | {name.partition("_")[2] for name in lower_names}  # without their application
-    arguments = {value.casefold() for value in values | parameters}
-    for match in _OPENED.finditer(text):
-        inner_words = {word for word in _JOINTS.split(match[3].casefold()) if word}
+    argument_texts = {value.casefold() for value in solution_values | parameters}
+    for match in _NAME_AND_BRACKET.finditer(text):
+        inner_words = {word for word in _SEPARATORS.split(match[3].casefold()) if word}
         # "Move (bread, friday)" is a call, and "move (at last)" is not.
-        is_call = inner_words and inner_words <= arguments if match[2] else inner_words not in _SUFFIXES
+        is_call = inner_words and inner_words <= argument_texts if match[2] else inner_words not in _SUFFIXES
         name = match[1].casefold()
         if is_call and (name if match[2] else name.rpartition(".")[2]) in (lower_names if match[2] else short_names):
             return match[0]
     for part in text.casefold().split("`")[1::2]:
-        first, *others = _JOINTS.sub(" ", part).split() or [""]
-        if first in short_names and others and arguments.issuperset(others):
+        first_word, *other_words = _SEPARATORS.sub(" ", part).split() or [""]
+        if first_word in short_names and other_words and argument_texts.issuperset(other_words):
             return part
-    return next((match[0] for match in _SET.finditer(text) if {*match.groups()} & (_KEYS | parameters)), "")
+    return next((match[0] for match in _SETTING.finditer(text) if {*match.groups()} & (_CALL_KEYS | parameters)), "")
 
 
-def _split(name: str) -> list[str]:
-    return [word for word in _JOINTS.split(_CAMEL.sub(" ", name)) if word]
+def _split_name(name: str) -> list[str]:
+    return [word for word in _SEPARATORS.split(_CAMEL_JOINT.sub(" ", name)) if word]
 
 
-# Most values of a state that are read, their greatest depth, and most conditions of a query.
-_VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
-_NUMBERS = {"no": 0, **mention.NUMBERS}
+# At most this many values of a state are read, down to this depth, and this many conditions of a query.
+_MOST_VALUES, _DEEPEST, _CONDITIONS = 20_000, 8, 8
+_NUMBER_OF_WORD = {"no": 0, **mention.NUMBERS}
 # Words that bound a count → the comparison with the number.
-_BOUNDS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
-_PHRASES = mention.patterns("conditions", BOUND="|".join(_BOUNDS), NUMBER="|".join(_NUMBERS))
+_COMPARISONS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
+_PATTERNS = mention.patterns("conditions", BOUND="|".join(_COMPARISONS), NUMBER="|".join(_NUMBER_OF_WORD))
 # What may be said of any value.
-_VAGUE = mention.ENGLISH["conditions"]["VAGUE"][0].split()
+_VAGUE_WORDS = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
 
 def false_condition(
@@ -325,21 +325,21 @@ def false_condition(
     """
     texts = sentences(query)
     # A person's query has one or two.
-    conditions = [(i, match) for i, text in enumerate(texts) if (match := _PHRASES["if"].search(text))][:_CONDITIONS]
+    conditions = [(i, match) for i, text in enumerate(texts) if (match := _PATTERNS["if"].search(text))][:_CONDITIONS]
     if not changes or not conditions:
         return ""
     worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changes][:-1]
     for place, match in conditions:
         before, after = texts[place][: match.start()], texts[place][match.end() :]
-        end = _PHRASES["end"].search(after) or _PHRASES["else"].search(after)
-        condition = after[: end.start()] if end else after
-        truths = {_truth(condition, before, world) for world in worlds}
+        end_match = _PATTERNS["end"].search(after) or _PATTERNS["else"].search(after)
+        condition = after[: end_match.start()] if end_match else after
+        truths = {_decide(condition, before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
         others = [*texts[:place], *texts[place + 1 :]]
-        if place + 1 < len(texts) and _PHRASES["else"].match(texts[place + 1]):
+        if place + 1 < len(texts) and _PATTERNS["else"].match(texts[place + 1]):
             after = f"{after} {others.pop(place)}"
-        branch = _PHRASES["else"].search(after)
+        branch = _PATTERNS["else"].search(after)
         then, other = (after[: branch.start()], after[branch.end() :]) if branch else (after, "")
         actions = [steps[step].action for step in changes]
         if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
@@ -367,37 +367,37 @@ def _call_words(action: Action) -> Iterator[set[str]]:
         yield {synonym(word) for text in names_and_literals(action) for word in words(text)}
 
 
-def _truth(condition: str, before: str, world: "_World") -> bool | None:
+def _decide(condition: str, text_before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None if that cannot be decided."""
-    parts = _PHRASES["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
-    truths = [_truth_of_one(part, before, world) for part in parts]
-    return None if _PHRASES["or"].search(condition) else False if False in truths else None if None in truths else True
+    parts = _PATTERNS["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
+    truths = [_decide_one(part, text_before, world) for part in parts]
+    return None if _PATTERNS["or"].search(condition) else False if False in truths else None if None in truths else True
 
 
-def _truth_of_one(condition: str, before: str, world: "_World") -> bool | None:
+def _decide_one(condition: str, text_before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    count = _PHRASES["count"].search(condition)
+    count = _PATTERNS["count"].search(condition)
     sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
-    if (exists := _PHRASES["exists"].search(condition)) and (exists["value"] or not sizes):
+    if (exists := _PATTERNS["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
-    if some := _PHRASES["some"].search(condition):
+    if some := _PATTERNS["some"].search(condition):
         return any(counts) if (counts := world.sizes(some["noun"])) else None
     if count and sizes:
-        return None if _PHRASES["not"].search(condition) else _count_fits(count, sizes)
-    if value := _PHRASES["is"].search(condition):
+        return None if _PATTERNS["not"].search(condition) else _count_fits(count, sizes)
+    if value := _PATTERNS["is"].search(condition):
         subject = condition[: value.start()].strip()
-        return world.has(before if _PHRASES["pronoun"].fullmatch(subject) else subject, value)
+        return world.has(text_before if _PATTERNS["pronoun"].fullmatch(subject) else subject, value)
     return None
 
 
-def _count_fits(match: re.Match[str], sizes: Sequence[float]) -> bool | None:
+def _count_fits(count_match: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit the number that is said; None if it counts only some entries."""
-    number = int(match["number"]) if match["number"].isdigit() else _NUMBERS[match["number"]]
-    fits = _BOUNDS.get(match["how"] or match["tail"], operator.eq)
-    is_partial = bool(match["filter"] or match["more"]) or len(sizes) > 1
-    if fits in (operator.gt, operator.ge):
-        return (None if is_partial else True) if fits(sum(sizes), number) else False
-    return None if is_partial else fits(sizes[0], number)
+    number = int(count_match["number"]) if count_match["number"].isdigit() else _NUMBER_OF_WORD[count_match["number"]]
+    compare = _COMPARISONS.get(count_match["how"] or count_match["tail"], operator.eq)
+    is_partial = bool(count_match["filter"] or count_match["more"]) or len(sizes) > 1
+    if compare in (operator.gt, operator.ge):
+        return (None if is_partial else True) if compare(sum(sizes), number) else False
+    return None if is_partial else compare(sizes[0], number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -411,23 +411,23 @@ class _World:
         """(path, value) of everything in the state. An entry of a list is named by the texts that it holds."""
         entries: list[tuple[tuple[str, ...], Any]] = []
         stack: list[tuple[tuple[str, ...], Any]] = [((), self.state)]
-        while stack and len(entries) < _VALUES:
+        while stack and len(entries) < _MOST_VALUES:
             path, value = stack.pop()
             entries.append((path, value))
             if isinstance(value, Mapping) and len(path) < _DEEPEST:
                 stack += [((*path, fold(str(name))), inner) for name, inner in value.items()]
             elif isinstance(value, list | tuple) and len(path) < _DEEPEST:
-                for place, inner in enumerate(value):
+                for position, inner in enumerate(value):
                     texts = inner.values() if isinstance(inner, Mapping) else ()
-                    names = {fold(text) for text in texts if isinstance(text, str)} or {str(place)}
+                    names = {fold(text) for text in texts if isinstance(text, str)} or {str(position)}
                     stack += [((*path, name), inner) for name in names]
         return entries
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """The names of entries that hold others, and all texts."""
-        inner = {path[-1] for path, value in self._entries if path and isinstance(value, Mapping)}
-        return frozenset(inner | {fold(value) for _, value in self._entries if isinstance(value, str)})
+        entry_names = {path[-1] for path, value in self._entries if path and isinstance(value, Mapping)}
+        return frozenset(entry_names | {fold(value) for _, value in self._entries if isinstance(value, str)})
 
     def sizes(self, noun: str) -> list[int]:
         """How many entries each collection of this name has."""
@@ -441,16 +441,16 @@ class _World:
 
     def amounts(self, subject: str, noun: str) -> list[float]:
         """The numbers of this name in the entries that the subject names."""
-        inner = ((name, leaf) for name, leaf in self._of(subject) if stem(name) == stem(noun))
-        return [leaf for _, leaf in inner if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
+        noun_leaves = ((name, leaf) for name, leaf in self._leaves_of(subject) if stem(name) == stem(noun))
+        return [leaf for _, leaf in noun_leaves if isinstance(leaf, int | float) and not isinstance(leaf, bool)]
 
-    def _of(self, subject: str) -> list[tuple[str, Any]]:
+    def _leaves_of(self, subject: str) -> list[tuple[str, Any]]:
         """(name, value) of all values in the entries that the subject names; of nested entries, in the inner one."""
         mentions = Mentions(subject)
-        matches = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
-        matches = [pair for pair in matches if isinstance(pair[1], Mapping)] or matches
-        outer_paths = {path[:length] for path, _ in matches for length in range(len(path))}
-        inner_paths = {path for path, _ in matches if path not in outer_paths}
+        matching_entries = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
+        matching_entries = [pair for pair in matching_entries if isinstance(pair[1], Mapping)] or matching_entries
+        outer_paths = {path[:length] for path, _ in matching_entries for length in range(len(path))}
+        inner_paths = {path for path, _ in matching_entries if path not in outer_paths}
         return [
             (path[-1], leaf)
             for path, leaf in self._entries
@@ -458,18 +458,18 @@ class _World:
             and any(path[:size] in inner_paths for size in range(len(path) + 1))
         ]
 
-    def has(self, subject: str, match: re.Match[str]) -> bool | None:
+    def has(self, subject: str, value_match: re.Match[str]) -> bool | None:
         """Whether an entry that the subject names has the value; None if it names none, or the value is unknown."""
-        mentions, value, inner = Mentions(subject), match["value"], self._of(subject)
-        if not inner:
+        mentions, value, subject_leaves = Mentions(subject), value_match["value"], self._leaves_of(subject)
+        if not subject_leaves:
             return None
-        flags = [leaf for name, leaf in inner if name == value and isinstance(leaf, bool)]
-        kinds = [names for name, names in self._collections if stem(name) == stem(value)]
+        flags = [leaf for name, leaf in subject_leaves if name == value and isinstance(leaf, bool)]
+        value_collections = [names for name, names in self._collections if stem(name) == stem(value)]
         # "The day of lunch is …" tells which of its values is meant.
-        targets = [(name, leaf) for name, leaf in inner if mentions.holds(name)]
-        is_definite = match["says"] or (targets and value not in _VAGUE) or any(map(str.isdigit, value))
-        if not (flags or kinds or is_definite or value in self.names or value in mention.WEEKDAYS):
+        targets = [(name, leaf) for name, leaf in subject_leaves if mentions.holds(name)]
+        is_definite = value_match["says"] or (targets and value not in _VAGUE_WORDS) or any(map(str.isdigit, value))
+        if not (flags or value_collections or is_definite or value in self.names or value in mention.WEEKDAYS):
             return None
-        holds = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in targets or inner)
-        holds = holds or any(mentions.holds(fold(str(name))) for names in kinds for name in names)
-        return holds != bool(match["no"])
+        holds = any(flags) if flags else any(Mentions(str(leaf)).holds(value) for _, leaf in targets or subject_leaves)
+        holds = holds or any(mentions.holds(fold(str(name))) for names in value_collections for name in names)
+        return holds != bool(value_match["no"])

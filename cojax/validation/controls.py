@@ -21,9 +21,9 @@ from cojax.types import Action, Message, Task, Triplet, content_hash, normalise,
 from cojax.validation import consistency
 from cojax.validation.mention import COMMON, ENGLISH, Mentions, fold, number_of, words
 
-_CONDITION = re.compile(ENGLISH["depends"])
+_CONDITIONAL_WORD = re.compile(ENGLISH["depends"])
 # Words that carry no information.
-_EMPTY = COMMON | {"true", "false", "none", "null", "ok"}
+_EMPTY_WORDS = COMMON | {"true", "false", "none", "null", "ok"}
 _WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")
 
 
@@ -78,31 +78,31 @@ class NegativeControls:
         Raises DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution,
         then for any other part that is not needed.
         """
-        parts = list(self._parts())
+        parts = list(self._list_parts())
         with_effect = self._parts_with_effect(parts)
-        effective = [part for part in parts if part in with_effect]
+        effective_parts = [part for part in parts if part in with_effect]
         if self.bare is not None:
-            effective.append(self._last)
+            effective_parts.append(self._last_part)
         evidence += [self._use_of_lookup(part, None) for part in parts if part not in with_effect]
         if self.match.against:
             raise DraftRefused(self.match.against)
-        for part in effective:
-            evidence += self._control(part)
+        for part in effective_parts:
+            evidence += self._examine_part(part)
 
     @property
-    def _last(self) -> Part:
+    def _last_part(self) -> Part:
         return Part(len(self.task.solution) - 1)
 
     @functools.cached_property
     def _steps(self) -> tuple[Triplet, ...]:
         return triplets(self.run)
 
-    def _parts(self) -> Iterator[Part]:
+    def _list_parts(self) -> Iterator[Part]:
         """The parts that can be left out: all but the call that ends the episode, and the last action as a whole."""
         for place, action in enumerate(self.task.solution):
             if len(action.calls) > 1:
                 yield from (Part(place, number) for number, call in enumerate(action.calls) if call.name != self.ending)
-            elif place < self._last.action:
+            elif place < self._last_part.action:
                 yield Part(place)
 
     def _parts_with_effect(self, parts: Sequence[Part]) -> set[Part]:
@@ -125,53 +125,53 @@ class NegativeControls:
         places = {part: starts[part.action] + (part.call or 0) for part in call_parts}
         return action_parts | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
-    def _control(self, part: Part) -> list[str]:
+    def _examine_part(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
-        substitute = (self.bare,) if self.bare is not None and part == self._last else ()
-        shorter = self.replay(self.task, (*part.without(solution), *substitute))
-        if substitute and shorter.states[-1] == self.run.states[-1]:
+        substitute = (self.bare,) if self.bare is not None and part == self._last_part else ()
+        shorter_run = self.replay(self.task, (*part.without(solution), *substitute))
+        if substitute and shorter_run.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
-        if shorter.trajectory.reward >= 1.0:
+        if shorter_run.trajectory.reward >= 1.0:
             raise DraftRefused(f"negative control: passes without {part.name(solution)}")
-        if not substitute and self._only_shows(part, shorter):
-            return [self._use_of_lookup(part, shorter)]
+        if not substitute and self._only_shows(part, shorter_run):
+            return [self._use_of_lookup(part, shorter_run)]
         return [f"negative control: fails without {part.name(solution)}"]
 
-    def _use_of_lookup(self, part: Part, shorter: Replay | None) -> str:
-        """How the solution uses a part that only shows something; `shorter` is the replay without it, if there is one.
+    def _use_of_lookup(self, part: Part, shorter_run: Replay | None) -> str:
+        """How the solution uses a part that only shows something; `shorter_run` is the replay without it, if any.
 
         Raises DraftRefused if the part is superfluous.
         """
-        solution, name = self.task.solution, part.name(self.task.solution)
+        solution, part_name = self.task.solution, part.name(self.task.solution)
         if value := self._first_shown(part):
-            return f"look-up used: {value[:60]!r}, first shown by {name}, stands in what follows"
+            return f"look-up used: {value[:60]!r}, first shown by {part_name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
         wording_without = self.phrase(_steps_without(part, self._steps))
         is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
         if self.match.verbatim and not is_unasked:
-            return f"look-up asked for, as the environment words it: {name}"
-        shorter = shorter or self.replay(self.task, part.without(solution))
-        if not shorter.complete or len(shorter.trajectory.turns) < len(solution) - (part.call is None):
-            return f"look-up needed: the rest fails without {name}"
-        if not self._only_shows(part, shorter):
-            return f"look-up needed: the end differs without {name}"
+            return f"look-up asked for, as the environment words it: {part_name}"
+        shorter_run = shorter_run or self.replay(self.task, part.without(solution))
+        if not shorter_run.complete or len(shorter_run.trajectory.turns) < len(solution) - (part.call is None):
+            return f"look-up needed: the rest fails without {part_name}"
+        if not self._only_shows(part, shorter_run):
+            return f"look-up needed: the end differs without {part_name}"
         if not is_unasked and self._is_condition(part):
-            return f"look-up asked for, as the query makes it a condition: {name}"
-        output_counts = shorter.trajectory.reward < 1.0  # its output counts for the reward
+            return f"look-up asked for, as the query makes it a condition: {part_name}"
+        output_counts = shorter_run.trajectory.reward < 1.0  # its output counts for the reward
         if not is_unasked and output_counts and self._may_be_asked(part):
-            return f"look-up perhaps asked for, which cannot be told: {name}"
-        raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {name}")
+            return f"look-up perhaps asked for, which cannot be told: {part_name}"
+        raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {part_name}")
 
-    def _only_shows(self, part: Part, shorter: Replay) -> bool:
+    def _only_shows(self, part: Part, shorter_run: Replay) -> bool:
         """Whether the final states with and without the part differ at most by its output.
 
         Some environments keep outputs, or hashes of them, in their state, to compare them. `shorter` is the replay
         without the part.
         """
-        if not self.run.states or not shorter.states:
+        if not self.run.states or not shorter_run.states:
             return False
-        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(shorter.states[-1])
+        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(shorter_run.states[-1])
         outputs = Counter(message.content for message in _messages(part, self._steps))
         outputs += Counter({f"hash:{content_hash(text)}": count for text, count in outputs.items()})
         extra_values = Counter(leaf for _, leaf in (with_part - without_part).elements())
@@ -196,7 +196,7 @@ class NegativeControls:
         It must contain a conditional word, an argument of the part and something that the part shows.
         """
         mentions = Mentions(self.task.query)
-        if not _CONDITION.search(fold(self.task.query)):
+        if not _CONDITIONAL_WORD.search(fold(self.task.query)):
             return False
         contents = (message.content for message in _messages(part, self._steps))
         return any(mentions.names(text) for text in contents if text.strip()) and any(
@@ -228,22 +228,22 @@ def opening(run: Replay) -> str:
     return "\n".join(message.content for message in run.trajectory.opening)
 
 
-def after_the_end(actions: Sequence[Action], turns: int, ending: str) -> str:
+def after_the_end(actions: Sequence[Action], turn_count: int, ending: str) -> str:
     """How a solution goes on after the episode is over, as a line of evidence; empty if it does not.
 
     In code, a later call at the top level counts if it is on the same object, or ends the episode again.
     """
-    if turns < len(actions):
-        return f"calls after the end: action {turns} ends the episode, and {len(actions) - turns} more follow"
-    for place, action in enumerate(actions, 1):
+    if turn_count < len(actions):
+        return f"calls after the end: action {turn_count} ends the episode, and {len(actions) - turn_count} more follow"
+    for action_number, action in enumerate(actions, 1):
         if ending and ending in [call.name for call in action.calls[:-1]]:
-            return f"calls after the end: action {place} goes on after {ending}"
-        if ending and not action.calls and (line := _goes_on(action, ending.rpartition(".")[2])):
-            return f"calls after the end: the code of action {place} goes on after {ending} with {line}"
+            return f"calls after the end: action {action_number} goes on after {ending}"
+        if ending and not action.calls and (later_call := _call_after_end(action, ending.rpartition(".")[2])):
+            return f"calls after the end: the code of action {action_number} goes on after {ending} with {later_call}"
     return ""
 
 
-def _goes_on(action: Action, ending: str) -> str:
+def _call_after_end(action: Action, ending: str) -> str:
     """The first call of an action's code after the one that ends the episode; empty if there is none."""
     owner = ""
     for statement in consistency.syntax_tree(action).body:
@@ -308,7 +308,7 @@ def _as_lines(action: Action) -> str:
 
 def _values(text: str) -> set[str]:
     """The values of a text: its words, their parts and its numbers, without common words and truth values."""
-    whole = _WORD.findall(fold(text))
-    candidates = {*whole, *(piece for word in whole for piece in re.findall(r"\w+", word))}
-    plain = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY}
-    return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in plain} - {"nan"}
+    whole_words = _WORD.findall(fold(text))
+    candidates = {*whole_words, *(piece for word in whole_words for piece in re.findall(r"\w+", word))}
+    value_words = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY_WORDS}
+    return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in value_words} - {"nan"}

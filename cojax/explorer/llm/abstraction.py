@@ -59,7 +59,7 @@ def abstraction_prompt(
     window: int,
     most_drafts: int,
 ) -> Sequence[Message]:
-    """The messages that ask for at most `limit` `Drafts`. At most `window` characters of them are untrusted.
+    """The messages that ask for at most `most_drafts` `Drafts`. At most `window` characters of them are untrusted.
 
     `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
     """
@@ -136,7 +136,7 @@ def task_draft(
 
 
 def _numbered_turns(draft: Draft, most_numbers: int) -> list[tuple[str, list[int]]]:
-    """The user's turns, each with the numbers of its actions; at most `limit` numbers in total."""
+    """The user's turns, each with the numbers of its actions; at most `most_numbers` in total."""
     turns: list[tuple[str, list[int]]] = []
     for query, step_numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
         turns.append((query, step_numbers[:most_numbers]))

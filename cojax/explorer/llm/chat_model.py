@@ -198,9 +198,9 @@ def seed_of(*parts: Any) -> int:
 def structured_reply(
     chat_model: ChatModel, messages: Sequence[Message], record_type: type[_T], *, place: str, **reply_options: Any
 ) -> _T:
-    """The reply as a record of `kind`; the model may repair it once. Raises ChatFailure.
+    """The reply as a record of `record_type`; the model may repair it once. Raises ChatFailure.
 
-    `call` holds the other keywords of `ChatModel.reply`: budget, seed, and possibly the temperature.
+    `reply_options` holds the other keywords of `ChatModel.reply`: budget, seed, and possibly the temperature.
     """
     reply_options["schema"] = schema = record_type.model_json_schema()
     reply = chat_model.reply(messages, place=place, **reply_options)

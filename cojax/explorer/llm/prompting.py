@@ -63,8 +63,8 @@ def bullets(lines: tuple[str, ...] | list[str]) -> str:
 def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str | None]:
     """The texts, oldest first, shortened to at most `room` characters in total; a text that is left out is None.
 
-    Every text shown costs `each` extra characters. All are cut at the same length, the longest that fits, so that long
-    texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
+    Every text shown costs `extra_each` more characters. All are cut at the same length, the longest that fits, so that
+    long texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
     fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _SHORTEST)
     newest_texts = texts[len(texts) - fitting_count :]
@@ -73,7 +73,7 @@ def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str 
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) -> list[tuple[str, str]]:
-    """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each pair costs `each` extra."""
+    """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each costs `extra_each` more."""
     least_lengths = [min(len(first), _SHORTEST) + min(len(second), _SHORTEST) for first, second in pairs]
     fitting_count = _count_fitting(least_lengths, room, extra_each, 2 * _SHORTEST)
     newest_pairs = pairs[len(pairs) - fitting_count :]
@@ -82,7 +82,7 @@ def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) 
 
 
 def _count_fitting(lengths: Sequence[int], room: int, extra_each: int, least_length: int) -> int:
-    """The number of last texts that fit if each takes `each` plus at most `least` of its characters."""
+    """The number of last texts that fit if each takes `extra_each` plus at most `least_length` of its characters."""
     count = 0
     for length in reversed(lengths):
         room -= extra_each + min(length, least_length)

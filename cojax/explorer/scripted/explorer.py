@@ -90,7 +90,7 @@ def words_of(text: str) -> set[str]:
 
 
 def draft_lengths(base_length: int, extra_lengths: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
-    """Yields without end: `base` plus a random entry of `stretch`, clipped to 1 … `longest`."""
+    """Yields without end: `base_length` plus a random entry of `extra_lengths`, clipped to 1 … `longest`."""
     while True:
         yield min(longest, max(1, base_length + rng.choice(extra_lengths)))
 
