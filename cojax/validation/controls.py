@@ -166,8 +166,8 @@ class NegativeControls:
     def _only_shows(self, part: Part, shorter_run: Replay) -> bool:
         """Whether the final states with and without the part differ at most by its output.
 
-        Some environments keep outputs, or hashes of them, in their state, to compare them. `shorter` is the replay
-        without the part.
+        Some environments keep outputs, or hashes of them, in their state, to compare them. `shorter_run` is the
+        replay without the part.
         """
         if not self.run.states or not shorter_run.states:
             return False

@@ -28,25 +28,25 @@ CIPHERS = {
 _LATIN_NAME = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
-_HIDDEN = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
+_HIDDEN_CATEGORIES = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
 # Most characters that replace one character.
-_WIDEST = 18
+_LONGEST_EXPANSION = 18
 # Most nested decodings, and most readings of one text.
-_DEEPEST, _READINGS = 3, 32
+_DEEPEST, _MOST_READINGS = 3, 32
 # Digits → the letters they stand for; letters that look alike → one of them.
-_SAME = str.maketrans("0123456789i", "olzeasgtbql")
+_LOOKALIKE_DIGITS = str.maketrans("0123456789i", "olzeasgtbql")
 # Marks → the letters they stand for; + and ! only next to a word or within one.
-_MARKS = str.maketrans("@$€£¢|", "aselcl")
+_LETTER_MARKS = str.maketrans("@$€£¢|", "aselcl")
 _PLUS = re.compile(r"(?<=\w)\+|\+(?=\w)")
 _BANG = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
 WORD = re.compile(r"[^\W_]+")
 
 _LEET = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
 _LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
-_TURNED = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
+_UPSIDE_DOWN = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
 MORSE = dict(zip(ENGLISH["spelling"]["morse"].split(), ALPHABET + "0123456789", strict=True))
-_NUMBERS = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
-_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBERS if len(word) > 1))["marker"]
+_NUMBER_OF_WORD = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
+_PART_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBER_OF_WORD if len(word) > 1))["marker"]
 _QUOTES = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
 _BASE64_SHORT = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")
@@ -55,15 +55,15 @@ _BASE32 = re.compile(r"[A-Za-z2-7]{16,}={0,6}")
 _BASE85 = re.compile(r"(?:<~)?[!-z{|}~]{15,}")
 _HEX = re.compile(r"(?:0x|\\x)?[0-9a-fA-F]{2}(?:[\s:,-]{0,2}(?:0x|\\x)?[0-9a-fA-F]{2}){5,}")
 _BITS = re.compile(r"[01]{7,8}(?:[\s,-]{0,2}[01]{7,8}){4,}")
-_CODES = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
+_CHARACTER_CODES = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
 _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-F]{2})|=([0-9A-F]{2})|\\([0-7]{3})")
 MORSE_MARKS = str.maketrans("·•–−—_", "..----")
-_DOTS = re.compile(r"[.\-·•–−—_/| \n]+")
+_MORSE_TEXT = re.compile(r"[.\-·•–−—_/| \n]+")
 _MORSE_RUN = re.compile(r"[.\-·•–−—_/| \n]{14,}")
 _MARKS_BETWEEN = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
 _GAPS_BETWEEN = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _LEET_WORD = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
-_USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
+_LEAST_USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
 def plain(text: str) -> str:
@@ -71,18 +71,18 @@ def plain(text: str) -> str:
 
     Marks and characters that show nothing are dropped; case, punctuation and ASCII itself stay.
     """
-    return text if text.isascii() else "".join(map(_plain, text))
+    return text if text.isascii() else "".join(map(_plain_char, text))
 
 
 def plain_letters(text: str) -> str:
     """The text in plain lower-case letters, which also replace marks that stand for letters."""
-    letters = plain(text.translate(_MARKS)).lower()
+    letters = plain(text.translate(_LETTER_MARKS)).lower()
     return _BANG.sub("l", _PLUS.sub("t", letters)) if "+" in letters or "!" in letters else letters
 
 
 def one_letter(letters: str) -> str:
     """Plain lower-case letters, with one letter for all that look alike."""
-    return letters.replace("rn", "m").replace("vv", "w").translate(_SAME)
+    return letters.replace("rn", "m").replace("vv", "w").translate(_LOOKALIKE_DIGITS)
 
 
 def words(text: str) -> list[str]:
@@ -97,18 +97,18 @@ def finder(words: Sequence[str], most: int | None = None) -> Callable[[str], boo
     """
     text, edges = "".join(words), frozenset(itertools.accumulate(map(len, words), initial=0))
 
-    def finds(form: str) -> bool:
-        places = itertools.islice(_places(text, form), most)
-        return any(place in edges and place + len(form) in edges for place in places)
+    def contains(form: str) -> bool:
+        positions = itertools.islice(_positions_of(text, form), most)
+        return any(position in edges and position + len(form) in edges for position in positions)
 
-    return finds
+    return contains
 
 
-def _places(text: str, form: str) -> Iterator[int]:
-    place = text.find(form)
-    while place >= 0:
-        yield place
-        place = text.find(form, place + 1)
+def _positions_of(text: str, form: str) -> Iterator[int]:
+    position = text.find(form)
+    while position >= 0:
+        yield position
+        position = text.find(form, position + 1)
 
 
 def readings(
@@ -119,52 +119,52 @@ def readings(
     `decipher` gives readings of a text in addition to `decodings`.
     """
     texts = {text}
-    level = [("", text)]
+    current_level = [("", text)]
     yield "", text
     for _ in range(_DEEPEST):
         next_level: list[tuple[str, str]] = []
-        for how, reading in level:
-            for name, decoding in (*decodings(reading), *decipher(reading)):
-                if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _READINGS:
+        for how, reading in current_level:
+            for encoding, decoding in (*decodings(reading), *decipher(reading)):
+                if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _MOST_READINGS:
                     texts.add(decoding)
-                    next_level.append((f"{how}, {name}".removeprefix(", "), decoding))
+                    next_level.append((f"{how}, {encoding}".removeprefix(", "), decoding))
                     yield next_level[-1]
-        level = next_level
+        current_level = next_level
 
 
 def decodings(text: str) -> Iterator[tuple[str, str]]:
     """(name of the encoding, decoded text) for each encoding that the text may be in."""
-    for name, decode in _DECODINGS.items():
+    for encoding, decode in _DECODINGS.items():
         for reading in decode(text):
             if reading.strip() and reading != text:
-                yield name, reading
+                yield encoding, reading
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _plain(char: str) -> str:
+def _plain_char(char: str) -> str:
     if char.isascii():
         return char
     if char.isspace():
         return " " if char not in "\u2028\u2029\x85" else "\n"
     if char in BLANK:
         return ""
-    parts = unicodedata.normalize("NFKD", char)[:_WIDEST]
-    visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN)
-    return visible if visible.isascii() else _table().get(char) or "".join(map(_lookalike, visible))
+    parts = unicodedata.normalize("NFKD", char)[:_LONGEST_EXPANSION]
+    visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN_CATEGORIES)
+    return visible if visible.isascii() else _lookalikes().get(char) or "".join(map(_lookalike, visible))
 
 
 def _lookalike(char: str) -> str:
     if char.isascii():
         return char
     # A letter without a lookalike may have one in its other case.
-    if lookalike := next(filter(None, map(_table().get, (char, char.upper(), char.lower()))), None):
+    if lookalike := next(filter(None, map(_lookalikes().get, (char, char.upper(), char.lower()))), None):
         return lookalike
     match = _LATIN_NAME.search(unicodedata.name(char, ""))
     return match[1].lower() if match else char
 
 
 @functools.cache
-def _table() -> Mapping[str, str]:
+def _lookalikes() -> Mapping[str, str]:
     """Character → the ASCII text that Unicode says it looks like, letters preferred to digits and marks."""
     # The table takes a moment to load, and only texts beyond ASCII need it.
     from confusable_homoglyphs.confusables import confusables_data
@@ -190,12 +190,12 @@ def _as_text(data: bytes) -> str:
     # An ordinary word that happens to be decodable becomes letters of any script, and marks.
     usual_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
     is_visible = all(char.isprintable() or char.isspace() for char in text)
-    if len(text) < 2 or not is_visible or usual_count < _USUAL * len(text):
+    if len(text) < 2 or not is_visible or usual_count < _LEAST_USUAL * len(text):
         raise ValueError("no text")
     return text
 
 
-def _in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
+def _decode_in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
     """A decoding of each match of the pattern, by the first decoder that does not raise ValueError.
 
     It yields the decoded pieces alone, then the text with each of them in its place.
@@ -211,19 +211,19 @@ def _in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Call
                     return f" {pieces[-1]} "
             return match[0]
 
-        whole = pattern.sub(replace, text)
+        whole_text = pattern.sub(replace, text)
         if pieces:
             yield " ".join(pieces)
-            yield whole
+            yield whole_text
 
     return decode
 
 
 def _from_base64(token: str) -> str:
-    bare = token.strip("=").replace("-", "+").replace("_", "/")
+    bare_token = token.strip("=").replace("-", "+").replace("_", "/")
     # A single character encodes no whole byte.
-    bare = bare[: len(bare) - (len(bare) % 4 == 1)]
-    return _as_text(base64.b64decode(bare + "=" * (-len(bare) % 4)))
+    bare_token = bare_token[: len(bare_token) - (len(bare_token) % 4 == 1)]
+    return _as_text(base64.b64decode(bare_token + "=" * (-len(bare_token) % 4)))
 
 
 _BASE64_DECODERS = (
@@ -233,16 +233,16 @@ _BASE64_DECODERS = (
 )
 
 
-def _base64(text: str) -> Iterator[str]:
+def _decode_base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
-    if readings := list(_in_place(_BASE64, *_BASE64_DECODERS)(text)):
+    if readings := list(_decode_in_place(_BASE64, *_BASE64_DECODERS)(text)):
         # If some words are base64, shorter ones may be too.
-        yield from (*readings, *_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
+        yield from (*readings, *_decode_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
 
 
 def _from_base32(token: str) -> str:
-    bare = token.strip("=").upper()
-    return _as_text(base64.b32decode(bare + "=" * (-len(bare) % 8)))
+    bare_token = token.strip("=").upper()
+    return _as_text(base64.b32decode(bare_token + "=" * (-len(bare_token) % 8)))
 
 
 def _from_hex(token: str, backwards: bool = False) -> str:
@@ -264,7 +264,7 @@ def _from_codes(token: str) -> str:
     return _as_text(bytes(numbers))
 
 
-def _escapes(text: str) -> Iterator[str]:
+def _undo_escapes(text: str) -> Iterator[str]:
     if "%" in text:
         yield urllib.parse.unquote(text)
     if "&" in text:
@@ -278,9 +278,9 @@ def _unescape(match: re.Match[str]) -> str:
     return match[0] if 0xD800 <= code < 0xE000 else chr(code)
 
 
-def _morse(text: str) -> Iterator[str]:
+def _decode_morse(text: str) -> Iterator[str]:
     if _MORSE_RUN.search(text):
-        yield _DOTS.sub(_from_morse, text)
+        yield _MORSE_TEXT.sub(_from_morse, text)
 
 
 def _from_morse(match: re.Match[str]) -> str:
@@ -288,19 +288,19 @@ def _from_morse(match: re.Match[str]) -> str:
     return "".join(MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", run))
 
 
-def _invisible(text: str) -> Iterator[str]:
+def _read_invisible(text: str) -> Iterator[str]:
     """Text hidden in tag characters, which are invisible, and in variation selectors, each of which may be a byte."""
     if text.isascii():
         return
     yield "".join(chr(ord(char) - 0xE0000) for char in text if 0xE0020 <= ord(char) < 0xE007F)
-    hidden = [ord(char) - 0xFE00 for char in text if 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF]
+    codes = [ord(char) - 0xFE00 for char in text if 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF]
     with contextlib.suppress(ValueError):
-        yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in hidden))
+        yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in codes))
 
 
-def _upside_down(text: str) -> Iterator[str]:
+def _turn_upright(text: str) -> Iterator[str]:
     if any(char in text for char in "ɐǝʇɹɥʎʍɯɔɟƃʞ"):
-        yield text[::-1].lower().translate(_TURNED)
+        yield text[::-1].lower().translate(_UPSIDE_DOWN)
 
 
 def _join_letters(text: str) -> Iterator[str]:
@@ -309,22 +309,22 @@ def _join_letters(text: str) -> Iterator[str]:
         yield _GAPS_BETWEEN.sub("", text)
 
 
-def _leet(text: str) -> Iterator[str]:
+def _undo_leet(text: str) -> Iterator[str]:
     if _LEET_WORD.search(text):
         parts = re.split(r"(\s+)", text)
         yield "".join(part.translate(_LEET) if _LEET_WORD.search(part) else part for part in parts)
         yield text.translate(_LEET_SECOND)
 
 
-def _parts(text: str) -> Iterator[str]:
+def _order_parts(text: str) -> Iterator[str]:
     """The pieces after numbered marks, in the order of the numbers; then the quoted pieces."""
-    marks = list(_MARKER.finditer(text))
+    marks = list(_PART_MARKER.finditer(text))
     if len(marks) >= 2:
-        stops = [mark.start() for mark in marks[1:]] + [len(text)]
+        part_ends = [mark.start() for mark in marks[1:]] + [len(text)]
         numbers = [(mark["number"] or mark["letter"] or mark["bare"]).lower() for mark in marks]
         pieces = [
-            (_NUMBERS.get(number) or int(number), text[mark.end() : stop])
-            for number, mark, stop in zip(numbers, marks, stops, strict=True)
+            (_NUMBER_OF_WORD.get(number) or int(number), text[mark.end() : part_end])
+            for number, mark, part_end in zip(numbers, marks, part_ends, strict=True)
         ]
         yield " ".join(piece for _, piece in sorted(pieces, key=lambda piece: piece[0]))
     if quotes := ["".join(groups) for groups in _QUOTES.findall(text)]:
@@ -332,21 +332,21 @@ def _parts(text: str) -> Iterator[str]:
 
 
 _DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {
-    "base64": _base64,
-    "base32": _in_place(_BASE32, _from_base32),
-    "base85": _in_place(
+    "base64": _decode_base64,
+    "base32": _decode_in_place(_BASE32, _from_base32),
+    "base85": _decode_in_place(
         _BASE85,
         lambda token: _as_text(base64.b85decode(token)),
         lambda token: _as_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
     ),
-    "hexadecimal": _in_place(_HEX, _from_hex, functools.partial(_from_hex, backwards=True)),
-    "binary": _in_place(_BITS, _from_bits),
-    "numbers for letters": _in_place(_CODES, _from_codes),
-    "escapes": _escapes,
-    "Morse": _morse,
-    "characters that show nothing": _invisible,
-    "upside down": _upside_down,
+    "hexadecimal": _decode_in_place(_HEX, _from_hex, functools.partial(_from_hex, backwards=True)),
+    "binary": _decode_in_place(_BITS, _from_bits),
+    "numbers for letters": _decode_in_place(_CHARACTER_CODES, _from_codes),
+    "escapes": _undo_escapes,
+    "Morse": _decode_morse,
+    "characters that show nothing": _read_invisible,
+    "upside down": _turn_upright,
     "letters apart": _join_letters,
-    "digits for letters": _leet,
-    "parts": _parts,
+    "digits for letters": _undo_leet,
+    "parts": _order_parts,
 }

@@ -21,29 +21,29 @@ from cojax.validation.decodings import words as words_of
 from cojax.validation.mention import ENGLISH
 
 # Courtesies before and after a request, which do not change it.
-_OPENING = frozenset({"please", "kindly", "hey", "hi", "hello"})
-_CLOSING = frozenset({"please", "kindly", "thanks"})
+_OPENING_WORDS = frozenset({"please", "kindly", "hey", "hi", "hello"})
+_CLOSING_WORDS = frozenset({"please", "kindly", "thanks"})
 # A turn of a dialogue is only part of a task: to be distinctive it needs this many times the words of a whole query.
 _TURN_FACTOR = 2
 # Most characters of a query that is compared; validation allows far fewer.
-_LONGEST = 100_000
+_LONGEST_QUERY = 100_000
 # A query scattered among other words needs this many more words to be distinctive.
-_SCATTERED_MORE = 3
+_EXTRA_IF_SCATTERED = 3
 # Fewest words of a decoded text whose wording is compared.
 _FEWEST_DECODED = 4
 # Most evaluation tasks on one setup whose solutions are run; benchmarks have a few on each.
 _MOST_PER_SETUP = 20
 # Fewest words and letters of a query that is recognised inside a longer reading.
-_FEWEST, _SHORTEST = 3, 12
+_FEWEST_WORDS, _FEWEST_LETTERS = 3, 12
 # Fewest queries by which words that none of them contains count as filler.
-_REPRESENTATIVE = 100
+_REPRESENTATIVE_COUNT = 100
 # Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
 _NEIGHBOURS = 0.6
 # Most words of a text that are tried with each cipher, and most ciphers that are followed up.
-_TRIED, _CIPHERS = 100, 2
-_CLAUSE = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
+_MOST_WORDS_TRIED, _MOST_CIPHERS = 100, 2
+_CLAUSE_END = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.
-_FILLER = frozenset(map(one_letter, ENGLISH["around"].split()))
+_FILLER_WORDS = frozenset(map(one_letter, ENGLISH["around"].split()))
 # Cipher → the table that undoes it.
 _CIPHER_TABLES = {name: str.maketrans(alphabet, ALPHABET) for name, alphabet in CIPHERS.items()}
 
@@ -93,18 +93,18 @@ class Exclusions:
                 f"words is {words}; expected the fewest words of a query that no other may contain, 0 for none"
             )
         tasks = tuple(tasks)
-        texts = sorted({task.query for task in tasks})
+        query_texts = sorted({task.query for task in tasks})
         by_setup: dict[str, tuple[Task, ...]] = {}
         for task in tasks:
             if task.solution and len(earlier := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
                 by_setup[setup_hash(task)] = (*earlier, task)
         return cls(
-            frozenset(key for text in texts for key in _query_keys(text)),
-            frozenset(_plan(task) for task in tasks),
+            frozenset(key for text in query_texts for key in _query_keys(text)),
+            frozenset(_plan_hash(task) for task in tasks),
             similarity,
-            nearest(texts) if similarity else None,
-            tuple(sorted({part for text in texts for part in _distinctive_parts(text, words)})) if words else (),
-            Disguises(texts, _SCATTERED_MORE + words if words else 0),
+            nearest(query_texts) if similarity else None,
+            tuple(sorted({part for text in query_texts for part in _distinctive_parts(text, words)})) if words else (),
+            Disguises(query_texts, _EXTRA_IF_SCATTERED + words if words else 0),
             by_setup,
             frozenset(map(setup_hash, closed)),
         )
@@ -115,16 +115,16 @@ class Exclusions:
             return ""
         if setup_hash(task) in self.closed:
             return "an evaluation task begins on the same setup"
-        if len(task.query) > _LONGEST:
-            return f"the query has {len(task.query):,} characters; no more than {_LONGEST:,} can be compared"
+        if len(task.query) > _LONGEST_QUERY:
+            return f"the query has {len(task.query):,} characters; no more than {_LONGEST_QUERY:,} can be compared"
         if _query_keys(task.query) & self.queries:
             return "an evaluation task has the same query"
-        if _plan(task) in self.plans:
+        if _plan_hash(task) in self.plans:
             return "an evaluation task has the same setup and actions"
         if (cosine := self._cosine(task.query)) > self.similarity:
             # The task is not named: drafts.jsonl must not hold evaluation tasks.
             return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
-        turns = (_query_keys(turn) for turn in _turns(task.query) if _shown_words(turn))
+        turns = (_query_keys(turn) for turn in _split_turns(task.query) if _shown_words(turn))
         if any(map(finder(_shown_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
         for how, reading in self.disguises.readings(task.query):
@@ -152,8 +152,8 @@ class Exclusions:
         setup = setup_hash(task)
         if setup not in self.ends:
             runs = [(other, replay(other, other.solution)) for other in self.by_setup.get(setup, ())]
-            self.ends[setup] = tuple((other, _change(other_run)) for other, other_run in runs if other_run.complete)
-        change = _change(run)
+            self.ends[setup] = tuple((other, _world_hash(other_run)) for other, other_run in runs if other_run.complete)
+        change = _world_hash(run)
         for other, their_change in self.ends[setup]:
             if their_change == change and (change or replay(other, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
@@ -168,36 +168,36 @@ class Disguises:
         queries = sorted(set(queries))
         self._whole: set[str] = set()
         self._bare: set[str] = set()
-        self._starts: dict[str, set[str]] = {}
+        self._queries_by_start: dict[str, set[str]] = {}
         self._spellings: dict[str, set[str]] = {}  # query in one letter for all that look alike → in its own letters
         self._words: set[str] = set()
-        self._backwards: set[str] = set()
+        self._backward_words: set[str] = set()
         for query in queries:
-            self._learn(query)
-        self._representative = len(queries) >= _REPRESENTATIVE
-        self._by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
+            self._add_query(query)
+        self._is_representative = len(queries) >= _REPRESENTATIVE_COUNT
+        self._queries_by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
         if fewest_scattered:
             parts = [words_of(part) for query in queries for part in {query, *_paragraphs(query)}]
             counts = collections.Counter(word for part in parts for word in set(part))
             for part in parts:
                 if len(part) >= fewest_scattered:
-                    self._by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
+                    self._queries_by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
 
-    def _learn(self, query: str) -> None:
+    def _add_query(self, query: str) -> None:
         words = words_of(query)
         self._words.update(words)
-        self._backwards.update(one_letter(word[::-1]) for word in words)
+        self._backward_words.update(one_letter(word[::-1]) for word in words)
         if len(words) > 1:
             self._bare.add(_without_filler(words))
         for letters in filter(None, _orders(query)):
             self._whole.add(one_letter(letters))
         # A single turn of a dialogue may be disguised too.
         for part in {query, *_paragraphs(query)}:
-            if len(WORD.findall(plain_letters(part))) >= _FEWEST:
+            if len(WORD.findall(plain_letters(part))) >= _FEWEST_WORDS:
                 for letters in _orders(part):
-                    if len(key := one_letter(letters)) >= _SHORTEST:
-                        self._starts.setdefault(key[:_SHORTEST], set()).add(key)
-                        self._spellings.setdefault(key, set()).add(letters)
+                    if len(query_key := one_letter(letters)) >= _FEWEST_LETTERS:
+                        self._queries_by_start.setdefault(query_key[:_FEWEST_LETTERS], set()).add(query_key)
+                        self._spellings.setdefault(query_key, set()).add(letters)
 
     def readings(self, text: str) -> Iterator[tuple[str, str]]:
         """(how, reading) of the text, as in `decodings.readings`, and by ciphers that turn it into known words."""
@@ -208,14 +208,14 @@ class Disguises:
 
         `how` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
-        for piece in (reading, *_paragraphs(reading)):
-            if not (words := words_of(piece)):
+        for passage in (reading, *_paragraphs(reading)):
+            if not (words := words_of(passage)):
                 continue
-            if one_letter("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(piece)):
+            if one_letter("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(passage)):
                 return how or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
                 return how or "words around its parts"
-            if any(self._is_whole(core) for core in self._familiar_words(piece, words, _FEWEST - bool(how))):
+            if any(self._is_whole(core) for core in self._familiar_words(passage, words, _FEWEST_WORDS - bool(how))):
                 return how or "other words between its parts"
         words = words_of(reading)
         if queries := self._queries_in(one_letter("".join(words))):
@@ -230,9 +230,9 @@ class Disguises:
     def _familiar_words(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
         # If few queries are known, a word that none contains may matter.
-        if not self._representative or self._words.issuperset(words):
+        if not self._is_representative or self._words.issuperset(words):
             return
-        clauses = [words_of(clause) for clause in _CLAUSE.split(text)]
+        clauses = [words_of(clause) for clause in _CLAUSE_END.split(text)]
         familiar = [word for clause in clauses if 2 * self._count_known(clause) > len(clause) for word in clause]
         yield from (core for core in ([word for word in words if word in self._words], familiar) if len(core) >= fewest)
 
@@ -242,7 +242,7 @@ class Disguises:
     def _is_scattered(self, words: Sequence[str]) -> bool:
         """Whether these words contain all words of a query in order, most of them right after the one before."""
         word_set, pairs = set(words), set(itertools.pairwise(words))
-        likely_queries = (query for word in word_set for query in self._by_word.get(word, ()))
+        likely_queries = (query for word in word_set for query in self._queries_by_word.get(word, ()))
         return any(word_set.issuperset(query) and _in_order(query, words, pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
@@ -255,33 +255,33 @@ class Disguises:
         """The queries, as letters, that the letters contain."""
         return {
             query
-            for place in range(len(letters) - _SHORTEST + 1)
-            for query in self._starts.get(letters[place : place + _SHORTEST], ())
+            for place in range(len(letters) - _FEWEST_LETTERS + 1)
+            for query in self._queries_by_start.get(letters[place : place + _FEWEST_LETTERS], ())
             if letters.startswith(query, place)
         }
 
     def _decipher(self, text: str) -> Iterator[tuple[str, str]]:
         """(cipher, reading) for the ciphers, or spelling backwards, that turn most words into known ones."""
         small_letters = plain_letters(text)
-        unknown = [
+        unknown_words = [
             word
             for word in dict.fromkeys(WORD.findall(small_letters))
             if len(word) > 2 and one_letter(word) not in self._words
         ]
-        if not unknown:
+        if not unknown_words:
             return
-        unknown = unknown[:: -(-len(unknown) // _TRIED)]
+        unknown_words = unknown_words[:: -(-len(unknown_words) // _MOST_WORDS_TRIED)]
         scores: list[tuple[int, str, bool]] = []
-        for name, table in {"": {}, **_CIPHER_TABLES}.items():
-            candidates = [one_letter(word.translate(table)) for word in unknown]
-            if name:
-                scores.append((self._count_known(candidates), name, False))
-            scores.append((sum(word in self._backwards for word in candidates), name, True))
-        least = min(2, len(unknown))
-        for score, name, backwards in sorted(scores, key=lambda score: -score[0])[:_CIPHERS]:
-            if score >= least:
-                reading = small_letters.translate(_CIPHER_TABLES.get(name, {}))
-                how = ", ".join(filter(None, (name, "backwards" if backwards else "")))
+        for cipher, table in {"": {}, **_CIPHER_TABLES}.items():
+            candidates = [one_letter(word.translate(table)) for word in unknown_words]
+            if cipher:
+                scores.append((self._count_known(candidates), cipher, False))
+            scores.append((sum(word in self._backward_words for word in candidates), cipher, True))
+        least_score = min(2, len(unknown_words))
+        for score, cipher, backwards in sorted(scores, key=lambda score: -score[0])[:_MOST_CIPHERS]:
+            if score >= least_score:
+                reading = small_letters.translate(_CIPHER_TABLES.get(cipher, {}))
+                how = ", ".join(filter(None, (cipher, "backwards" if backwards else "")))
                 yield how, reading[::-1] if backwards else reading
 
 
@@ -294,16 +294,16 @@ def _orders(text: str) -> list[str]:
 
 def _without_filler(words: Sequence[str]) -> str:
     """The words without filler, joined; all of them if all are filler."""
-    return "".join(word for word in words if word not in _FILLER) or "".join(words)
+    return "".join(word for word in words if word not in _FILLER_WORDS) or "".join(words)
 
 
-def _in_order(query: Sequence[str], words: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
-    neighbours = sum(pair in pairs for pair in itertools.pairwise(query))
+def _in_order(query_words: Sequence[str], words: Sequence[str], word_pairs: set[tuple[str, str]]) -> bool:
+    neighbour_count = sum(pair in word_pairs for pair in itertools.pairwise(query_words))
     words_left = iter(words)
-    return neighbours >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
+    return neighbour_count >= _NEIGHBOURS * (len(query_words) - 1) and all(word in words_left for word in query_words)
 
 
-def _change(run: Replay) -> str:
+def _world_hash(run: Replay) -> str:
     """A hash of the parts of the world that the run changed, in their final state; "" if it changed none.
 
     The mappings in a state are the parts of the world. The other values describe the episode: the answer, the outputs
@@ -314,7 +314,7 @@ def _change(run: Replay) -> str:
     return content_hash(changed_parts) if changed_parts else ""
 
 
-def _plan(task: Task) -> str:
+def _plan_hash(task: Task) -> str:
     """A hash of setup and actions with their arguments; the text of an action counts only if it has no calls."""
     actions = [to_json(action.calls) or action.text for action in task.solution]
     return content_hash([task.environment, task.setup, actions])
@@ -333,25 +333,25 @@ def _query_keys(text: str) -> set[str]:
     The set is never empty, but an empty string is a key only of a query without any text.
     """
     words = _shown_words(text)
-    request = [*itertools.dropwhile(_OPENING.__contains__, words)]
-    while request and (request[-1] in _CLOSING or request[-2:] == ["thank", "you"]):
-        request = request[: -1 if request[-1] in _CLOSING else -2]
-    bare = "".join(request or words)
-    return {normalise(text), *({bare} if bare else ())}
+    request = [*itertools.dropwhile(_OPENING_WORDS.__contains__, words)]
+    while request and (request[-1] in _CLOSING_WORDS or request[-2:] == ["thank", "you"]):
+        request = request[: -1 if request[-1] in _CLOSING_WORDS else -2]
+    request_letters = "".join(request or words)
+    return {normalise(text), *({request_letters} if request_letters else ())}
 
 
-def _turns(text: str) -> list[str]:
+def _split_turns(text: str) -> list[str]:
     """The paragraphs of a query; in a dialogue, each is a turn of the user."""
-    return [piece.strip() for piece in re.split(r"\n\s*\n", text) if piece.strip()]
+    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
 def _paragraphs(text: str) -> list[str]:
     """The paragraphs of a text that has several."""
-    return pieces if len(pieces := _turns(text)) > 1 else []
+    return pieces if len(pieces := _split_turns(text)) > 1 else []
 
 
 def _distinctive_parts(text: str, fewest: int) -> set[str]:
     """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
-    least = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _turns(text) if turn != text}}
+    least = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
     tokens_by_part = {part: _shown_words(part) for part in least}
     return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least[part]}

@@ -15,34 +15,34 @@ from cojax.unicode_forms import normal_form
 
 # The words for reading a query: numbers, days, and patterns of what it asks for and of its conditions.
 ENGLISH = tomllib.loads(Path(__file__).with_name("english.toml").read_bytes().decode())
-_PART = re.compile(r"<([A-Z_]+)>")
+_PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
 
 
 def patterns(section: str, **parts: str) -> dict[str, re.Pattern[str]]:
     """The patterns of a section of english.toml, by name; `parts` are filled in beside those of the section."""
     parts |= {name: "".join(pieces) for name, pieces in ENGLISH[section].items()}
-    return {name: re.compile(_PART.sub(lambda part: parts[part[1]], text)) for name, text in parts.items()}
+    return {name: re.compile(_PLACEHOLDER.sub(lambda part: parts[part[1]], text)) for name, text in parts.items()}
 
 
 COMMON = frozenset(ENGLISH["common"].split())
-_WORDS = {name: words.split() for name, words in ENGLISH["numbers"].items() if isinstance(words, str)}
-_TENS = zip(range(20, 100, 10), _WORDS["tens"], strict=True)
-NUMBERS = {word: number for number, word in (*enumerate(_WORDS["units"]), *_TENS)}
+_WORD_LISTS = {name: words.split() for name, words in ENGLISH["numbers"].items() if isinstance(words, str)}
+_TENS = zip(range(20, 100, 10), _WORD_LISTS["tens"], strict=True)
+NUMBERS = {word: number for number, word in (*enumerate(_WORD_LISTS["units"]), *_TENS)}
 # Number → its word, for words that rarely mean anything else.
 NUMBERS_IN_WORDS = {number: word for word, number in NUMBERS.items() if number > 1}
 WEEKDAYS = ENGLISH["days"]["weekdays"].split()
-_DAYS = (*ENGLISH["days"]["relative"].split(), *WEEKDAYS)
+_DAY_WORDS = (*ENGLISH["days"]["relative"].split(), *WEEKDAYS)
 _SCALES: Mapping[str, int] = ENGLISH["numbers"]["scales"]
 _NUMBER_WORDS: Mapping[str, float] = {
     **NUMBERS,
-    **{word: number for number, word in enumerate(_WORDS["ordinals"], start=1)},
-    **{word[:length]: number for number, word in enumerate(_WORDS["months"], start=1) for length in (3, None)},
+    **{word: number for number, word in enumerate(_WORD_LISTS["ordinals"], start=1)},
+    **{word[:length]: number for number, word in enumerate(_WORD_LISTS["months"], start=1) for length in (3, None)},
     **ENGLISH["numbers"]["others"],
 }
-_PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_WORD_OR_NUMBER = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
+_CAMEL_JOINT = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE = re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2})?")
-_SUFFIX = re.compile(r"(?<=\w)\.[A-Za-z]\w{0,4}$")
+_FILE_SUFFIX = re.compile(r"(?<=\w)\.[A-Za-z]\w{0,4}$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Mentions:
             return True
         if _DATE.fullmatch(folded_value):
             return self._names_date(folded_value)
-        parts = set(words(_SUFFIX.sub("", value))) or set(words(value))
-        if not parts:
+        value_words = set(words(_FILE_SUFFIX.sub("", value))) or set(words(value))
+        if not value_words:
             return False
-        if len(compact := re.sub(r"[\W_]+", "", folded_value)) > 3 and compact in self.letters:
+        if len(compact_value := re.sub(r"[\W_]+", "", folded_value)) > 3 and compact_value in self.letters:
             return True
-        match_count = sum(self._has_word(part) for part in parts)
-        return match_count >= max(1, len(parts) / 3)
+        match_count = sum(self._has_word(word) for word in value_words)
+        return match_count >= max(1, len(value_words) / 3)
 
     def _has_word(self, word: str) -> bool:
         """Whether the text has the word, one like it, or the number that it stands for."""
@@ -102,18 +102,18 @@ class Mentions:
 
     def _names_date(self, value: str) -> bool:
         """Whether the text names a day relative to today, or each number of the date or time, without the year."""
-        if any(word in self.folded_text for word in _DAYS):
+        if any(word in self.folded_text for word in _DAY_WORDS):
             return True
-        parts = [float(number) for number in re.findall(r"\d+", value)]
-        day = parts[1:] if "-" in value else parts[:2]
+        date_numbers = [float(number) for number in re.findall(r"\d+", value)]
+        day = date_numbers[1:] if "-" in value else date_numbers[:2]
         afternoon_hours = {number + 12 for number in self.numbers if number < 12}
         return bool(day) and all(part == 0 or part in self.numbers or part in afternoon_hours for part in day)
 
 
 def words(text: str) -> Iterator[str]:
     """The stems of the words of a text, without common ones; names in camel case are split."""
-    for piece in _PIECE.findall(_CAMEL.sub(" ", normal_form("NFKC", text))):
-        word = fold(piece)
+    for token in _WORD_OR_NUMBER.findall(_CAMEL_JOINT.sub(" ", normal_form("NFKC", text))):
+        word = fold(token)
         if word[0].isdigit():
             yield word.replace(",", "")
         elif word not in COMMON and len(word) > 1:
@@ -135,17 +135,17 @@ def number_of(word: str) -> float:
 
 def stem(word: str) -> str:
     """The word without an ending of the plural or of a tense."""
-    for ending, instead in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("ing", ""),
+    for suffix, replacement in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("ing", ""),
                             ("ed", ""), ("es", "e"), ("s", "")):  # fmt: skip
-        if word.endswith(ending) and len(word) - len(ending) + len(instead) > 2 and not word.endswith("ss"):
-            return word[: -len(ending)] + instead
+        if word.endswith(suffix) and len(word) - len(suffix) + len(replacement) > 2 and not word.endswith("ss"):
+            return word[: -len(suffix)] + replacement
     return word
 
 
 def fold(text: str) -> str:
     """The text in one case and width and without accents."""
-    plain = normal_form("NFKD", text).casefold()
-    return " ".join("".join(char for char in plain if unicodedata.category(char) not in ("Mn", "Cf")).split())
+    folded_text = normal_form("NFKD", text).casefold()
+    return " ".join("".join(char for char in folded_text if unicodedata.category(char) not in ("Mn", "Cf")).split())
 
 
 def near(value: float, number: float) -> bool:
@@ -164,19 +164,19 @@ def _numbers(text: str) -> Iterator[float]:
         yield value
         if percent:
             yield value / 100
-    total, part, is_open = 0.0, 0.0, False
-    for piece in (*_PIECE.findall(folded_text), ""):
-        digits = piece[:1].isdigit() and len(piece) < 16 and piece.count(".") < 2
-        if digits or piece in _NUMBER_WORDS:
-            value = float(piece.replace(",", "")) if digits else _NUMBER_WORDS[piece]
-            if not digits:
+    total, group, is_open = 0.0, 0.0, False
+    for token in (*_WORD_OR_NUMBER.findall(folded_text), ""):
+        is_digits = token[:1].isdigit() and len(token) < 16 and token.count(".") < 2
+        if is_digits or token in _NUMBER_WORDS:
+            value = float(token.replace(",", "")) if is_digits else _NUMBER_WORDS[token]
+            if not is_digits:
                 yield value
             # Only tens combine with a following unit: "twenty" with "one".
-            part = part + value if is_open and part % 100 in range(20, 100, 10) and value < 10 else value
+            group = group + value if is_open and group % 100 in range(20, 100, 10) and value < 10 else value
             is_open = True
-        elif piece in _SCALES and (is_open or piece == "hundred"):
-            part = (part or 1.0) * _SCALES[piece]
-            total, part = (total + part, 0.0) if _SCALES[piece] > 100 else (total, part)
-        elif piece != "and" and is_open:
-            yield total + part
-            total, part, is_open = 0.0, 0.0, False
+        elif token in _SCALES and (is_open or token == "hundred"):
+            group = (group or 1.0) * _SCALES[token]
+            total, group = (total + group, 0.0) if _SCALES[token] > 100 else (total, group)
+        elif token != "and" and is_open:
+            yield total + group
+            total, group, is_open = 0.0, 0.0, False

@@ -17,10 +17,10 @@ from cojax.types import TaskDraft, signature
 from cojax.validation.decodings import decodings, plain
 from cojax.validation.mention import ENGLISH
 
-_FAMILY = re.compile(r"<([A-Z_]+)>")
+_FAMILY_NAME = re.compile(r"<([A-Z_]+)>")
 
 
-def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
+def _read_rules(text: str) -> list[dict[str, re.Pattern[str]]]:
     """Rule → one pattern that matches if any of its patterns does: for the query of a draft, and for its actions.
 
     Raises KeyError for a family that is not defined before its use.
@@ -28,21 +28,21 @@ def _read(text: str) -> list[dict[str, re.Pattern[str]]]:
     sections, families = tomllib.loads(text), dict[str, str]()
 
     def fill(pattern: str) -> str:
-        return _FAMILY.sub(lambda name: families[name[1]], pattern)
+        return _FAMILY_NAME.sub(lambda name: families[name[1]], pattern)
 
     for name, pattern in sections["families"].items():
         families[name] = fill(pattern)
     return [
-        {rule: re.compile("|".join(map(fill, some))) for rule, some in sections[table].items()}
+        {rule: re.compile("|".join(map(fill, rule_patterns))) for rule, rule_patterns in sections[table].items()}
         for table in ("query", "actions")
     ]
 
 
-QUERY_RULES, ACTION_RULES = _read(Path(__file__).with_name("safety_rules.toml").read_text("utf-8"))
-_MODEL = {"instructions to a model": QUERY_RULES["instructions to a model"]}
-_COMMON = frozenset(ENGLISH["commonest"].split())
+QUERY_RULES, ACTION_RULES = _read_rules(Path(__file__).with_name("safety_rules.toml").read_text("utf-8"))
+_MODEL_RULE = {"instructions to a model": QUERY_RULES["instructions to a model"]}
+_COMMONEST_WORDS = frozenset(ENGLISH["commonest"].split())
 # Most characters of a text that is decoded; longer texts are only read as they are.
-_DECODED = 20_000
+_LONGEST_DECODED = 20_000
 
 
 def violated_rule(draft: TaskDraft) -> str:
@@ -50,20 +50,20 @@ def violated_rule(draft: TaskDraft) -> str:
     request = f"{draft.query}\n{draft.description}\n{draft.criterion}"
     done = "\n".join(f"{signature(action)}\n{action.text}" for action in draft.solution)
     # The arguments of a call may carry a request to someone else.
-    passed_on = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
-    readings = [reading for text in dict.fromkeys((request, *passed_on)) for reading in _readings(text)]
-    searches = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL, [_plain(done)]))
+    arguments = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
+    readings = [reading for text in dict.fromkeys((request, *arguments)) for reading in _readings(text)]
+    searches = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL_RULE, [_plain(done)]))
     for rules, texts in searches:
-        for name, pattern in rules.items():
+        for rule, pattern in rules.items():
             if match := next(filter(None, map(pattern.search, texts)), None):
-                return f"{name}: {match[0][:120]!r}"
+                return f"{rule}: {match[0][:120]!r}"
     return ""
 
 
 def _readings(text: str) -> Iterator[str]:
     """The text unchanged, decoded, reversed, and in the commonest cipher (ROT13)."""
     yield _plain(text)
-    if len(text) > _DECODED or not any(map(str.isalpha, text)):
+    if len(text) > _LONGEST_DECODED or not any(map(str.isalpha, text)):
         return
     for _, reading in decodings(text):
         yield _plain(reading)
@@ -76,7 +76,7 @@ def _readings(text: str) -> Iterator[str]:
 
 def _commonness(text: str) -> int:
     """The number of words in the text that are among the commonest of English."""
-    return sum(word in _COMMON for word in text.split())
+    return sum(word in _COMMONEST_WORDS for word in text.split())
 
 
 def _argument_texts(arguments: Mapping[str, Any]) -> Iterator[str]:

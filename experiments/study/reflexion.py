@@ -119,7 +119,7 @@ def request(failure: Trajectory, room: int) -> str:
         ))
         for turn in failure.turns
     ]  # fmt: skip
-    recent_steps = [step for step in fit_texts(steps, room - len(task), each=8) if step is not None]
+    recent_steps = [step for step in fit_texts(steps, room - len(task), extra_each=8) if step is not None]
     first = len(steps) - len(recent_steps) + 1
     record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first)) or "(nothing)"
     return _REQUEST.format(task=task, record=record)
