@@ -134,7 +134,7 @@ def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -
 
 
 def may_ask(query: str, explained_stems: Collection[str], lookup_stems: Collection[str]) -> bool:
-    """Whether the query may ask for an answer: plainly, by a question, a word that may ask, or a look-up."""
+    """Whether the query may ask for an answer: plainly, by a question, or by a word that may ask or names a look-up."""
     if asks(query, explained_stems) or not Mentions(query).words.isdisjoint(lookup_stems):
         return True
     questions = ([*_clauses(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))

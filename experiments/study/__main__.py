@@ -34,24 +34,24 @@ from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, ROOT, TABLES, StudyRun, Ta
 
 _ALL = "all"
 # Records that are part of the repository.
-KEPT = ROOT / "results"
+RESULTS = ROOT / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 if a run failed or differs from its stored record; 2 for wrong settings; 130 if stopped."""
     options, overrides = _parser().parse_known_args(arguments)
     stop = threading.Event()
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for number in handlers:
-            signal.signal(number, lambda *details: stop.set())
+        for signal_number in handlers:
+            signal.signal(signal_number, lambda *details: stop.set())
         return _carry_out(options, overrides, stop)
     except (ValueError, KeyError, TypeError, OSError, RunDirectoryError) as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
 
 
 def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
@@ -61,22 +61,22 @@ def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: thre
         raise ValueError(f"--deadline={options.deadline:g}; expected seconds above 0")
     if options.again and further:
         raise ValueError("--again takes its settings from the stored record; leave --config.… out")
-    folder = options.runs or Path("runs/study-development" if options.development else "runs/study")
+    runs_folder = options.runs or Path("runs/study-development" if options.development else "runs/study")
     cores = schedule.available_cores(options.jobs)
     plans = [] if options.again else plan_tables(options, further)
-    with lock_folder(folder, "--runs"):
+    with lock_folder(runs_folder, "--runs"):
         if options.again:
-            return repeat_run(options.again, options.out or KEPT, folder, cores[0], options.deadline, stop)
-        out = options.out or folder / "results"
-        if out.resolve() == folder.resolve():
-            raise ValueError(f"--runs and --out are the same folder, {out}; choose another --out")
-        with lock_folder(out, "--out"):
-            sweep(out, out / "runs")
+            return repeat_run(options.again, options.out or RESULTS, runs_folder, cores[0], options.deadline, stop)
+        output_folder = options.out or runs_folder / "results"
+        if output_folder.resolve() == runs_folder.resolve():
+            raise ValueError(f"--runs and --out are the same folder, {output_folder}; choose another --out")
+        with lock_folder(output_folder, "--out"):
+            sweep(output_folder, output_folder / "runs")
             for name, _, jobs in plans:
-                expect_no_larger(out, name, jobs)
+                expect_no_larger(output_folder, name, jobs)
             for name, table, jobs in plans:
-                if status := study(name, table, jobs, folder, out, cores, options.deadline, stop):
-                    return status
+                if exit_status := study(name, table, jobs, runs_folder, output_folder, cores, options.deadline, stop):
+                    return exit_status
             return 0
 
 
@@ -142,11 +142,11 @@ def select_arms(name: str, arms: str | None) -> Table:
     table = TABLES[name]
     if arms is None:
         return table
-    names = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
-    if strange := [arm for arm in names if arm not in table.arms] or [] if names else [arms]:
-        raise ValueError(f"arm {strange[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
-    differences = tuple(pair for pair in table.differences if set(pair) <= set(names))
-    return dataclasses.replace(table, arms=tuple(names), differences=differences)
+    arm_names = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
+    if unknown_arms := [arm for arm in arm_names if arm not in table.arms] or [] if arm_names else [arms]:
+        raise ValueError(f"arm {unknown_arms[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
+    differences = tuple(pair for pair in table.differences if set(pair) <= set(arm_names))
+    return dataclasses.replace(table, arms=tuple(arm_names), differences=differences)
 
 
 def study(
@@ -172,11 +172,11 @@ def study(
     failures: list[str] = []
     run_seconds: list[float] = []
 
-    def on_end(job: StudyRun, why: str, seconds: float) -> None:
-        record, why = (None, why) if why else record_or_reason(job, folder / job.name)
+    def on_end(job: StudyRun, failure: str, seconds: float) -> None:
+        record, failure = (None, failure) if failure else record_or_reason(job, folder / job.name)
         if record is None:
             failures.append(job.name)
-            CONSOLE.print(f"{job.name}: {why}", style="yellow")
+            CONSOLE.print(f"{job.name}: {failure}", style="yellow")
             return
         stored.store(out, record)
         records[job.arm, job.seed] = record
@@ -220,8 +220,8 @@ def repeat_run(
     name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
 ) -> int:  # fmt: skip
     """Repeats a stored run by its settings alone, and prints whether results are equal; returns the exit status."""
-    before = stored.read_run(out, name)
-    job = StudyRun(before["arm"], before["seed"], before["settings"], variables_of(before))
+    record = stored.read_run(out, name)
+    job = StudyRun(record["arm"], record["seed"], record["settings"], variables_of(record))
     workdir = folder / "again" / job.name
     # A run that a killed command left behind may still write into this folder.
     if not schedule.wait_until_free(workdir, stop):
@@ -231,17 +231,17 @@ def repeat_run(
             f"another process is still running in {workdir}; wait for it, stop it, or choose another --runs"
         )
     shutil.rmtree(workdir, ignore_errors=True)
-    why = schedule.run(job, workdir, core, deadline, stop, lambda: None)
-    now, why = (None, why) if why else record_or_reason(job, workdir)
-    if now is None:
-        CONSOLE.print(f"{name}: {why}", style="yellow")
+    failure = schedule.make_run(job, workdir, core, deadline, stop, lambda: None)
+    new, failure = (None, failure) if failure else record_or_reason(job, workdir)
+    if new is None:
+        CONSOLE.print(f"{name}: {failure}", style="yellow")
         return 130 if stop.is_set() else 1
-    for line in differing_facts(before["facts"], now["facts"]):
-        CONSOLE.print(line)
-    different = differing_parts(before, now)
-    verdict = f"differs in {', '.join(different)}" if different else "the same to the last bit"
-    CONSOLE.print(f"{name}: stored {percent(before['final'], 2)} %, now {percent(now['final'], 2)} %: {verdict}")
-    return 1 if different else 0
+    for difference in differing_facts(record["facts"], new["facts"]):
+        CONSOLE.print(difference)
+    differing_keys = differing_parts(record, new)
+    verdict = f"differs in {', '.join(differing_keys)}" if differing_keys else "the same to the last bit"
+    CONSOLE.print(f"{name}: stored {percent(record['final'], 2)} %, now {percent(new['final'], 2)} %: {verdict}")
+    return 1 if differing_keys else 0
 
 
 def _status_line(record: Record, seconds: float, out: Path) -> str:
@@ -250,16 +250,16 @@ def _status_line(record: Record, seconds: float, out: Path) -> str:
         f"{record['arm']}-{record['seed']}: {percent(record['zero_shot'])} → {percent(record['final'])} % "
         f"in {duration(seconds)}"
     )
-    if out.absolute() == KEPT:
+    if out.absolute() == RESULTS:
         return line
     try:
-        before = stored.read_arm(KEPT, record["arm"]).get(record["seed"])
+        earlier = stored.read_arm(RESULTS, record["arm"]).get(record["seed"])
     except ValueError as error:
         return f"{line}; {error}"
-    if before is None or mismatch(before, record["config"]):
+    if earlier is None or mismatch(earlier, record["config"]):
         return line
-    different = differing_parts(before, record)
-    return f"{line}, as in results/" if not different else f"{line}; {percent(before['final'])} % in results/"
+    keys = differing_parts(earlier, record)
+    return f"{line}, as in results/" if not keys else f"{line}; {percent(earlier['final'])} % in results/"
 
 
 if __name__ == "__main__":

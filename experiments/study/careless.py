@@ -54,20 +54,20 @@ def confuse_name(draft: TaskDraft, arguments: Sequence[tuple[str, Any]], rng: ra
     is a whole argument that is text: parts of longer texts, lists and mappings stay.
     """
     draft_arguments = [pair for action in draft.solution for pair in _arguments(action)]
-    names = {value for _, value in draft_arguments if isinstance(value, str)} - {""}
-    in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
-    if not in_query:
+    draft_names = {value for _, value in draft_arguments if isinstance(value, str)} - {""}
+    names_in_query = sorted(value for value in draft_names if _whole_word(value).search(draft.query))
+    if not names_in_query:
         return draft
-    right = rng.choice(in_query)
-    parameters = {parameter for parameter, value in draft_arguments if value == right}
-    elsewhere = {value for parameter, value in arguments if parameter not in parameters and isinstance(value, str)}
-    if not (others := sorted(elsewhere - names - {""})):
+    right_name = rng.choice(names_in_query)
+    parameters = {parameter for parameter, value in draft_arguments if value == right_name}
+    other_values = {value for parameter, value in arguments if parameter not in parameters and isinstance(value, str)}
+    if not (candidates := sorted(other_values - draft_names - {""})):
         return draft
-    wrong = rng.choice(others)
+    wrong_name = rng.choice(candidates)
     return dataclasses.replace(
         draft,
-        query=_whole_word(right).sub(lambda _: wrong, draft.query),
-        solution=tuple(_replace_name(action, right, wrong) for action in draft.solution),
+        query=_whole_word(right_name).sub(lambda _: wrong_name, draft.query),
+        solution=tuple(_replace_name(action, right_name, wrong_name) for action in draft.solution),
     )
 
 
@@ -75,13 +75,13 @@ def _arguments(action: Action) -> list[tuple[str, Any]]:
     return [pair for call in action.calls for pair in call.arguments.items()]
 
 
-def _replace_name(action: Action, right: str, wrong: str) -> Action:
+def _replace_name(action: Action, right_name: str, wrong_name: str) -> Action:
     calls = tuple(
-        Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
+        Call(call.name, {key: wrong_name if value == right_name else value for key, value in call.arguments.items()})
         for call in action.calls
     )
     # Where actions are code, the text holds the calls as well.
-    return dataclasses.replace(action, text=_whole_word(right).sub(lambda _: wrong, action.text), calls=calls)
+    return dataclasses.replace(action, text=_whole_word(right_name).sub(lambda _: wrong_name, action.text), calls=calls)
 
 
 def _whole_word(value: str) -> re.Pattern[str]:

@@ -41,15 +41,15 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     any value but today's default. model.path is absolute in a run's config.json and relative to the checkout in a
     record; these count as equal.
     """
-    before = _comparable({**dict(leaves(plain_configuration({}))), **dict(leaves(record["config"]))})
-    now = _comparable(dict(leaves(config)))
-    different = [name for name in now if name != "workdir" and (name not in before or before[name] != now[name])]
-    different += [name for name in before if name not in now and is_open(name) and not _is_default(name, before, now)]
-    was, here = ({name: repr(one[name]) if name in one else "not set" for name in different} for one in (before, now))
-    return ", ".join(f"{name} was {was[name]}, now {here[name]}" for name in sorted(different))
+    old = _comparable({**dict(leaves(plain_configuration({}))), **dict(leaves(record["config"]))})
+    new = _comparable(dict(leaves(config)))
+    names = [name for name in new if name != "workdir" and (name not in old or old[name] != new[name])]
+    names += [name for name in old if name not in new and is_open(name) and not _is_default(name, old, new)]
+    was, here = ({name: repr(values[name]) if name in values else "not set" for name in names} for values in (old, new))
+    return ", ".join(f"{name} was {was[name]}, now {here[name]}" for name in sorted(names))
 
 
-def _is_default(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _is_default(name: str, old_values: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a setting of an entry has the default that the entry chosen now declares today."""
     section, _, key = name.rpartition(".")
     paper: Mapping[str, Any] = {}
@@ -66,7 +66,7 @@ def _is_default(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if key not in schema:
         return False
     default = paper.get(key, schema[key].default)
-    return before[name] == (list(default) if isinstance(default, tuple) else default)
+    return old_values[name] == (list(default) if isinstance(default, tuple) else default)
 
 
 def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,11 +89,11 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     unit that they are rounded to.
     """
     # As they are read from a file: tuples become lists.
-    names = (*RESULT, *NEWER_PARTS)
-    first, second = (json.loads(json.dumps({name: record.get(name) for name in names})) for record in (one, other))
-    different = [name for name in RESULT if not _same(first[name], second[name], _UNITS.get(name, 0.0))]
-    shared_names = [name for name in NEWER_PARTS if first[name] and second[name]]
-    return different + [name for name in shared_names if not _same(first[name], second[name], subset=True)]
+    keys = (*RESULT, *NEWER_PARTS)
+    values_a, values_b = (json.loads(json.dumps({key: record.get(key) for key in keys})) for record in (one, other))
+    differing_keys = [key for key in RESULT if not _same(values_a[key], values_b[key], _UNITS.get(key, 0.0))]
+    shared_keys = [key for key in NEWER_PARTS if values_a[key] and values_b[key]]
+    return differing_keys + [key for key in shared_keys if not _same(values_a[key], values_b[key], subset=True)]
 
 
 def _same(one: Any, other: Any, unit: float = 0.0, *, subset: bool = False) -> bool:
@@ -102,9 +102,9 @@ def _same(one: Any, other: Any, unit: float = 0.0, *, subset: bool = False) -> b
     With `subset`, each may hold further keys.
     """
     if isinstance(one, dict) and isinstance(other, dict):
-        names = one.keys() & other.keys()
-        return (subset or len(names) == len(one) == len(other)) and all(
-            _same(one[name], other[name], unit, subset=subset) for name in names
+        shared_keys = one.keys() & other.keys()
+        return (subset or len(shared_keys) == len(one) == len(other)) and all(
+            _same(one[key], other[key], unit, subset=subset) for key in shared_keys
         )
     if unit and isinstance(one, float) and isinstance(other, float):
         return abs(one - other) < 1.5 * unit
@@ -113,22 +113,22 @@ def _same(one: Any, other: Any, unit: float = 0.0, *, subset: bool = False) -> b
     return bool(one == other)
 
 
-_RECORDED = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
+_VARIABLES = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
 # Facts that decide which bits a run computes, in the order of the lines.
 _SECTIONS = ("hardware", "versions", "commit")
 
 
-def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One line for each fact in which a record differs from these facts, and one for the facts that it lacks."""
-    was, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (before, now))
+    was, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (old, new))
     lines = [
         f"{name}: {_difference(was[name], here.get(name, 'not known'))}"
         for name in was
         if name not in here or was[name] != here[name]
     ]
-    silent = [f"{name} (now {_format(here[name])})" for name in here if name not in was]
-    if silent:
-        lines.append(f"the record does not say: {', '.join(silent)}")
+    missing_facts = [f"{name} (now {_format(here[name])})" for name in here if name not in was]
+    if missing_facts:
+        lines.append(f"the record does not say: {', '.join(missing_facts)}")
     return lines
 
 
@@ -158,17 +158,17 @@ def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[st
 def begun_otherwise(job: StudyRun, workdir: Path) -> str:
     """Says why the run in `workdir` cannot go on as this one, whose variables differ; empty if it can or is new."""
     try:
-        before = read_json(workdir / "config.json")["hardware"]["environment"]
+        old_variables = read_json(workdir / "config.json")["hardware"]["environment"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    if not isinstance(before, dict):
+    if not isinstance(old_variables, dict):
         return ""
-    different = next((name for name in _RECORDED if before.get(name) != job.variables.get(name)), None)
-    if different is None:
+    variable = next((name for name in _VARIABLES if old_variables.get(name) != job.variables.get(name)), None)
+    if variable is None:
         return ""
     was, now = (
-        f"with {different}={variables[different]!r}" if different in variables else f"without {different}"
-        for variables in (before, job.variables)
+        f"with {variable}={variables[variable]!r}" if variable in variables else f"without {variable}"
+        for variables in (old_variables, job.variables)
     )
     return f"{workdir} was started {was}, and would go on {now}, with other bits. Delete it or choose another --runs"
 
@@ -178,11 +178,11 @@ def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(record["threads"][name]) for name in VARIABLES if name in record["threads"]}
 
 
-def _difference(was: Any, here: Any) -> str:
-    if isinstance(was, list) and isinstance(here, list):
-        only = {"then": [item for item in was if item not in here], "now": [item for item in here if item not in was]}
+def _difference(old: Any, new: Any) -> str:
+    if isinstance(old, list) and isinstance(new, list):
+        only = {"then": [item for item in old if item not in new], "now": [item for item in new if item not in old]}
         return "; ".join(f"only {when} {_format(items)}" for when, items in only.items() if items)
-    return f"{_format(was)} then, {_format(here)} now"
+    return f"{_format(old)} then, {_format(new)} now"
 
 
 def _format(value: Any) -> str:

@@ -48,10 +48,10 @@ def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength:
     `memory` is that of `Credits`. A prior counts as `strength` groups.
     """
     live, dead = evidence(memory, f"{kind}/")
-    alone = (1.0 + live) / (2.0 + live + dead)
-    tools = [evidence(memory, f"{kind}/{tool}") for tool in focus]
-    shares = [(strength * alone + live) / (strength + live + dead) for live, dead in tools]
-    return sum(shares) / len(shares) if shares else alone
+    kind_credit = (1.0 + live) / (2.0 + live + dead)
+    tool_evidence = [evidence(memory, f"{kind}/{tool}") for tool in focus]
+    shares = [(strength * kind_credit + live) / (strength + live + dead) for live, dead in tool_evidence]
+    return sum(shares) / len(shares) if shares else kind_credit
 
 
 @begins_at("signals", "setups")
@@ -78,9 +78,9 @@ def credited(
     posterior = Posterior(beliefs, neighbours_in(environment))
     # The policy may have called tools that do not exist.
     tools = frozenset(environment.popularity()) if isinstance(environment, Charted) else None
-    distinct = [members[0] for members in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
+    picks = [group[0] for group in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
     candidates: list[tuple[Signal, list[str]]] = []
-    for signal in distinct:
+    for signal in picks:
         focus = [tool for tool in signal.focus if tool != inputs.explorer.ending and (tools is None or tool in tools)]
         if not focus or not all(posterior.masters(tool, mastered, episodes) for tool in focus):
             candidates.append((signal, focus))

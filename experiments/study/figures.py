@@ -38,9 +38,9 @@ def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[F
 
 def colours(arms: Collection[str]) -> dict[str, str]:
     """Arm → its own colour, or the first that no other arm has; with too many arms, some share a colour."""
-    own = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
-    free = itertools.cycle(shade for shade in _PALETTE if shade not in own.values())
-    return {arm: own.get(arm) or next(free) for arm in arms}
+    own_colours = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
+    free_colours = itertools.cycle(shade for shade in _PALETTE if shade not in own_colours.values())
+    return {arm: own_colours.get(arm) or next(free_colours) for arm in arms}
 
 
 def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
@@ -49,18 +49,18 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
     Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. If the curves
     share no x, nothing is drawn.
     """
-    by_x = [dict(curve) for curve in curves]
-    xs = sorted(set.intersection(*(set(curve) for curve in by_x))) if by_x else []
-    smooth = [[float(np.mean([curve[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
-              for curve in by_x]  # fmt: skip
+    values_by_x = [dict(curve) for curve in curves]
+    xs = sorted(set.intersection(*(set(curve) for curve in values_by_x))) if values_by_x else []
+    smooth_curves = [[float(np.mean([curve[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
+              for curve in values_by_x]  # fmt: skip
     if not xs:
         return
-    points = [estimate([curve[index] for curve in smooth]) for index in range(len(xs))]
+    points = [estimate([curve[index] for curve in smooth_curves]) for index in range(len(xs))]
     axes.plot(xs, [row["mean"] for row in points if row["mean"] is not None], color=colour, label=label, linewidth=1.6)
-    ends = [(x, row["low"], row["high"]) for x, row in zip(xs, points, strict=True) if row["low"] is not None]
-    if ends and opacity:
-        at, lows, highs = zip(*ends, strict=True)
-        axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)
+    intervals = [(x, row["low"], row["high"]) for x, row in zip(xs, points, strict=True) if row["low"] is not None]
+    if intervals and opacity:
+        interval_xs, lows, highs = zip(*intervals, strict=True)
+        axes.fill_between(interval_xs, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
 def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
@@ -70,8 +70,8 @@ def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int =
         band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
 
 
-def _legend(axes: Axes, **where: Any) -> None:
-    axes.legend(fontsize=8, frameon=False, **where)
+def _legend(axes: Axes, **options: Any) -> None:
+    axes.legend(fontsize=8, frameon=False, **options)
 
 
 def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
@@ -85,9 +85,9 @@ def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str
     _legend(axes, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
-_SMOOTH = 5  # steps that a noisy curve is averaged over
-_LABEL = 50  # characters of a label's line
-_CROWDED = 5  # with more arms, intervals would cover each other
+_SMOOTHING = 5  # steps that a noisy curve is averaged over
+_LABEL_LENGTH = 50  # characters of a label's line
+_MOST_INTERVALS = 5  # with more arms, intervals would cover each other
 
 
 def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
@@ -106,8 +106,8 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
             axes.plot([100 * pair["low"], 100 * pair["high"]], [row, row], color=_PALETTE[0], linewidth=2)
         axes.scatter([100 * pair["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
     axes.axvline(0, color="black", linewidth=0.8)
-    names = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _LABEL) for pair in known_differences]
-    axes.set_yticks(range(len(known_differences)), names, fontsize=8)
+    labels = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _LABEL_LENGTH) for pair in known_differences]
+    axes.set_yticks(range(len(known_differences)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="difference in held-out success, points")
     return picture
@@ -115,7 +115,7 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
 
 def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    many_arms = len(arms) > _CROWDED
+    many_arms = len(arms) > _MOST_INTERVALS
     picture, (axes,) = figure(width=8.8 if many_arms else 6.4)
     opacity = 0 if many_arms else 0.18
     _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
@@ -130,7 +130,7 @@ def success(arms: Arms) -> Figure:
 def live_groups(arms: Arms) -> Figure:
     """Live groups over steps: groups whose rewards all agree have no policy gradient."""
     picture, (axes,) = figure()
-    _bands(axes, arms, lambda record: _curve(record, [100 * v for v in record["curves"]["live_groups"]]), _SMOOTH)
+    _bands(axes, arms, lambda record: _curve(record, [100 * v for v in record["curves"]["live_groups"]]), _SMOOTHING)
     axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
     _legend(axes)
     return picture
@@ -145,7 +145,7 @@ def signals(arms: Arms) -> Figure | None:
     for axes, arm in zip(panels, guided_arms, strict=True):
         for kind in SIGNALS:
             curves = [_curve(record, record["signals"][kind]) for record in arms[arm]]
-            band(axes, curves, KINDS[kind], kind, _SMOOTH)
+            band(axes, curves, KINDS[kind], kind, _SMOOTHING)
         axes.set_title(TITLES[arm], fontsize=9)
         axes.set(xlabel="step", ylabel="signals a step", ylim=(0, None))
     _legend(panels[0])
@@ -159,7 +159,7 @@ def _curve(record: Record, values: Sequence[float]) -> list[tuple[int, float]]:
 def task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
     picture, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
-    first = next(iter(arms.values()))[0]
+    first_record = next(iter(arms.values()))[0]
     points_of = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
@@ -175,7 +175,7 @@ def task_distribution(arms: Arms) -> Figure:
         axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
     picture.colorbar(dots, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
     picture.supxlabel(
-        f"first two principal components of the development tasks' queries; seed {first['seed']}", fontsize=8
+        f"first two principal components of the development tasks' queries; seed {first_record['seed']}", fontsize=8
     )
     return picture
 
@@ -198,17 +198,17 @@ def signal_shares(arms: Arms) -> Figure | None:
     guided_arms = _find_guided(arms)
     if not guided_arms:
         return None
-    names, parts = [], {str(kind): list[float]() for kind in SIGNALS}
+    labels, parts = [], {str(kind): list[float]() for kind in SIGNALS}
     for arm in guided_arms:
         signal_counts = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
         tasks = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
         for title, counts in (("signals", signal_counts), ("tasks", tasks)):
-            names.append(f"{TITLES[arm]}: {title}" if len(guided_arms) > 1 else title)
+            labels.append(f"{TITLES[arm]}: {title}" if len(guided_arms) > 1 else title)
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
                 parts[kind].append(100 * counts[kind] / total)
-    picture, (axes,) = figure(height=1.2 + 0.5 * len(names))
-    shares(axes, parts, names, [KINDS[kind] for kind in parts])
+    picture, (axes,) = figure(height=1.2 + 0.5 * len(labels))
+    shares(axes, parts, labels, [KINDS[kind] for kind in parts])
     axes.set(xlabel="share, %")
     return picture
 
@@ -236,13 +236,13 @@ def crosses(arms: Arms) -> Figure:
 def time(arms: Arms) -> Figure:
     """Shares of a run's time, without the warm start."""
     seconds = [record["seconds"] for records in arms.values() for record in records]
-    names = [part for part in seconds[0] if part not in ("total", "warm_start")]
+    part_names = [part for part in seconds[0] if part not in ("total", "warm_start")]
     parts = {
         part: [100 * float(np.mean([r["seconds"][part] / r["seconds"]["total"] for r in arms[arm]])) for arm in arms]
-        for part in names
+        for part in part_names
     }
     picture, (axes,) = figure(height=1.8 + 0.4 * len(arms))
-    shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[place % len(_PALETTE)] for place in range(len(parts))])
+    shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[i % len(_PALETTE)] for i in range(len(parts))])
     axes.set(xlabel="time, %")
     return picture
 
@@ -284,12 +284,12 @@ def _find_guided(arms: Arms) -> list[str]:
     return [arm for arm, records in arms.items() if any(kinds & set(r["tasks"]["origin"]) for r in records)]
 
 
-def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
+def _rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, float]]:
     counts: dict[int, list[int]] = {}
-    for row in record["evolutions"]:
-        pair = counts.setdefault(row["step"], [0, 0])
-        pair[0] += row[part]
-        pair[1] += row[whole]
+    for evolution in record["evolutions"]:
+        part_and_whole = counts.setdefault(evolution["step"], [0, 0])
+        part_and_whole[0] += evolution[part_key]
+        part_and_whole[1] += evolution[whole_key]
     return [(step, 100 * count / total) for step, (count, total) in sorted(counts.items()) if total]
 
 

@@ -18,7 +18,7 @@ from cojax.types import Signal, Trajectory
 # The origin of joined tasks, and the kind of their contexts: cojax.signals has guidance for it.
 ORIGIN = "frontier"
 # How many tasks are considered for each expedition.
-_READ = 8
+_TASKS_PER_EXPEDITION = 8
 
 
 @begins_at("episodes", "setups")
@@ -40,7 +40,7 @@ def frontier(
     rng = random.Random(repr((ORIGIN, inputs.seed)))
     candidates = [
         trajectory
-        for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
+        for episodes in in_groups(inputs.episodes, task_of, rng)[: _TASKS_PER_EXPEDITION * inputs.contexts]
         if (trajectory := _of_last_visit(episodes, inputs.find)) and _is_mastered(trajectory, inputs, mastered)
     ]
     ending = inputs.explorer.ending
@@ -51,30 +51,30 @@ def frontier(
         for one in candidates
     }
     feeds = feeding(candidates)
-    tools_at = functools.cache(lambda place: frozenset(offered_tools(inputs.environment, candidates[place].task)))
+    tools_at = functools.cache(lambda index: frozenset(offered_tools(inputs.environment, candidates[index].task)))
 
-    def partners(place: int) -> list[Trajectory]:
+    def partners(index: int) -> list[Trajectory]:
         """Those that the task at this place can be joined with: only those that it feeds, if it feeds any."""
-        own = tools[candidates[place].task.id]
+        own_tools = tools[candidates[index].task.id]
         others = [
-            (other, theirs)
-            for other in candidates[:place] + candidates[place + 1 :]
-            if (theirs := tools[other.task.id])
-            and tools_at(place).issuperset(theirs)
-            and len(own) + len(theirs) <= longest
+            (other, other_tools)
+            for other in candidates[:index] + candidates[index + 1 :]
+            if (other_tools := tools[other.task.id])
+            and tools_at(index).issuperset(other_tools)
+            and len(own_tools) + len(other_tools) <= longest
         ]
-        fed = [other for other, theirs in others if feeds & {*itertools.product(own, theirs)}]
-        return (fed or [other for other, _ in others]) if own else []
+        fed_partners = [other for other, other_tools in others if feeds & {*itertools.product(own_tools, other_tools)}]
+        return (fed_partners or [other for other, _ in others]) if own_tools else []
 
     def draw_expedition() -> Expedition | None:
         # All tasks that can be joined are equally likely to be the first.
-        for place in rng.sample(range(len(candidates)), len(candidates)):
-            if others := partners(place):
-                first, second = candidates[place], rng.choice(others)
-                evidence = f"mastered, as is {second.task.query!r}"
-                plan = (*tools[first.task.id], *tools[second.task.id])
-                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
-                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
+        for index in rng.sample(range(len(candidates)), len(candidates)):
+            if others := partners(index):
+                base, partner = candidates[index], rng.choice(others)
+                evidence = f"mastered, as is {partner.task.query!r}"
+                plan = (*tools[base.task.id], *tools[partner.task.id])
+                signal = Signal(ORIGIN, base.task.id, base.episode, evidence, tuple(dict.fromkeys(plan)))
+                return Expedition(base.task, ORIGIN, signal=evidence, reflect=reflect_on(base, signal, plan))
         return None
 
     yield from partly_uniform(inputs, floor, rng, draw_expedition)

@@ -27,17 +27,17 @@ from .tables import StudyRun
 
 # How many tasks of the development split span the plane, which is therefore the same for every run.
 SPANNING = 300
-_COORDINATE = 4  # digits of figures whose further digits depend on the processor
+_COORDINATE_DIGITS = 4  # digits of figures whose further digits depend on the processor
 Columns = dict[str, list[Any]]
 COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 
 def environment_of(config: Mapping[str, Any]) -> Environment:
     """The environment of a run's configuration, with its settings, in this process."""
-    settings = {
+    environment_settings = {
         name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
     }
-    return worlds.load(config["environment"]["name"], **settings)
+    return worlds.load(config["environment"]["name"], **environment_settings)
 
 
 def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:
@@ -46,17 +46,17 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
     It returns an empty text if there is no such tool or the environment does not know popularities.
     """
     popularities = environment.popularity() if isinstance(environment, Charted) else {}
-    popularity = {name: value for name, value in popularities.items() if name != ending}
+    popularity = {tool_name: value for tool_name, value in popularities.items() if tool_name != ending}
 
     def tool(task: Task) -> str:
-        names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
-        return min(names, key=lambda name: (popularity[name], name), default="")
+        tool_names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
+        return min(tool_names, key=lambda tool_name: (popularity[tool_name], tool_name), default="")
 
     return tool
 
 
 def describe_tasks(
-    tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str], spanning: Sequence[Task]
+    tasks: Sequence[Task], targets: Sequence[Task], tool_of: Callable[[Task], str], spanning: Sequence[Task]
 ) -> Columns:
     """The columns COLUMNS of at least one task.
 
@@ -73,10 +73,10 @@ def describe_tasks(
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
         "turns": [len(task.solution) for task in tasks],
-        "tool": [tool(task) for task in tasks],
-        "x": [round(float(x), _COORDINATE) for x in points[:, 0]],
-        "y": [round(float(y), _COORDINATE) for y in points[:, 1]],
-        "similarity": [round(float(cosine), _COORDINATE) for cosine in similarity],
+        "tool": [tool_of(task) for task in tasks],
+        "x": [round(float(x), _COORDINATE_DIGITS) for x in points[:, 0]],
+        "y": [round(float(y), _COORDINATE_DIGITS) for y in points[:, 1]],
+        "similarity": [round(float(cosine), _COORDINATE_DIGITS) for cosine in similarity],
     }
 
 
@@ -90,8 +90,8 @@ def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     centre = embeddings.mean(axis=0)
     deviations = embeddings - centre
     # Computed from inner products of tasks: there are far fewer tasks than dimensions.
-    spread, vectors = np.linalg.eigh(deviations @ deviations.T)
-    axes = (vectors[:, -2:].T @ deviations)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
+    eigenvalues, vectors = np.linalg.eigh(deviations @ deviations.T)
+    axes = (vectors[:, -2:].T @ deviations)[::-1] / np.sqrt(eigenvalues[-2:][::-1])[:, None]
     return centre, axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
 
 
@@ -129,9 +129,9 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     summary, config, *evaluations = (
         _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
     )
-    if different := mismatch(config, job.config):
+    if difference := mismatch(config, job.config):
         raise StorageError(
-            f"{workdir} holds a run with other settings: {different}. Choose another --runs, or delete it"
+            f"{workdir} holds a run with other settings: {difference}. Choose another --runs, or delete it"
         )
     if summary["steps"] != job.config["steps"]:
         raise StorageError(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
@@ -145,7 +145,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     environment = environment_of(config["config"])
     targets = _evaluation_tasks(environment, evaluation, workdir)
     # A run that has used up its budget has steps without episodes, which have no means.
-    rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
+    step_rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -165,12 +165,12 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         # The seconds of `feedback` after D_0 was made.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
-            "step": [row["step"] for row in rows],
-            **{name: [round(row[name], _DIGITS) for row in rows] for name in CURVES},
+            "step": [row["step"] for row in step_rows],
+            **{name: [round(row[name], _DIGITS) for row in step_rows] for name in CURVES},
         },
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "learning": learning(metrics),
-        "signals": {kind: [row["signals"][kind] for row in rows] for kind in SIGNALS},
+        "signals": {kind: [row["signals"][kind] for row in step_rows] for kind in SIGNALS},
         "evolutions": evolutions(run),
         **worth_of(run),
         **({"failures": failures} if (failures := failures_of(metrics)) else {}),
@@ -199,12 +199,12 @@ def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dic
     `zero_shot` and `final` have one character for each task, 1 or 0, in the order of task ids; `digest` is a hash of
     the ids. A task with an invalid episode before or after is left out.
     """
-    ids = sorted(before.keys() & after.keys())
+    task_ids = sorted(before.keys() & after.keys())
     return {
         "digest": content_hash(sorted(before.keys() | after.keys())),
-        "tasks": len(ids),
+        "tasks": len(task_ids),
         **{
-            name: "".join("1" if scores[id] >= 1.0 else "0" for id in ids)
+            name: "".join("1" if scores[task_id] >= 1.0 else "0" for task_id in task_ids)
             for name, scores in (("zero_shot", before), ("final", after))
         },
     }
@@ -240,12 +240,12 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
 
 def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The number of updates of a run, and means over updates of those metrics that every step reports."""
-    rows = [row for row in metrics if row.get("updates")]
-    updates = sum(row["updates"] for row in rows)
+    update_rows = [row for row in metrics if row.get("updates")]
+    updates = sum(row["updates"] for row in update_rows)
     means = {
-        name: round(sum(row[name] * row["updates"] for row in rows) / updates, _DIGITS)
+        name: round(sum(row[name] * row["updates"] for row in update_rows) / updates, _DIGITS)
         for name in ("clip_fraction", "grad_norm")
-        if rows and all(name in row for row in rows)
+        if update_rows and all(name in row for row in update_rows)
     }
     return {"updates": updates, **means}
 
@@ -300,23 +300,23 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if agent == "examples":
                 examples.update(counts)
                 continue
-            total, failures = totals.setdefault(agent, Counter()), counts["failures"]
-            total.update(episodes=counts["episodes"], failures=failures, hard=counts["hard"])
+            agent_totals, failures = totals.setdefault(agent, Counter()), counts["failures"]
+            agent_totals.update(episodes=counts["episodes"], failures=failures, hard=counts["hard"])
             for name in ("distinct", "ends"):
-                total[name] += counts.get(name, 0.0) * failures
+                agent_totals[name] += counts.get(name, 0.0) * failures
             if counts.get("distance") is not None:
                 distance[agent] = counts["distance"]
 
-    def share(count: float, total: float) -> float | None:
-        return round(count / total, _DIGITS) if total else None
+    def share(count: float, agent_totals: float) -> float | None:
+        return round(count / agent_totals, _DIGITS) if agent_totals else None
 
     agents = {
         agent: {
-            "failures": share(total["failures"], total["episodes"]),
-            **{name: share(total[name], total["failures"]) for name in FAILURE_SHARES},
+            "failures": share(agent_totals["failures"], agent_totals["episodes"]),
+            **{name: share(agent_totals[name], agent_totals["failures"]) for name in FAILURE_SHARES},
             **({"distance": distance[agent]} if agent in distance else {}),
         }
-        for agent, total in totals.items()
+        for agent, agent_totals in totals.items()
     }
     return {"examples": dict(examples), "agents": agents} if agents or examples else {}
 
@@ -333,9 +333,9 @@ def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
     """Counts held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
-    pairs = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
-    names = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
-    return {name: pairs[pair] for name, pair in names.items()}
+    pair_counts = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
+    pair_by_name = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
+    return {name: pair_counts[pair] for name, pair in pair_by_name.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -343,5 +343,5 @@ def _read(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError) as error:
         # A run with a summary counts as finished, so running it again would write nothing.
-        begin = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""
-        raise StorageError(f"{path} cannot be read ({error}); {begin}run the study again") from error
+        deletion_advice = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""
+        raise StorageError(f"{path} cannot be read ({error}); {deletion_advice}run the study again") from error

@@ -18,7 +18,7 @@ from cojax.types import Evaluation, Group, Message, Observation, Task, Trajector
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
 # How many of the newest notes are shown, and the most characters of a note.
-_NOTES, _NOTE = 3, 1_000
+_MOST_NOTES, _LONGEST_NOTE = 3, 1_000
 
 _REQUEST = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
 _REMINDER = "You tried what follows before and did not solve it. What you noted then:"
@@ -35,49 +35,49 @@ def retry_failures(
     writes a note about each failure before the next trial, and sees about `room` characters of the failed episode. A
     task without a valid episode is not tried again, because it may not have failed. Raises what `play` raises.
     """
-    last = {group.task.id: group for group in groups}
+    latest_groups = {group.task.id: group for group in groups}
     notes: dict[str, tuple[str, ...]] = {}
-    record = [_trial(last, groups, ())]
-    for number in range(2, trials + 1):
-        failed_groups = [group for group in last.values() if group.valid and not group.solved]
+    trial_records = [_trial_record(latest_groups, groups, ())]
+    for trial_number in range(2, trials + 1):
+        failed_groups = [group for group in latest_groups.values() if group.valid and not group.solved]
         if not failed_groups:
             break
         tasks = [group.task for group in failed_groups]
         note_groups: list[Group] = []
         if reflects:
             failures = {group.task.id: group.valid[-1] for group in failed_groups}
-            note_groups = play(_notebook(environment, failures, room), tasks, f"note{number}")
+            note_groups = play(_notebook(environment, failures, room), tasks, f"note{trial_number}")
             for group in note_groups:
-                if text := _note(group):
-                    notes[group.task.id] = (*notes.get(group.task.id, ()), text)[-_NOTES:]
-        retries = play(with_notes(environment, notes), tasks, f"trial{number}")
+                if note := _read_note(group):
+                    notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MOST_NOTES:]
+        retries = play(with_notes(environment, notes), tasks, f"trial{trial_number}")
         # A trial without a valid episode leaves the result of the trial before it.
-        last |= {group.task.id: group for group in retries if group.valid}
-        record.append(_trial(last, retries, note_groups))
-    return list(last.values()), record
+        latest_groups |= {group.task.id: group for group in retries if group.valid}
+        trial_records.append(_trial_record(latest_groups, retries, note_groups))
+    return list(latest_groups.values()), trial_records
 
 
-def _trial(last: Mapping[str, Group], groups: Sequence[Group], note_groups: Sequence[Group]) -> dict[str, Any]:
+def _trial_record(latest: Mapping[str, Group], groups: Sequence[Group], note_groups: Sequence[Group]) -> dict[str, Any]:
     """The record of a trial: `success` is the share of all tasks solved after it, and the other figures are its own.
 
     They are its `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for both.
     """
-    valid_groups = [group for group in last.values() if group.valid]
+    valid_groups = [group for group in latest.values() if group.valid]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     trajectories = [*episodes, *(trajectory for group in note_groups for trajectory in group.trajectories)]
     return {
         "success": sum(group.solved > 0 for group in valid_groups) / max(1, len(valid_groups)),
         "episodes": len(episodes),
         "turns": sum(len(trajectory.turns) for trajectory in episodes),
-        "notes": sum(bool(_note(group)) for group in note_groups),
+        "notes": sum(bool(_read_note(group)) for group in note_groups),
         "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
     }
 
 
-def _note(group: Group) -> str:
+def _read_note(group: Group) -> str:
     """The note that the policy wrote, without its thought; "" if there is none."""
     replies = [_without_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
-    return shorten(replies[0], _NOTE) if replies else ""
+    return shorten(replies[0], _LONGEST_NOTE) if replies else ""
 
 
 def _without_thought(text: str) -> str:
@@ -92,7 +92,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
     """
 
     def start(task: Task) -> Episode:
-        entry = types.SimpleNamespace(
+        note_episode = types.SimpleNamespace(
             reset=lambda: (Message("user", request(failures[task.id], room)),),
             tools=lambda: (),
             step=lambda action: Observation(done=True),
@@ -101,7 +101,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
             evaluate=lambda: Evaluation(0.0),
             close=lambda: None,
         )
-        return cast(Episode, entry)
+        return cast(Episode, note_episode)
 
     return Wrapped(environment, start)
 
@@ -111,7 +111,7 @@ def request(failure: Trajectory, room: int) -> str:
 
     The oldest actions are left out first.
     """
-    task = shorten("\n".join(message.content for message in failure.opening), room // 2)
+    task_text = shorten("\n".join(message.content for message in failure.opening), room // 2)
     steps = [
         "\n".join((
             _without_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
@@ -119,10 +119,10 @@ def request(failure: Trajectory, room: int) -> str:
         ))
         for turn in failure.turns
     ]  # fmt: skip
-    recent_steps = [step for step in fit_texts(steps, room - len(task), extra_each=8) if step is not None]
-    first = len(steps) - len(recent_steps) + 1
-    record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first)) or "(nothing)"
-    return _REQUEST.format(task=task, record=record)
+    recent_steps = [step for step in fit_texts(steps, room - len(task_text), extra_each=8) if step is not None]
+    first_number = len(steps) - len(recent_steps) + 1
+    record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first_number)) or "(nothing)"
+    return _REQUEST.format(task=task_text, record=record)
 
 
 def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
@@ -134,12 +134,12 @@ def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> 
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
-        lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes.get(task.id, ()), 1))
+        note_lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes.get(task.id, ()), 1))
 
         def reset() -> tuple[Message, ...]:
-            *before, last = episode.reset()
-            return (*before, Message(last.role, f"{_REMINDER}\n{lines}\n\n{last.content}"))
+            *earlier_messages, last = episode.reset()
+            return (*earlier_messages, Message(last.role, f"{_REMINDER}\n{note_lines}\n\n{last.content}"))
 
-        return WrappedEpisode(episode, reset=reset) if lines else episode
+        return WrappedEpisode(episode, reset=reset) if note_lines else episode
 
     return Wrapped(environment, start)

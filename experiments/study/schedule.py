@@ -18,31 +18,31 @@ from .comparison import begun_otherwise
 from .launch import OTHERS, VARIABLES
 from .tables import ROOT, StudyRun
 
-_POLL = 0.5  # seconds
+_POLL_SECONDS = 0.5  # seconds
 # Seconds that a run may take to stop; it first completes its step and writes a checkpoint.
-_GRACE = 120.0
+_GRACE_SECONDS = 120.0
 
 
 def run_all(
     jobs: Sequence[StudyRun],
     folder: Path,
     cores: Sequence[int | None],
-    deadline: float,
+    timeout_s: float,
     stop: threading.Event,
     on_end: Callable[[StudyRun, str, float], None],
 ) -> None:
     """Makes the runs in `folder`/NAME, one at a time on each core (None: any), until all have ended or `stop` is set.
 
-    `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` says why the run failed,
-    and is empty if it finished. A run that takes longer than `deadline` seconds is stopped. Stopped runs can resume.
+    `on_end(job, failure, seconds)` is called on the thread of the run, one call at a time; `failure` says why the run
+    failed, "" if it finished. A run that takes longer than `timeout_s` seconds is stopped. Stopped runs can resume.
     """
     pending, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
-    queue, ending = threading.Lock(), threading.Lock()
+    queue_lock, ending_lock = threading.Lock(), threading.Lock()
 
-    def take() -> StudyRun | None:
+    def take_job() -> StudyRun | None:
         """Waits for the next run that can start; those that share a warm start wait until one of them has made it."""
         while not stop.is_set():
-            with queue:
+            with queue_lock:
                 for job in pending:
                     if warm.get(job.warm_start, True):
                         warm.setdefault(job.warm_start, False)
@@ -50,29 +50,29 @@ def run_all(
                         return job
                 if not pending:
                     return None
-            stop.wait(_POLL)
+            stop.wait(_POLL_SECONDS)
         return None
 
-    def work(core: int | None) -> None:
+    def run_jobs(core: int | None) -> None:
         try:
-            while (job := take()) is not None:
-                began = time.monotonic()
+            while (job := take_job()) is not None:
+                start_time = time.monotonic()
                 mark_warm = functools.partial(warm.__setitem__, job.warm_start, True)
                 try:
-                    why = run(job, folder / job.name, core, deadline, stop, mark_warm)
+                    failure = make_run(job, folder / job.name, core, timeout_s, stop, mark_warm)
                 finally:
-                    with queue:
+                    with queue_lock:
                         if not warm[job.warm_start]:  # another run may make it
                             del warm[job.warm_start]
-                with ending:
-                    on_end(job, why, time.monotonic() - began)
+                with ending_lock:
+                    on_end(job, failure, time.monotonic() - start_time)
         except BaseException:
             stop.set()
             raise
 
-    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
-        futures = [pool.submit(work, core) for core in cores]
-        while concurrent.futures.wait(futures, _POLL).not_done:
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as threads:
+        futures = [threads.submit(run_jobs, core) for core in cores]
+        while concurrent.futures.wait(futures, _POLL_SECONDS).not_done:
             pass  # signals reach the main thread between two waits
     for future in futures:
         future.result()
@@ -85,36 +85,36 @@ def command(job: StudyRun, workdir: Path) -> list[str]:
     return ["-m", "experiments.run", "--config=experiments/desk.py", *settings]
 
 
-def run(
-    job: StudyRun, workdir: Path, core: int | None, deadline: float, stop: threading.Event, on_warm: Callable[[], None]
+def make_run(
+    job: StudyRun, workdir: Path, core: int | None, timeout_s: float, stop: threading.Event, on_warm: Callable[[], None]
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
 
     `on_warm` is called repeatedly once the warm start exists.
     """
-    log = workdir.with_name(f"{workdir.name}.log")
+    log_path = workdir.with_name(f"{workdir.name}.log_path")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", f"{__package__}.launch", where, str(os.getpid()), *command(job, workdir)]
-    if why := begun_otherwise(job, workdir):
-        return why
+    if failure := begun_otherwise(job, workdir):
+        return failure
     shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
     environment = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
-    with open(log, "ab", opener=own_file) as out:
+    with open(log_path, "ab", opener=own_file) as log:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(
-            launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-        began, terminated_at = time.monotonic(), 0.0
+        start_time, terminated_at = time.monotonic(), 0.0
         while process.poll() is None:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
             if (workdir / "model.json").exists():
                 on_warm()
-            now = time.monotonic()
-            if not terminated_at and (stop.is_set() or now - began > deadline):
+            current_time = time.monotonic()
+            if not terminated_at and (stop.is_set() or current_time - start_time > timeout_s):
                 process.terminate()
-                terminated_at = now
-            elif terminated_at and now - terminated_at > _GRACE:
+                terminated_at = current_time
+            elif terminated_at and current_time - terminated_at > _GRACE_SECONDS:
                 end(lambda: descendants(process.pid))
                 process.kill()
     if process.returncode == 0:
@@ -122,24 +122,24 @@ def run(
     if stop.is_set():
         return "stopped"
     if terminated_at:
-        return f"took longer than {deadline:g} s; run the same command again to resume it, or raise --deadline"
-    return f"exit status {process.returncode}: {_last_words(log)}"
+        return f"took longer than {timeout_s:g} s; run the same command again to resume it, or raise --deadline"
+    return f"exit status {process.returncode}: {_last_words(log_path)}"
 
 
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
     """Waits while another process holds the run directory: a run of a killed study first completes its step.
 
-    Returns whether it is free; it may not be after _GRACE seconds, or when `stop` is set.
+    Returns whether it is free; it may not be after _GRACE_SECONDS, or when `stop` is set.
     """
-    until = time.monotonic() + _GRACE
+    deadline = time.monotonic() + _GRACE_SECONDS
     while not stop.is_set():
         try:
             lock_folder(workdir, "--runs").close()
             return True
         except RunDirectoryError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
     return False
 
 

@@ -27,7 +27,7 @@ from .tables import StudyRun
 _GREATEST = 10**100
 # How far a success may be from the share of solved tasks in `held_out`, which leaves out tasks whose episode was lost
 # before or after training.
-_LEFT_OUT = 0.05
+_MOST_DIFFERENCE = 0.05
 _Number = Annotated[float, Field(ge=-_GREATEST, le=_GREATEST)]
 _Amount = Annotated[float, Field(ge=0, le=_GREATEST)]
 _Positive = Annotated[float, Field(gt=0, le=_GREATEST)]
@@ -37,14 +37,14 @@ _Count = Annotated[int, Field(ge=0, le=_GREATEST)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
-def _part(each: Mapping[str, Any] | None = None, further: Any = Any, **kinds: Any) -> Any:
-    """A model with the keys of `each` and `kinds`; a key whose kind is a pair with a default may be missing.
+def _model(common_kinds: Mapping[str, Any] | None = None, extra_type: Any = Any, **kinds: Any) -> Any:
+    """A model with the keys of `common_kinds` and `kinds`; a key whose kind is a pair with a default may be missing.
 
-    Values of other keys have the type `further`.
+    Values of other keys have the type `extra_type`.
     """
-    fields: dict[str, Any] = {**(each or {}), **kinds}
+    fields: dict[str, Any] = {**(common_kinds or {}), **kinds}
     required_kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
-    required_kinds["__pydantic_extra__"] = (dict[str, further], ...)  # type: ignore[valid-type]
+    required_kinds["__pydantic_extra__"] = (dict[str, extra_type], ...)  # type: ignore[valid-type]
     return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required_kinds)
 
 
@@ -57,29 +57,29 @@ def _live_at_most_all(origin: Any) -> Any:
 _all = dict.fromkeys
 _BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Older records have no measures of origins.
-_ORIGIN: Any = _part(_all(ORIGIN_COUNTS, _Count) | _all(ORIGIN_MEASURES, (_Amount | None, None)))
-_EVOLUTION: Any = _part(_all(CONVERSION, _Count), step=_Count, origin=str)
-_PREDICTION: Any = _part(rho=_Correlation, tasks=_Count)
-_TRIAL: Any = _part(episodes=_Count, success=_Number)
-_SCHEMA = _part(
+_ORIGIN: Any = _model(_all(ORIGIN_COUNTS, _Count) | _all(ORIGIN_MEASURES, (_Amount | None, None)))
+_EVOLUTION: Any = _model(_all(CONVERSION, _Count), step=_Count, origin=str)
+_PREDICTION: Any = _model(rho=_Correlation, tasks=_Count)
+_TRIAL: Any = _model(episodes=_Count, success=_Number)
+_SCHEMA = _model(
     {
         **_all(("arm", "split"), str),
         **_all(("seed", "steps"), int),
         **_all(("settings", "config"), dict),
         **_all(("zero_shot", "final"), _Share),
     },
-    facts=_part(commit=str, versions=dict[str, str], hardware=_part(processor=str)),
+    facts=_model(commit=str, versions=dict[str, str], hardware=_model(processor=str)),
     threads=dict[str, str],
-    held_out=_part(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
-    budget=_part(_all(_BUDGETS, _Count), _Count),
-    seconds=_part({"warm_start": _Amount, "total": _Positive}, _Amount),
+    held_out=_model(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
+    budget=_model(_all(_BUDGETS, _Count), _Count),
+    seconds=_model({"warm_start": _Amount, "total": _Positive}, _Amount),
     evolution_seconds=_Amount,
-    curves=_part(_all(("step", *CURVES), list[_Number])),
-    signals=_part(_all(SIGNALS, list[_Count])),
+    curves=_model(_all(("step", *CURVES), list[_Number])),
+    signals=_model(_all(SIGNALS, list[_Count])),
     refused=dict[str, _Count],
-    tasks=_part(_all(COLUMNS, list[_Number]) | _all(("origin", "tool"), list[str])),
-    quality=_part(
-        sr_at_k=_Number, turns=_Number, ed_rel=(_Number | None, None), max_similarity=(_part(mean=_Number), None)
+    tasks=_model(_all(COLUMNS, list[_Number]) | _all(("origin", "tool"), list[str])),
+    quality=_model(
+        sr_at_k=_Number, turns=_Number, ed_rel=(_Number | None, None), max_similarity=(_model(mean=_Number), None)
     ),
     dev=list[Annotated[list[_Number], Field(min_length=2, max_length=2)]],
     evolutions=list[_EVOLUTION],
@@ -88,10 +88,10 @@ _SCHEMA = _part(
     origins=(dict[str, Annotated[_ORIGIN, AfterValidator(_live_at_most_all)]], {}),
     predicted=(dict[str, _PREDICTION], {}),
     trials=(list[_TRIAL], []),
-    failures=(_part(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
+    failures=(_model(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
 )
 # Keys whose values have equal lengths, and the key of that length; if it is empty, the first value sets the length.
-_LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
+_EQUAL_LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
     (("held_out.zero_shot", "held_out.final"), "held_out.tasks"),
     ((*(f"curves.{name}" for name in ("step", *CURVES)), *(f"signals.{kind}" for kind in SIGNALS)), ""),
     (tuple(f"tasks.{column}" for column in COLUMNS), ""),
@@ -111,13 +111,13 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
         if fault["type"] == "model_type":
             expectation = "expected an object"
         raise ValueError(f"{key} is {quote(fault['input'])}; {expectation}") from None
-    for keys, counter in _LENGTHS:
+    for keys, counter in _EQUAL_LENGTHS:
         length = _at(record, counter) if counter else len(_at(record, keys[0]))
         if wrong := [key for key in keys if len(_at(record, key)) != length]:
             raise ValueError(f"{wrong[0]} has {len(_at(record, wrong[0]))} values; {counter or keys[0]} says {length}")
     for key in ("zero_shot", "final"):
         bits = record["held_out"][key]
-        if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _LEFT_OUT:
+        if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _MOST_DIFFERENCE:
             raise ValueError(f"{key} is {record[key]}, but held_out.{key} says {bits.count('1')} of {len(bits)} tasks")
     if record["arm"] != arm:
         raise ValueError(f"it belongs to the run {record['arm']}-{record['seed']}")
@@ -126,16 +126,16 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
 
 def _at(record: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key."""
-    return functools.reduce(lambda part, name: part[name], key.split("."), record)
+    return functools.reduce(lambda value, key_part: value[key_part], key.split("."), record)
 
 
-_ENDING = ".jsonl.gz"
-_STORING = threading.Lock()
+_FILE_ENDING = ".jsonl.gz"
+_STORE_LOCK = threading.Lock()
 
 
 def path_of(out: Path, arm: str) -> Path:
     """The file with the records of an arm."""
-    return out / "runs" / f"{arm}{_ENDING}"
+    return out / "runs" / f"{arm}{_FILE_ENDING}"
 
 
 def read_arm(out: Path, arm: str) -> dict[int, Record]:
@@ -144,17 +144,17 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
     if not path.exists():
         return {}
     records: dict[int, Record] = {}
-    where = str(path)
+    location = str(path)
     try:
-        for number, line in enumerate(expand(path).splitlines(), 1):
-            where = f"{path}, line {number}"
+        for line_number, line in enumerate(expand(path).splitlines(), 1):
+            location = f"{path}, line {line_number}"
             record = check_record(parse_record(line), arm)
             if record["seed"] in records:
                 raise ValueError(f"seed {record['seed']} has two records")
             records[record["seed"]] = record
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(
-            f"{where} cannot be read ({error}); restore the file, or delete it and run the study again"
+            f"{location} cannot be read ({error}); restore the file, or delete it and run the study again"
         ) from error
     return records
 
@@ -165,7 +165,7 @@ def read_all(out: Path) -> dict[tuple[str, int], Record]:
 
 
 def _arms(out: Path) -> list[str]:
-    return sorted(path.name.removesuffix(_ENDING) for path in (out / "runs").glob(f"*{_ENDING}"))
+    return sorted(path.name.removesuffix(_FILE_ENDING) for path in (out / "runs").glob(f"*{_FILE_ENDING}"))
 
 
 def read_run(out: Path, name: str) -> Record:
@@ -193,9 +193,9 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
     for job in jobs:
         if (record := arms[job.arm].get(job.seed)) is None:
             continue
-        if different := mismatch(record, job.config):
+        if difference := mismatch(record, job.config):
             raise ValueError(
-                f"{path_of(out, job.arm)} holds the run {job.name} with other settings: {different}. Choose another "
+                f"{path_of(out, job.arm)} holds the run {job.name} with other settings: {difference}. Choose another "
                 "--out and --runs for these settings, or delete the file and the run directories of its arm"
             )
         records[job.arm, job.seed] = record
@@ -210,7 +210,7 @@ def store(out: Path, record: Record) -> None:
     strict JSON.
     """
     path, content = path_of(out, record["arm"]), io.BytesIO()
-    with _STORING:
+    with _STORE_LOCK:
         records = {**read_arm(out, record["arm"]), record["seed"]: record}
         # gzip.compress writes a header that differs between versions of Python.
         with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as file:

@@ -41,16 +41,16 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     task_sets = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in runs}
     if task_sets != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
-    kinds: dict[str, list[tuple[Any, str]]] = {"actions": [_actions(task) for task in tasks]}
+    kinds: dict[str, list[tuple[Any, str]]] = {"actions": [_actions_kind(task) for task in tasks]}
     if isinstance(environment, Charted):
-        names, popularity = _tools_of(runs[0])
+        tool_names, popularity = _tools_of(runs[0])
         # The most popular ones first.
-        kinds["tool"] = [(-popularity.get(name, 1.0), name) for name in names]
+        kinds["tool"] = [(-popularity.get(name, 1.0), name) for name in tool_names]
         tools = sorted(set(kinds["tool"]))
         if len(tools) >= MANY:
-            tenths = {kind: 1 + 10 * place // len(tools) for place, kind in enumerate(tools)}
+            tenths = {kind: 1 + 10 * index // len(tools) for index, kind in enumerate(tools)}
             kinds["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kinds["tool"]]
-    return {name: _rows(task_kinds, arms) for name, task_kinds in kinds.items()}
+    return {criterion: _rows(task_kinds, arms) for criterion, task_kinds in kinds.items()}
 
 
 def _tools_of(record: Record) -> tuple[list[str], Mapping[str, float]]:
@@ -82,16 +82,16 @@ def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any
 
     Its arguments are a tool's success before and after training, and its popularity.
     """
-    names, popularity = _tools_of(records[0])
-    sizes = Counter(names)
-    if len(sizes) < MANY or any(record["held_out"]["tasks"] != len(names) for record in records):
+    tool_names, popularity = _tools_of(records[0])
+    sizes = Counter(tool_names)
+    if len(sizes) < MANY or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
         return None
-    by_seed = {}
+    success_by_seed = {}
     for record in records:
-        before, after = (_shares(names, record["held_out"][when]) for when in ("zero_shot", "final"))
-        tools = sorted(sizes, key=lambda name: (order(before[name], after[name], popularity.get(name, 0.0)), name))
-        by_seed[record["seed"]] = _mean([after[name] for name in tools[: max(1, round(len(tools) / 10))]])
-    return by_seed
+        zero_shot, final = (_shares(tool_names, record["held_out"][when]) for when in ("zero_shot", "final"))
+        tools = sorted(sizes, key=lambda tool: (order(zero_shot[tool], final[tool], popularity.get(tool, 0.0)), tool))
+        success_by_seed[record["seed"]] = _mean([final[tool] for tool in tools[: max(1, round(len(tools) / 10))]])
+    return success_by_seed
 
 
 def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
@@ -100,10 +100,10 @@ def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     None if there are fewer than ENOUGH of them.
     """
     _, tasks = held_out_tasks(records[0])
-    long = [len(task.solution) >= LONG for task in tasks]
-    if sum(long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+    is_long = [len(task.solution) >= LONG for task in tasks]
+    if sum(is_long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
-    return {record["seed"]: _shares(long, record["held_out"]["final"])[True] for record in records}
+    return {record["seed"]: _shares(is_long, record["held_out"]["final"])[True] for record in records}
 
 
 def _shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
@@ -141,20 +141,20 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
     """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
     sizes = Counter(kinds)
 
-    def count_solved(records: Sequence[Record], when: str) -> Counter:
+    def count_solved(records: Sequence[Record], evaluation: str) -> Counter:
         counts: Counter = Counter()
         for record in records:
-            counts.update(kind for kind, bit in zip(kinds, record["held_out"][when], strict=True) if bit == "1")
+            counts.update(kind for kind, bit in zip(kinds, record["held_out"][evaluation], strict=True) if bit == "1")
         return Counter({kind: count / len(records) for kind, count in counts.items()})
 
-    start = count_solved(next(iter(arms.values())), "zero_shot")
-    finals = {arm: count_solved(records, "final") for arm, records in arms.items()}
+    zero_shot_counts = count_solved(next(iter(arms.values())), "zero_shot")
+    final_counts = {arm: count_solved(records, "final") for arm, records in arms.items()}
     return [
         {
             "kind": kind[1],
             "tasks": size,
-            "zero_shot": start[kind] / size,
-            "arms": {arm: counts[kind] / size for arm, counts in finals.items()},
+            "zero_shot": zero_shot_counts[kind] / size,
+            "arms": {arm: counts[kind] / size for arm, counts in final_counts.items()},
         }
         for kind, size in sorted(sizes.items())
     ]
@@ -175,9 +175,9 @@ def _held_out(environment: str, evaluation: str) -> tuple[Environment, list[Task
     return world, sorted(tasks, key=lambda task: task.id)
 
 
-def _actions(task: Task) -> tuple[int, str]:
-    count = len(task.solution)
-    return (count, str(count)) if count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
+def _actions_kind(task: Task) -> tuple[int, str]:
+    action_count = len(task.solution)
+    return (action_count, str(action_count)) if action_count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
 
 
 Successes = Mapping[int, float | None]  # seed → success; None if there was nothing to evaluate on
@@ -196,8 +196,8 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
         return {"mean": None, "low": None, "high": None, "count": len(values)}
     if len(known_values) == 1:
         return {"mean": known_values[0], "low": None, "high": None, "count": 1}
-    mean, _, half = student(known_values)
-    return {"mean": mean, "low": mean - half, "high": mean + half, "count": len(known_values)}
+    mean, _, half_width = student(known_values)
+    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(known_values)}
 
 
 def paired_difference(one: Successes, other: Successes) -> dict[str, Any]:
@@ -240,16 +240,16 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     Only complete seeds count; the others are listed. Raises ValueError if no seed is complete, or if the runs were not
     all evaluated on the same tasks.
     """
-    complete = complete_seeds(table, seeds, records)
-    if not complete:
+    common_seeds = complete_seeds(table, seeds, records)
+    if not common_seeds:
         raise ValueError(f"no seed of table {name!r} has finished in every arm ({', '.join(table.arms)})")
-    runs = [records[arm, seed] for seed in complete for arm in table.arms]
-    by_arm = {arm: [records[arm, seed] for seed in complete] for arm in table.arms}
-    if len(sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
-        raise ValueError(f"the runs of table {name!r} were evaluated on {len(sets)} different sets of tasks")
-    zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
+    runs = [records[arm, seed] for seed in common_seeds for arm in table.arms]
+    by_arm = {arm: [records[arm, seed] for seed in common_seeds] for arm in table.arms}
+    if len(task_sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
+        raise ValueError(f"the runs of table {name!r} were evaluated on {len(task_sets)} different sets of tasks")
+    zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
     by_kind = breakdowns(by_arm)
-    finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
+    finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
     parts = {
         name: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
         for name, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
@@ -261,8 +261,8 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "split": runs[0]["split"],
         "tasks": runs[0]["held_out"]["tasks"],
         "steps": sorted({record["steps"] for record in runs}),
-        "seeds": complete,
-        "incomplete_seeds": [seed for seed in seeds if seed not in complete],
+        "seeds": common_seeds,
+        "incomplete_seeds": [seed for seed in seeds if seed not in common_seeds],
         # The changes to experiments/desk.py that all runs share.
         "common_settings": dict(
             one for one in runs[0]["settings"].items() if all(one in record["settings"].items() for record in runs)
@@ -270,7 +270,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "zero_shot": _estimate(zero_shot),
         # All arms of a seed share a warm start, so a different zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
-            seed for seed in complete if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
+            seed for seed in common_seeds if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
@@ -293,10 +293,10 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
 def _row(
     arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, by_tool: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    live = [record["curves"]["live_groups"] for record in records]
+    live_shares = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
     learning = [record.get("learning", {}) for record in records]
-    names = [name for name in learning[0] if all(name in values for values in learning)]
+    metric_names = [name for name in learning[0] if all(name in values for values in learning)]
     return {
         "arm": arm,
         "title": TITLES[arm],
@@ -305,11 +305,11 @@ def _row(
         "gain": paired_difference(final, zero_shot),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
         # None for an arm without steps.
-        "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
+        "live_groups": _mean([_mean(groups) for groups in live_shares]) if all(live_shares) else None,
         "budget": _mean_counts(budgets),
         # The metrics that all seeds have.
-        "learning": _mean_counts([{n: values[n] for n in names} for values in learning]),
-        **{name: means for name, mean in _SOME.items() if (means := mean(records))},
+        "learning": _mean_counts([{n: values[n] for n in metric_names} for values in learning]),
+        **{name: means for name, mean in _OPTIONAL_MEANS.items() if (means := mean(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(row["quality"]) for row in records]) for name, find in QUALITY.items()},
         "mastered": prior_mastery(records, by_tool),
@@ -354,10 +354,10 @@ def mean_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
     means: dict[str, dict[str, float | None]] = {}
     for name in PREDICTORS:
         predictions = [by_name[name] for record in records if name in (by_name := record.get("predicted", {}))]
-        results = [row for row in predictions if row["rho"] is not None]
+        ranks = [row for row in predictions if row["rho"] is not None]
         if predictions:
             tasks = _mean([row["tasks"] for row in predictions])
-            means[name] = {"rho": _mean_of_known([row["rho"] for row in results]), "runs": len(results), "tasks": tasks}
+            means[name] = {"rho": _mean_of_known([row["rho"] for row in ranks]), "runs": len(ranks), "tasks": tasks}
     return means
 
 
@@ -376,14 +376,14 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "records": len(failures),
         "examples": {name: examples[name] for name in EXAMPLES if name in examples},
         "agents": {
-            agent: {name: _mean_if_known([row.get(name) for row in of]) for name in dict.fromkeys(itertools.chain(*of))}
-            for agent, of in agents.items()
+            agent: {name: _mean_if_known([row.get(name) for row in rows]) for name in itertools.chain(*rows)}
+            for agent, rows in agents.items()
         },
     }
 
 
 # Keys of a row that not every record has, and the functions that average them over records.
-_SOME = {"origins": mean_worth, "predicted": mean_predicted, "failures": mean_failures}
+_OPTIONAL_MEANS = {"origins": mean_worth, "predicted": mean_predicted, "failures": mean_failures}
 
 
 def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
@@ -446,15 +446,15 @@ def percent(share: Any, digits: int = 1, unknown: str = "–", unit: str = "") -
     return _format(100 * share if isinstance(share, (int, float)) else None, f".{digits}f", unknown, unit)
 
 
-def _format(value: Any, form: str, unknown: str = "–", unit: str = "") -> str:
+def _format(value: Any, format_spec: str, unknown: str = "–", unit: str = "") -> str:
     """The value in this form, such as ".1f", with its unit, or `unknown`, a dash, if it is not known."""
-    return f"{value:{form}}{unit}" if isinstance(value, (int, float)) else unknown
+    return f"{value:{format_spec}}{unit}" if isinstance(value, (int, float)) else unknown
 
 
 def _interval(share: Mapping[str, Any]) -> str:
     """A mean share (keys mean, low, high) in per cent, with half the width of its interval if it has one."""
-    half = "" if share["low"] is None else f" ± {100 * (share['high'] - share['mean']):.1f}"
-    return percent(share["mean"]) + half
+    half_text = "" if share["low"] is None else f" ± {100 * (share['high'] - share['mean']):.1f}"
+    return percent(share["mean"]) + half_text
 
 
 def _points(value: float | None) -> str:
@@ -467,11 +467,11 @@ def _bounds(row: Mapping[str, Any]) -> str:
     return "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
 
 
-def _compare_budget(arm: Mapping[str, Any], name: str, reference: Mapping[str, Any] | None) -> str:
+def _compare_budget(arm: Mapping[str, Any], budget_name: str, reference: Mapping[str, Any] | None) -> str:
     """A budget of an arm, and in brackets how much it exceeds the reference's."""
-    value = arm["budget"].get(name, 0)
-    against = reference["budget"].get(name, 0) if reference and reference is not arm else 0
-    return f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else "")
+    value = arm["budget"].get(budget_name, 0)
+    reference_value = reference["budget"].get(budget_name, 0) if reference and reference is not arm else 0
+    return f"{value:,.0f}" + (f" ({100 * (value / reference_value - 1):+.0f} %)" if reference_value else "")
 
 
 def _rate(gain: float, unit: int, cost: float) -> str:

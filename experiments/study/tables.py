@@ -47,8 +47,8 @@ class StudyRun:
     @property
     def warm_start(self) -> tuple[Any, ...]:
         """Equal for runs that share a warm start."""
-        deciding = [(name, value) for name, value in self.settings.items() if name.partition(".")[0] in _WARM_START]
-        return (self.seed, *sorted((name, json.dumps(value)) for name, value in deciding))
+        pairs = [(name, value) for name, value in self.settings.items() if name.partition(".")[0] in _WARM_START]
+        return (self.seed, *sorted((name, json.dumps(value)) for name, value in pairs))
 
     @property
     def config(self) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def plain_configuration(settings: Settings) -> dict[str, Any]:
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
     """Dotted names and values of the leaves in which `config` differs from `base`, without the run directory."""
-    before = dict(leaves(base.to_dict()))
-    return {name: value for name, value in leaves(config.to_dict()) if value != before[name] and name != "workdir"}
+    base_values = dict(leaves(base.to_dict()))
+    return {name: value for name, value in leaves(config.to_dict()) if value != base_values[name] and name != "workdir"}
 
 
 def configuration_of(settings: Settings) -> ConfigDict:
@@ -90,9 +90,9 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     settings = {}
     for argument in arguments:
-        name, is_one, value = expand_flag(argument).partition("=")
+        name, equals_sign, value = expand_flag(argument).partition("=")
         setting = name.removeprefix("--config.")
-        if not (name.startswith("--config.") and is_one):
+        if not (name.startswith("--config.") and equals_sign):
             raise ValueError(f"unexpected argument {argument!r}; expected settings of all arms, --config.KEY=VALUE")
         try:
             settings[setting] = ast.literal_eval(value)
@@ -101,11 +101,11 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-_TEXT = Path(__file__).with_name("arms.toml").read_text("utf-8")
-_SECTIONS = tomllib.loads(_TEXT.replace('"experiments.', f'"{imports.within("experiments")}.'))
+_ARMS_TOML = Path(__file__).with_name("arms.toml").read_text("utf-8")
+_ARM_SECTIONS = tomllib.loads(_ARMS_TOML.replace('"experiments.', f'"{imports.within("experiments")}.'))
 _SMOLLM2 = desk_smollm2.get_config()
 _GROUPS: Mapping[str, Mapping[str, Any]] = {
-    **_SECTIONS["groups"],
+    **_ARM_SECTIONS["groups"],
     # The batch is named even if it equals the desk's, because other tables have their own.
     "smollm2": {**changes(_SMOLLM2, desk.get_config()), "batch_size": _SMOLLM2.batch_size},
 }
@@ -123,14 +123,14 @@ def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-_ARMS = _SECTIONS["arms"] | {
+_ARMS = _ARM_SECTIONS["arms"] | {
     f"{ground}-{name}": {"ground": [ground], **method}
     for ground in ("wide", "deep")
-    for name, method in _SECTIONS["methods"].items()
+    for name, method in _ARM_SECTIONS["methods"].items()
 }
-COMMON: Settings = _settings(_SECTIONS["common"])
+COMMON: Settings = _settings(_ARM_SECTIONS["common"])
 # A development run evaluates this split instead of the held-out one, whatever the flags say.
-ON_DEVELOPMENT_TASKS: Settings = _settings(_SECTIONS["development"])
+ON_DEVELOPMENT_TASKS: Settings = _settings(_ARM_SECTIONS["development"])
 TITLES: Mapping[str, str] = {arm: section["title"] for arm, section in _ARMS.items()}
 ARMS: Mapping[str, Settings] = {arm: _settings(section) for arm, section in _ARMS.items()}
 
@@ -178,8 +178,8 @@ def jobs(
     `further` settings override the common ones, but not those of an arm. Raises ValueError for an unknown arm, and for
     a further setting that every arm sets itself.
     """
-    if unknown := [arm for arm in arms if arm not in ARMS]:
-        raise ValueError(f"arm {unknown[0]!r} not found; available: {', '.join(ARMS)}")
+    if unknown_arms := [arm for arm in arms if arm not in ARMS]:
+        raise ValueError(f"arm {unknown_arms[0]!r} not found; available: {', '.join(ARMS)}")
     if conflicts := [name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm] for arm in arms)]:
         raise ValueError(f"{conflicts[0]} distinguishes the runs; choose runs with --arms and --seeds")
     split = ON_DEVELOPMENT_TASKS if development else {}

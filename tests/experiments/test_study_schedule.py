@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
-    monkeypatch.setattr(schedule, "_POLL", 0.01)
+    monkeypatch.setattr(schedule, "_POLL_SECONDS", 0.01)
     begun, goes = [], {name: threading.Event() for name in ("static-101", "static-102", "own-101")}
     all_three = threading.Barrier(3, timeout=patience(30))
 
@@ -128,7 +128,9 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     began = time.monotonic()
-    why = schedule.run(StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
+    why = schedule.make_run(
+        StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None
+    )
     assert why.startswith("took longer than 1 s; run the same command again")
     assert time.monotonic() - began < patience(30)
 
@@ -145,7 +147,7 @@ def test_a_run_has_its_own_variables_and_not_those_of_the_shell(tmp_path, monkey
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
     job = StudyRun("wrong", 1, {}, {"NPROC": "1"})
     with pytest.raises(Launched) as launched:
-        schedule.run(job, tmp_path / "run", None, 1.0, threading.Event(), lambda: None)
+        schedule.make_run(job, tmp_path / "run", None, 1.0, threading.Event(), lambda: None)
     (environment,) = launched.value.args
     assert environment["NPROC"] == "1"
     assert environment["HOME"] == os.environ["HOME"]
@@ -161,7 +163,7 @@ def test_cores_are_those_that_the_process_may_use():
 
 
 def test_a_folder_that_stays_in_use_is_not_called_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "_GRACE", 0.0)
+    monkeypatch.setattr(schedule, "_GRACE_SECONDS", 0.0)
     with lock_folder(tmp_path, "--runs"):
         assert not schedule.wait_until_free(tmp_path, threading.Event())
     assert schedule.wait_until_free(tmp_path, threading.Event())

@@ -175,7 +175,7 @@ def test_a_smaller_table_or_one_of_another_split_does_not_replace_a_kept_one(tmp
 def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch, capsys):
     stored.store(tmp_path, record("static", 101, 0.5))
     workdir = tmp_path / "runs/again/static-101"
-    monkeypatch.setattr(command.schedule, "_GRACE", 0.0)
+    monkeypatch.setattr(command.schedule, "_GRACE_SECONDS", 0.0)
     with lock_folder(workdir, "--runs"):
         assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 2
         assert (workdir / ".lock").exists()
@@ -191,7 +191,7 @@ def test_a_run_that_was_not_evaluated_is_compared_too(tmp_path, monkeypatch, cap
     assert "stored – %, now – %: the same to the last bit" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("folder", [command.KEPT, command.KEPT / "first"], ids=["today", "first"])
+@pytest.mark.parametrize("folder", [command.RESULTS, command.RESULTS / "first"], ids=["today", "first"])
 def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read(folder):
     found = stored.read_all(folder)
     assert {arm for arm, _ in found} <= set(ARMS)
@@ -207,7 +207,7 @@ def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read(folder)
 
 def test_the_stored_records_are_of_todays_settings() -> None:
     """Otherwise a table cannot be made again from them, and no new run is compared with them."""
-    known = stored.read_all(command.KEPT)
+    known = stored.read_all(command.RESULTS)
     runs = [
         job
         for table in TABLES.values()
