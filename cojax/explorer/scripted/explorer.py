@@ -122,8 +122,8 @@ def windows(
         if triplet.observation.ok and not triplet.observation.done:
             steps_by_run.setdefault(triplet.run, []).append(triplet)
     least_counts = Counter(least_calls)
-    all_windows = (window for steps in steps_by_run.values() for window in _windows_of_run(steps))
-    matches = [w for w in all_windows if not least_counts or Counter(tool_of(step.action) for step in w) >= least_counts]
+    candidates = (window for steps in steps_by_run.values() for window in _windows_of_run(steps))
+    matches = [w for w in candidates if not least_counts or Counter(tool_of(step.action) for step in w) >= least_counts]
     rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
     matches.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
