@@ -31,7 +31,7 @@ def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
             assert goes[job.name].wait(patience(30))
         return ""
 
-    monkeypatch.setattr(schedule, "run", run)
+    monkeypatch.setattr(schedule, "make_run", run)
     made = [*jobs(["static", "feedback"], [101, 102]), StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})]
     ended = []
 
@@ -58,7 +58,7 @@ def test_a_study_that_is_stopped_begins_no_further_run(monkeypatch, tmp_path):
         stop.set()
         return "stopped"
 
-    monkeypatch.setattr(schedule, "run", run)
+    monkeypatch.setattr(schedule, "make_run", run)
     schedule.run_all(jobs(["static", "feedback"], [101]), tmp_path, [None] * 2, 60.0, stop, lambda *given: None)
     assert begun == ["static-101"]
 

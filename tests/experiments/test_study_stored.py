@@ -133,7 +133,7 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
             made.append(job.name)
 
     monkeypatch.setattr(command.schedule, "run_all", end_all)
-    monkeypatch.setattr(command.schedule, "run", lambda *given: "")
+    monkeypatch.setattr(command.schedule, "make_run", lambda *given: "")
     monkeypatch.setattr(command, "record_or_reason", lambda job, *given: (record(job.arm, job.seed, 0.5), ""))
     monkeypatch.setattr(command, "publish", lambda *given: None)
     out = tmp_path / "out"
@@ -185,7 +185,7 @@ def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch
 def test_a_run_that_was_not_evaluated_is_compared_too(tmp_path, monkeypatch, capsys):
     bare = record("static", 101, 0.5) | {"zero_shot": None, "final": None}
     stored.store(tmp_path, bare)
-    monkeypatch.setattr(command.schedule, "run", lambda *given: "")
+    monkeypatch.setattr(command.schedule, "make_run", lambda *given: "")
     monkeypatch.setattr(command, "record_or_reason", lambda *given: (bare, ""))
     assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 0
     assert "stored – %, now – %: the same to the last bit" in " ".join(capsys.readouterr().out.split())
