@@ -92,7 +92,7 @@ def make_run(
 
     `on_warm` is called repeatedly once the warm start exists.
     """
-    log_path = workdir.with_name(f"{workdir.name}.log_path")
+    log_path = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", f"{__package__}.launch", where, str(os.getpid()), *command(job, workdir)]
