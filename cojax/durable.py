@@ -36,9 +36,9 @@ def pieces(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(2**20), b"")
 
 
-def crc32(file: BinaryIO, before: int = 0) -> int:
-    """The CRC-32 of a file's content, going on from `before`, the CRC-32 of what precedes it."""
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), before)
+def crc32(file: BinaryIO, earlier_crc: int = 0) -> int:
+    """The CRC-32 of a file's content, going on from `earlier_crc`, that of what precedes it."""
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), earlier_crc)
 
 
 def own_file(path: str | Path, flags: int) -> int:

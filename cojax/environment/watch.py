@@ -24,11 +24,11 @@ class HangingCall(RuntimeError):
     """A call of an environment did not return in time."""
 
 
-def watched_play(deadline: float, thinking: float | None = None) -> Callable[..., Trajectory]:
-    """`play` on a daemon thread, given up when one call of the environment takes longer than `deadline` seconds.
+def watched_play(call_timeout_s: float, act_timeout_s: float | None = None) -> Callable[..., Trajectory]:
+    """`play` on a daemon thread, given up when one call of the environment takes longer than `call_timeout_s`.
 
-    `thinking` is how many seconds an actor may take for one action. None is `deadline`, for an actor that does little
-    but ask the environment what it may do. A hang gives the outcome environment_error, wherever it happens, because
+    An actor may take `act_timeout_s` for one action. None is `call_timeout_s`, for an actor that does little but
+    ask the environment what it may do. A hang gives the outcome environment_error, wherever it happens, because
     an explorer's action is not the policy's. The thread is abandoned, as Python cannot end it, and stops at the next
     step of the loop.
     """
@@ -37,7 +37,7 @@ def watched_play(deadline: float, thinking: float | None = None) -> Callable[...
         progress = Progress(since=running())
 
         def allowed_seconds() -> float:
-            return thinking if progress.phase == "act" and thinking is not None else deadline
+            return act_timeout_s if progress.phase == "act" and act_timeout_s is not None else call_timeout_s
 
         future = on_thread("watched", lambda: play(environment, task, act, progress=progress, **play_options))
         if done_within(future, lambda: progress.since + allowed_seconds() - running()):

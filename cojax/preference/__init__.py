@@ -25,7 +25,7 @@ def coefficients(settings: RoundsSettings) -> tuple[float, float]:
     return 0.5 if dpo is None else dpo, 0.5 if sft is None else sft
 
 
-def others(settings: RoundsSettings, group_size: int) -> int:
+def second_agent_count(settings: RoundsSettings, group_size: int) -> int:
     """How many of a group's episodes the second agent plays: at least one, and not all."""
     return 0 if settings.agent == "none" else min(group_size - 1, max(1, round(settings.share * group_size)))
 

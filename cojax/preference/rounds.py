@@ -10,7 +10,7 @@ from cojax.learner.update import Metrics, TrainState
 from cojax.loop import Loop, State
 from cojax.loop.groups import play_tasks
 from cojax.loop.records import step_record
-from cojax.preference import Method, agents, others
+from cojax.preference import Method, agents, second_agent_count
 from cojax.preference.failures import failures_of
 from cojax.quality import hashed_ngrams, neighbour_similarity
 from cojax.rollout.collect import count_outcomes
@@ -66,7 +66,7 @@ class Rounds:
         The engine must hold the target's weights when this is called. Afterwards it rests until the next `load`.
         """
         loop, group_size = self.loop, self.loop.group_size
-        target_count = group_size - others(self.settings, group_size)
+        target_count = group_size - second_agent_count(self.settings, group_size)
         second_groups: Sequence[Group] = ()
         target_groups = play_tasks(loop, tasks, step, range(target_count)) if self.method.plays else ()
         if state.second is not None:

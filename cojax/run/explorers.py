@@ -88,7 +88,7 @@ def _llm_explorer(config: ConfigDict, parts: Parts, kind: str, chat_model: ChatM
         ending=ending(config, parts.environment),
         width=width(config, parts.environment, _MODEL_WIDTH),
         # A model has its own deadlines; it may wait for its turn and between attempts.
-        play=watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        play=watched_play(parts.limits.environment_deadline, act_timeout_s=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=parts.limits.max_turns,
         guidance=guidance(parts.signals),
@@ -114,7 +114,7 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
     draft_attempts, ask_judge = None, None
     play = watched_play(parts.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
-        play = watched_play(parts.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        play = watched_play(parts.limits.environment_deadline, act_timeout_s=config.llm.deadline + config.llm.timeout)
         if attempt_count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, parts)
             draft_attempts = Attempts(attempters, attempt_count, parts.limits.max_turns)

@@ -171,7 +171,7 @@ class Checkpointer:
 
     def steps_to_keep(self, step: int) -> list[int]:
         """The steps that are kept once `step` is saved."""
-        return sorted({*(other for other in self.steps() if other < step), step})[-self.keep :]
+        return sorted({*(earlier_step for earlier_step in self.steps() if earlier_step < step), step})[-self.keep :]
 
     def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
         """The host states of these steps, without those that are missing or cannot be read."""
@@ -185,8 +185,8 @@ class Checkpointer:
         """The steps saved, ascending. Whether they are sound is not checked."""
         if not self.folder.is_dir():
             return []
-        names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
-        return sorted(int(name) for name in names if str(int(name)) == name)
+        folder_names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
+        return sorted(int(folder_name) for folder_name in folder_names if str(int(folder_name)) == folder_name)
 
     def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
         reader = reader_of_arrays()

@@ -8,22 +8,22 @@ from cojax.storage.checksums import has_valid_checksum
 from cojax.storage.files import read_json
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
+def differences(old_config: Mapping[str, Any], new_config: Mapping[str, Any], free: Container[str] = ()) -> str:
     """The dotted names of the settings that differ, without the `free` ones, and the values of the first.
 
     Empty if none differs.
     """
-    names = sorted(_diff(before, now, free))
+    names = sorted(_diff(old_config, new_config, free))
     if not names:
         return ""
     name = names[0]
-    return f"{', '.join(names)} ({name} was {value_at(before, name)!r}, now {value_at(now, name)!r})"
+    return f"{', '.join(names)} ({name} was {value_at(old_config, name)!r}, now {value_at(new_config, name)!r})"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The dotted name of every setting that differs → its values before and now, None if it is not set."""
-    differing_names = sorted(_diff(before, now, ("workdir",)))
-    return {name: [value_at(before, name, None), value_at(now, name, None)] for name in differing_names}
+    differing_names = sorted(_diff(old_config, new_config, ("workdir",)))
+    return {name: [value_at(old_config, name, None), value_at(new_config, name, None)] for name in differing_names}
 
 
 def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:

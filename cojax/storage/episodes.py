@@ -44,10 +44,10 @@ class Episodes:
         newest_steps = self.steps()[-self.keep :]
         return min(pending, newest_steps[0] if newest_steps else 0)
 
-    def drop_before(self, first: int) -> None:
-        """Drops the episodes of every step before `first`. Costs nothing if there can be none."""
-        if first > 0:
-            self.drop(lambda step: step < first)
+    def drop_before(self, first_kept: int) -> None:
+        """Drops the episodes of every step before `first_kept`. Costs nothing if there can be none."""
+        if first_kept > 0:
+            self.drop(lambda step: step < first_kept)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step that is not kept.

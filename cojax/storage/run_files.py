@@ -52,10 +52,10 @@ class RunFiles:
         """Every log whose extent a checkpoint stores, by name."""
         return {**self.logs, **self.paid, "checksums": self.checksums.log}
 
-    def note(self, names: Iterable[str]) -> None:
+    def note(self, file_names: Iterable[str]) -> None:
         """Stores the checksums of these files, and of all files in these folders, if they are new or changed."""
         fingerprints = self.checksums.files()
-        for root in (self.folder / name for name in names):
+        for root in (self.folder / file_name for file_name in file_names):
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != fingerprint(path):
                     self.checksums.add_file(path)

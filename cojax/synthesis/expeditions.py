@@ -111,7 +111,7 @@ class Expedition:
             "predicted": {"beliefs": belief, "probe": None},
         }
 
-    def record(self, step: int, number: int) -> dict[str, Any]:
+    def record(self, step: int, expedition_number: int) -> dict[str, Any]:
         """One line of expeditions.jsonl.
 
         It holds the context, the number of actions of each run and how many of them worked, why runs failed, and what
@@ -124,7 +124,7 @@ class Expedition:
         context_json = {key: value for key, value in to_json(context).items() if key != "task"} if context else None
         return {
             "step": step,
-            "expedition": number,
+            "expedition": expedition_number,
             "origin": self.origin,
             "task": self.task.id,
             "signal": self.signal,
@@ -148,15 +148,15 @@ def run_in_parallel(
     the result is no longer wanted. Raises Interrupted soon after `stop` turns true: the expeditions end at their next
     action or model call, and this function waits at most a second for them.
     """
-    seeds = [(*seed, number) for number, _ in expeditions]
+    seeds = [(*seed, expedition_number) for expedition_number, _ in expeditions]
     shares = explorer.split(seeds) if isinstance(explorer, Metered) else contextlib.nullcontext([explorer] * len(seeds))
     with contextlib.ExitStack() as stack:
         explorers = stack.enter_context(shares)
         futures: list[Future[Expedition]] = []
         stack.enter_context(_close_budget_on_error(explorer, futures))
-        for own_explorer, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
+        for own_explorer, (expedition_number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
             run_expedition = functools.partial(run, own_explorer, expedition, own_seed)
-            futures.append(stack.enter_context(in_background(f"expedition {number}", run_expedition)))
+            futures.append(stack.enter_context(in_background(f"expedition {expedition_number}", run_expedition)))
         return _wait_for(futures, stop)
 
 

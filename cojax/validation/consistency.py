@@ -328,21 +328,21 @@ def false_condition(
     conditions = [(i, match) for i, text in enumerate(texts) if (match := _PATTERNS["if"].search(text))][:_CONDITIONS]
     if not changes or not conditions:
         return ""
-    worlds = [_World(state) for place, state in enumerate(states) if place == 0 or place - 1 in changes][:-1]
-    for place, match in conditions:
-        before, after = texts[place][: match.start()], texts[place][match.end() :]
-        end_match = _PATTERNS["end"].search(after) or _PATTERNS["else"].search(after)
-        condition = after[: end_match.start()] if end_match else after
-        truths = {_decide(condition, before, world) for world in worlds}
+    worlds = [_World(state) for index, state in enumerate(states) if index == 0 or index - 1 in changes][:-1]
+    for index, match in conditions:
+        text_before, text_after = texts[index][: match.start()], texts[index][match.end() :]
+        end_match = _PATTERNS["end"].search(text_after) or _PATTERNS["else"].search(text_after)
+        condition = text_after[: end_match.start()] if end_match else text_after
+        truths = {_decide(condition, text_before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
-        others = [*texts[:place], *texts[place + 1 :]]
-        if place + 1 < len(texts) and _PATTERNS["else"].match(texts[place + 1]):
-            after = f"{after} {others.pop(place)}"
-        branch = _PATTERNS["else"].search(after)
-        then, other = (after[: branch.start()], after[branch.end() :]) if branch else (after, "")
+        others = [*texts[:index], *texts[index + 1 :]]
+        if index + 1 < len(texts) and _PATTERNS["else"].match(texts[index + 1]):
+            text_after = f"{text_after} {others.pop(index)}"
+        branch = _PATTERNS["else"].search(text_after)
+        then, other = (text_after[: branch.start()], text_after[branch.end() :]) if branch else (text_after, "")
         actions = [steps[step].action for step in changes]
-        if _acts_wrongly(f"{before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
+        if _acts_wrongly(f"{text_before} {then}", other, " ".join(others), actions, truths != {match[1] == "unless"}):
             return condition.strip()
     return ""
 

@@ -180,14 +180,14 @@ class NegativeControls:
     def _first_shown(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action contains; empty if there is none."""
         steps, query = self._steps, self.task.query
-        before = [query, opening(self.run), _as_lines(part.of(self.task.solution))]
-        before += [f"{_as_lines(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
+        earlier = [query, opening(self.run), _as_lines(part.of(self.task.solution))]
+        earlier += [f"{_as_lines(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
         later = [_as_lines(step.action) for step in steps[part.action + 1 :]]
         if part.call is not None:
-            before += [message.content for message in steps[part.action].observation.messages[: part.call]]
+            earlier += [message.content for message in steps[part.action].observation.messages[: part.call]]
             later.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
         output = "\n".join(message.content for message in _messages(part, steps))
-        values = (_values(output) - _values("\n".join(before))) & _values("\n".join(later))
+        values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later))
         return max(values, key=lambda value: (len(value), value), default="")
 
     def _is_condition(self, part: Part) -> bool:

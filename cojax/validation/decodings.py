@@ -174,12 +174,12 @@ def _lookalikes() -> Mapping[str, str]:
         if len(char) > 1 or char.isascii():
             continue
         # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
-        decompositions = (unicodedata.normalize("NFKD", one["c"]) for one in alike)
-        prototypes = ["".join(part for part in one if unicodedata.category(part) != "Mn") for one in decompositions]
-        siblings = [other["c"] for one in prototypes for other in confusables_data.get(one, ())]
-        ascii_texts = [one for one in prototypes if one.isascii()] or [one for one in siblings if one.isascii()]
+        decompositions = (unicodedata.normalize("NFKD", entry["c"]) for entry in alike)
+        prototypes = ["".join(c for c in text if unicodedata.category(c) != "Mn") for text in decompositions]
+        siblings = [entry["c"] for text in prototypes for entry in confusables_data.get(text, ())]
+        ascii_texts = [text for text in prototypes if text.isascii()] or [text for text in siblings if text.isascii()]
         if ascii_texts:
-            lookalike = min(ascii_texts, key=lambda one: (not one.isalpha(), len(one), one.swapcase()))
+            lookalike = min(ascii_texts, key=lambda text: (not text.isalpha(), len(text), text.swapcase()))
             table[char] = "m" if lookalike == "rn" else lookalike
     return table
 

@@ -255,9 +255,9 @@ class Disguises:
         """The queries, as letters, that the letters contain."""
         return {
             query
-            for place in range(len(letters) - _FEWEST_LETTERS + 1)
-            for query in self._queries_by_start.get(letters[place : place + _FEWEST_LETTERS], ())
-            if letters.startswith(query, place)
+            for start in range(len(letters) - _FEWEST_LETTERS + 1)
+            for query in self._queries_by_start.get(letters[start : start + _FEWEST_LETTERS], ())
+            if letters.startswith(query, start)
         }
 
     def _decipher(self, text: str) -> Iterator[tuple[str, str]]:

@@ -156,7 +156,7 @@ def study(
     folder: Path,
     out: Path,
     cores: Sequence[int | None],
-    deadline: float,
+    timeout_s: float,
     stop: threading.Event,
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds; returns the exit status."""
@@ -184,7 +184,7 @@ def study(
         to_go = sum(run_seconds) / len(run_seconds) * (len(jobs_left) - len(run_seconds) - len(failures)) / len(cores)
         CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go")
 
-    schedule.run_all(jobs_left, folder, cores, deadline, stop, on_end)
+    schedule.run_all(jobs_left, folder, cores, timeout_s, stop, on_end)
     if stop.is_set():
         CONSOLE.print("stopped; run the same command again to go on")
         return 130
@@ -217,7 +217,7 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
 
 
 def repeat_run(
-    name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
+    name: str, out: Path, folder: Path, core: int | None, timeout_s: float, stop: threading.Event
 ) -> int:  # fmt: skip
     """Repeats a stored run by its settings alone, and prints whether results are equal; returns the exit status."""
     record = stored.read_run(out, name)
@@ -231,7 +231,7 @@ def repeat_run(
             f"another process is still running in {workdir}; wait for it, stop it, or choose another --runs"
         )
     shutil.rmtree(workdir, ignore_errors=True)
-    failure = schedule.make_run(job, workdir, core, deadline, stop, lambda: None)
+    failure = schedule.make_run(job, workdir, core, timeout_s, stop, lambda: None)
     new, failure = (None, failure) if failure else record_or_reason(job, workdir)
     if new is None:
         CONSOLE.print(f"{name}: {failure}", style="yellow")

@@ -193,19 +193,19 @@ def _evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], w
     return tasks
 
 
-def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+def solved_tasks(scores_before: Mapping[str, float], scores_after: Mapping[str, float]) -> dict[str, Any]:
     """Which held-out tasks were solved before and after training.
 
     `zero_shot` and `final` have one character for each task, 1 or 0, in the order of task ids; `digest` is a hash of
     the ids. A task with an invalid episode before or after is left out.
     """
-    task_ids = sorted(before.keys() & after.keys())
+    task_ids = sorted(scores_before.keys() & scores_after.keys())
     return {
-        "digest": content_hash(sorted(before.keys() | after.keys())),
+        "digest": content_hash(sorted(scores_before.keys() | scores_after.keys())),
         "tasks": len(task_ids),
         **{
             name: "".join("1" if scores[task_id] >= 1.0 else "0" for task_id in task_ids)
-            for name, scores in (("zero_shot", before), ("final", after))
+            for name, scores in (("zero_shot", scores_before), ("final", scores_after))
         },
     }
 

@@ -94,8 +94,8 @@ def make_run(
     """
     log_path = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
-    where = "-" if core is None else str(core)
-    launch = [sys.executable, "-m", f"{__package__}.launch", where, str(os.getpid()), *command(job, workdir)]
+    core_text = "-" if core is None else str(core)
+    launch = [sys.executable, "-m", f"{__package__}.launch", core_text, str(os.getpid()), *command(job, workdir)]
     if failure := begun_otherwise(job, workdir):
         return failure
     shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}

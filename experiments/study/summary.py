@@ -66,7 +66,7 @@ def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     A task counts for the least popular tool of its solution. Each run has its own worst tenth, on the same held-out
     tasks, so the value is lower than these tools would reach on other tasks.
     """
-    return _tenth(records, lambda before, after, popularity: after)
+    return _tenth(records, lambda zero_shot, final, popularity: final)
 
 
 def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
@@ -74,7 +74,7 @@ def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
 
     So the same tools judge all arms of a seed, and no result after training decides which.
     """
-    return _tenth(records, lambda before, after, popularity: (before, popularity))
+    return _tenth(records, lambda zero_shot, final, popularity: (zero_shot, popularity))
 
 
 def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
@@ -200,12 +200,12 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(known_values)}
 
 
-def paired_difference(one: Successes, other: Successes) -> dict[str, Any]:
+def paired_difference(successes: Successes, other_successes: Successes) -> dict[str, Any]:
     """`estimate` of one − other over the seeds that both have.
 
     Effects of the seed, above all of its warm start, cancel out. Raises ValueError if the two share no seed.
     """
-    pairs = [(one[seed], other[seed]) for seed in sorted(one.keys() & other.keys())]
+    pairs = [(successes[seed], other_successes[seed]) for seed in sorted(successes.keys() & other_successes.keys())]
     return estimate([None if ours is None or theirs is None else ours - theirs for ours, theirs in pairs])
 
 
@@ -275,12 +275,12 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "arms": [
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
-        "differences": [_difference(one, other, finals) for one, other in table.differences],
+        "differences": [_difference(arm, other, finals) for arm, other in table.differences],
         # Success over a part of the held-out tasks, by arm, and its paired differences.
         **{
             name: {
                 "arms": {arm: _estimate(by_seed) for arm, by_seed in successes.items()},
-                "differences": [_difference(one, other, successes) for one, other in table.differences],
+                "differences": [_difference(arm, other, successes) for arm, other in table.differences],
             }
             for name, successes in parts.items() if successes
         },
@@ -386,16 +386,16 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 _OPTIONAL_MEANS = {"origins": mean_worth, "predicted": mean_predicted, "failures": mean_failures}
 
 
-def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
+def _difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
     by_seed = {
         str(seed): ours - theirs
-        for seed, ours in finals[one].items()
-        if ours is not None and (theirs := finals[other].get(seed)) is not None
+        for seed, ours in finals[arm].items()
+        if ours is not None and (theirs := finals[other_arm].get(seed)) is not None
     }
     return {
-        "one": one,
-        "other": other,
-        **paired_difference(finals[one], finals[other]),
+        "one": arm,
+        "other": other_arm,
+        **paired_difference(finals[arm], finals[other_arm]),
         "by_seed": by_seed,
         "seeds_above_0": sum(value > 0 for value in by_seed.values()),
     }

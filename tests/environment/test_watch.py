@@ -50,10 +50,10 @@ def test_an_actor_may_think_longer_than_an_environment_may_take():
         return Turn(Action(calls=(Call("finish"),)))
 
     assert watched_play(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
-    assert watched_play(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
+    assert watched_play(0.2, act_timeout_s=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
     began = time.monotonic()
-    hung = watched_play(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    hung = watched_play(0.2, act_timeout_s=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < patience(2)
     assert hung.error.startswith("step took longer than 0.2 s")
-    brief = watched_play(0.2, thinking=0.5)
+    brief = watched_play(0.2, act_timeout_s=0.5)
     assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.5 s")  # type: ignore[arg-type]

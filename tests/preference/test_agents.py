@@ -7,7 +7,7 @@ import dataclasses
 from played_episodes import episode, group
 
 from cojax.learner.batch import Pair
-from cojax.preference import others
+from cojax.preference import second_agent_count
 from cojax.preference.agents import agent_pairs, distinct_successes, experts_by_task
 from cojax.settings.tree import RoundsSettings
 
@@ -76,6 +76,6 @@ def test_equal_successes_are_imitated_once():
 
 
 def test_the_second_agent_plays_its_share_and_never_all_or_nothing():
-    assert [others(RoundsSettings(share=share), 8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
-    assert others(RoundsSettings(share=0.5), 2) == 1
-    assert others(RoundsSettings(agent="none"), 8) == 0
+    assert [second_agent_count(RoundsSettings(share=share), 8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
+    assert second_agent_count(RoundsSettings(share=0.5), 2) == 1
+    assert second_agent_count(RoundsSettings(agent="none"), 8) == 0

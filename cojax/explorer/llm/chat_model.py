@@ -343,7 +343,7 @@ class Journal:
                         self._positions[key] = line_start, self.length
                     line_start += len(line)
 
-    def number(self, key: str) -> int:
+    def record_number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 if there is none."""
         return self._positions.get(key, (0, 0))[1]
 

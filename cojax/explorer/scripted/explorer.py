@@ -132,7 +132,7 @@ def windows(
         windows_by_length.setdefault(len(window), []).append(window)
     while windows_by_length:
         wanted_length = next(lengths)
-        nearest_length = min(windows_by_length, key=lambda other: (abs(other - wanted_length), other))
+        nearest_length = min(windows_by_length, key=lambda length: (abs(length - wanted_length), length))
         yield windows_by_length[nearest_length].pop()
         if not windows_by_length[nearest_length]:
             del windows_by_length[nearest_length]
@@ -325,7 +325,7 @@ class ScriptedExplorer:
         return [tool for tool in context.plan or solution if tool != self.ending]
 
 
-def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
+def vary(tools: Sequence[str], picks: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
     """Drops or replaces each of the tools with probability `change`, and inserts one more with probability `add`."""
     plan: list[str] = []
     for tool in tools:
@@ -333,9 +333,9 @@ def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random
         if draw >= change:
             plan.append(tool)
         elif draw >= change / 2:
-            plan.append(next(others))
+            plan.append(next(picks))
     if rng.random() < add:
-        plan.insert(rng.randint(0, len(plan)), next(others))
+        plan.insert(rng.randint(0, len(plan)), next(picks))
     return plan
 
 
