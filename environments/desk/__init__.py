@@ -77,9 +77,9 @@ def examine(**settings: Any) -> None:
             raise ValueError(f"environment.{name} is {settings[name]}; expected {low} to {high}")
     keywords = inspect.signature(make).parameters
     names = [name for name in settings if name not in ("isolated", "suites")]
-    if not settings.get("suites") and (unread := [name for name in names if settings[name] != keywords[name].default]):
+    if not settings.get("suites") and (unused := [name for name in names if settings[name] != keywords[name].default]):
         raise ValueError(
-            f"environment.{unread[0]} is {settings[unread[0]]}, but only a grown desk reads it; "
+            f"environment.{unused[0]} is {settings[unused[0]]}, but only a grown desk reads it; "
             "set environment.suites above 0"
         )
 
@@ -98,7 +98,7 @@ class Desk:
         self._suites, self._splits, self._steep = tuple(suites), splits, steep
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return office.documentation(tool for suite in self._suites for tool in suite.tools.values())
+        return office.documentation(tool for office_suite in self._suites for tool in office_suite.tools.values())
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """`count` distinct tasks with solutions; splits share no query. Raises ValueError for an unknown split."""
@@ -109,8 +109,8 @@ class Desk:
         return DeskEpisode(task, suite_of(task.setup, self._suites))
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        names = [call.name for step in steps for call in step.action.calls]
-        return grammar.phrase(steps, next((self._suite_of[name] for name in names if name in self._suite_of), DESK))
+        tools = [call.name for step in steps for call in step.action.calls]
+        return grammar.phrase(steps, next((self._suite_of[tool] for tool in tools if tool in self._suite_of), DESK))
 
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
@@ -128,13 +128,13 @@ class Desk:
         Tools that no skill needs rank last in their suite, and `finish` after all others.
         """
         weights: dict[str, float] = {}
-        most = 0
+        longest_ranking = 0
         for suite in self._suites:
             skill_tools = (template.tool for skill in suite.skills for branch in skill.branches for template in branch)
             ranking = [tool for tool in dict.fromkeys((*skill_tools, *suite.tools)) if tool != office.FINISH]
             weights |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranking, start=1)}
-            most = max(most, len(ranking))
-        return {**weights, office.FINISH: (most + 1) ** -POPULARITY}
+            longest_ranking = max(longest_ranking, len(ranking))
+        return {**weights, office.FINISH: (longest_ranking + 1) ** -POPULARITY}
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same application. Raises KeyError for an unknown tool."""
@@ -146,22 +146,22 @@ class Desk:
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """(the words of arguments and observations, texts that contain all other words of queries and replies)."""
-        values = tuple(dict.fromkeys(itertools.chain.from_iterable(WORDS.values())))
+        argument_words = tuple(dict.fromkeys(itertools.chain.from_iterable(WORDS.values())))
         skills = [skill for suite in self._suites for skill in suite.skills]
         wordings = tuple(" ".join(re.sub(r"{\w+}", " ", skill.wording).split()) for skill in skills)
-        signatures = [tuple(tool.slots) for suite in self._suites for tool in suite.tools.values()] + [("answer",)]
+        parameter_lists = [tuple(tool.slots) for suite in self._suites for tool in suite.tools.values()] + [("answer",)]
         reasons = [reason for suite in self._suites for reason in suite.reasons]
-        errors = (f"error: {reason}" for reason in dict.fromkeys((*reasons, *map(office.expects, signatures))))
-        return values, (*wordings, generator.JOINER, "ok", *errors, *self._examples())
+        errors = (f"error: {reason}" for reason in dict.fromkeys((*reasons, *map(office.expects, parameter_lists))))
+        return argument_words, (*wordings, generator.JOINER, "ok", *errors, *self._examples())
 
     @functools.cached_property
     def _suite_of(self) -> Mapping[str, Suite]:
         """Tool → the suite that has it."""
-        return {tool: suite for suite in self._suites for tool in suite.tools}
+        return {tool: office_suite for office_suite in self._suites for tool in office_suite.tools}
 
     def _examples(self) -> Iterator[str]:
         """Two clauses of each skill of a grown desk, as sampled tasks may lack the words of some skills."""
-        for suite in self._suites if self._suites != (DESK,) else ():
-            for skill in suite.skills:
-                clause = skill.word({slot: suite.vocabulary(slot)[0] for slot in skill.slots})
+        for office_suite in self._suites if self._suites != (DESK,) else ():
+            for skill in office_suite.skills:
+                clause = skill.word({slot: office_suite.vocabulary(slot)[0] for slot in skill.slots})
                 yield generator.JOINER.join((clause, clause))

@@ -14,14 +14,16 @@ from .skills import DESK, Suite
 
 _T = TypeVar("_T")
 
-# The most actions offered, new names offered for a slot, and recent values offered of a kind.
+# The most actions offered.
 _MOST_OFFERS = 300
+# The most new names offered for a slot.
 _NEW_NAMES = 2
+# The most recent values offered of a kind.
 _MOST_RECENT = 4
 
 
 class DeskEpisode:
-    """The office of one task. Raises ValueError for a setup that is no office."""
+    """The office of one task. Raises ValueError for a setup that is not an office."""
 
     def __init__(self, task: Task, suite: Suite = DESK):
         self._task = task
@@ -58,17 +60,17 @@ class DeskEpisode:
             return ()
         rng = random.Random(canonical(self._office))
         tools = self._suite.tools.values()
-        options = {slot: tuple(self._words(slot, rng)) for tool in tools for slot in tool.slots.values()}
-        calls = [
+        words_by_slot = {slot: tuple(self._offer_words(slot, rng)) for tool in tools for slot in tool.slots.values()}
+        candidates = [
             Call(tool.name, dict(zip(tool.slots, values, strict=True)))
             for tool in tools
-            for values in itertools.product(*(options[slot] for slot in tool.slots.values()))
+            for values in itertools.product(*(words_by_slot[slot] for slot in tool.slots.values()))
         ]
-        working_calls = [call for call in calls if self._works(call)]
-        observations = [word for history in self._values.values() for word in history[-_MOST_RECENT:]]
-        finishes = [*(Call(FINISH, {"answer": word}) for word in observations), Call(FINISH)]
-        indices = sorted(_draw(list(range(len(working_calls))), _MOST_OFFERS - len(finishes), rng))
-        return tuple(Action(calls=(call,)) for call in (*(working_calls[index] for index in indices), *finishes))
+        working_calls = [call for call in candidates if self._would_work(call)]
+        recent_words = [word for seen_words in self._values.values() for word in seen_words[-_MOST_RECENT:]]
+        finish_calls = [*(Call(FINISH, {"answer": word}) for word in recent_words), Call(FINISH)]
+        indices = sorted(_draw(list(range(len(working_calls))), _MOST_OFFERS - len(finish_calls), rng))
+        return tuple(Action(calls=(call,)) for call in (*(working_calls[index] for index in indices), *finish_calls))
 
     def evaluate(self) -> Evaluation:
         """Compares the facts with those that the task's solution reaches from the same start.
@@ -87,15 +89,15 @@ class DeskEpisode:
         changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
         other_paths = (start | current).keys() - set(changed_paths)
         wrong_count = sum(start.get(path) != current.get(path) for path in other_paths)
-        is_right = self._answer == reference._answer
+        is_answer_right = self._answer == reference._answer
         checks = [Check(path, current.get(path) == goal.get(path)) for path in changed_paths]
         if reference._answer is not None:
-            checks.append(Check("answer", is_right))
+            checks.append(Check("answer", is_answer_right))
         else:
-            wrong_count += not is_right
-        partial = sum(check.passed for check in checks) / max(1, len(checks) + wrong_count)
+            wrong_count += not is_answer_right
+        partial_reward = sum(check.passed for check in checks) / max(1, len(checks) + wrong_count)
         checks += [Check("nothing else changed", not wrong_count), Check("finished", self._finished)]
-        return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
+        return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial_reward)
 
     def close(self) -> None:
         pass
@@ -109,27 +111,27 @@ class DeskEpisode:
             self._finished = True
             return "ok"
         observation = perform(self._office, call, self._suite.tools)
-        if gives := self._suite.tools[call.name].gives:
+        if kind := self._suite.tools[call.name].gives:
             # A value that is seen again moves to the end, so that the oldest values drop out first.
-            self._values[gives] = [word for word in self._values[gives] if word != observation] + [observation]
+            self._values[kind] = [word for word in self._values[kind] if word != observation] + [observation]
         return observation
 
     def _refuse(self, messages: tuple[Message, ...], reason: str) -> Observation:
         return Observation((*messages, Message("tool", f"error: {reason}")), ok=False, done=self._finished)
 
-    def _works(self, call: Call) -> bool:
+    def _would_work(self, call: Call) -> bool:
         try:
             effect(self._office, call, self._suite.tools)
         except Refused:
             return False
         return True
 
-    def _words(self, slot: str, rng: random.Random) -> Iterator[str]:
+    def _offer_words(self, slot: str, rng: random.Random) -> Iterator[str]:
         """Words for a slot: existing names, new names, or recent values and a few free choices."""
         vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
         if slot.startswith("new_"):
-            names = self._office[shelf] if shelf else {}
-            yield from _draw([word for word in vocabulary if word not in names], _NEW_NAMES, rng)
+            taken_names = self._office[shelf] if shelf else {}
+            yield from _draw([word for word in vocabulary if word not in taken_names], _NEW_NAMES, rng)
         elif shelf:
             yield from sorted(self._office[shelf])
         else:

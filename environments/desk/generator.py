@@ -26,7 +26,7 @@ LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
 # A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
 # The most calls of a solution, without finish.
-CALLS = 9
+MOST_CALLS = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,29 +36,29 @@ class Split:
     buckets: frozenset[int]
     lengths: Mapping[int, float]
     skew: float
-    calls: int
+    most_calls: int
 
 
 SPLITS: Mapping[str, Split] = {
-    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTHS, SEED_SKEW, CALLS),
-    "dev": Split(frozenset({5, 6}), LENGTHS, 0.0, CALLS),
-    "eval": Split(frozenset({7, 8}), LENGTHS, 0.0, CALLS),
-    "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, calls=12),
+    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTHS, SEED_SKEW, MOST_CALLS),
+    "dev": Split(frozenset({5, 6}), LENGTHS, 0.0, MOST_CALLS),
+    "eval": Split(frozenset({7, 8}), LENGTHS, 0.0, MOST_CALLS),
+    "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, most_calls=12),
 }
 
 
 def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
-    """The splits of a grown desk, with the query buckets of SPLITS.
+    """Makes the splits of a grown desk, with the query buckets of SPLITS.
 
     A solution has at most `longest` calls, without finish; a task of n skills has the weight more ** (n − 1).
     `challenge` has the larger half of these numbers of skills, and prefers rare skills.
     """
-    lengths = {count: more ** (count - 1) for count in range(1, longest + 1) if more or count == 1}
-    long = {count: 1.0 for count in range(longest // 2 + 1, longest + 1)}
-    grown = {name: dataclasses.replace(split, lengths=lengths, calls=longest) for name, split in SPLITS.items()}
-    grown["seed"] = dataclasses.replace(grown["seed"], skew=skew)
-    grown["challenge"] = dataclasses.replace(grown["challenge"], lengths=long)
-    return grown
+    lengths = {n: more ** (n - 1) for n in range(1, longest + 1) if more or n == 1}
+    long_lengths = {n: 1.0 for n in range(longest // 2 + 1, longest + 1)}
+    splits = {name: dataclasses.replace(split, lengths=lengths, most_calls=longest) for name, split in SPLITS.items()}
+    splits["seed"] = dataclasses.replace(splits["seed"], skew=skew)
+    splits["challenge"] = dataclasses.replace(splits["challenge"], lengths=long_lengths)
+    return splits
 
 
 Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in their slots
@@ -67,18 +67,18 @@ Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in t
 def stream(
     split: str, seed: int, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS
 ) -> Iterator[tuple[Task, Plan]]:
-    """An endless stream of the split's tasks, all different. Raises ValueError for an unknown split."""
+    """Yields the split's tasks endlessly, all different. Raises ValueError for an unknown split."""
     if split not in splits:
         raise ValueError(f"split {split!r} not found; available: {', '.join(splits)}")
-    profile, ids = splits[split], set[str]()
+    split_profile, task_ids = splits[split], set[str]()
     for index in itertools.count():
         rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
         # A single suite takes no draw, so that the demo's desk has the random numbers that it always had.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
-        sample = draw(rng, profile, suite)
-        if sample is not None and sample[0].id not in ids:
-            ids.add(sample[0].id)
-            yield sample
+        task_and_plan = draw(rng, split_profile, suite)
+        if task_and_plan is not None and task_and_plan[0].id not in task_ids:
+            task_ids.add(task_and_plan[0].id)
+            yield task_and_plan
 
 
 def bucket(query: str) -> int:
@@ -86,24 +86,24 @@ def bucket(query: str) -> int:
 
 
 def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task, Plan] | None:
-    """A task whose every change matters to the end state; None if the query belongs to another split."""
+    """Draws a task whose every change matters to the end state; None if its query belongs to another split."""
     while True:
-        skills = _skills(rng, profile, suite.skills)
+        skills = _draw_skills(rng, profile, suite.skills)
         for _ in range(8):  # other offices for the same skills, so that awkward skills do not become rare
             setup = suite.new_office(rng)
-            plan = _plan(skills, setup, rng, suite)
+            plan = _draw_plan(skills, setup, rng, suite)
             calls = solve(plan, setup, suite) if plan else None
-            if not calls or len(calls) - 1 > profile.calls:
+            if not calls or len(calls) - 1 > profile.most_calls:
                 continue
             query = JOINER.join(skill.word(words) for skill, words in plan)
             if bucket(query) not in profile.buckets:
                 return None
-            if _all_matter(calls, setup, suite):
+            if _do_all_matter(calls, setup, suite):
                 return Task(NAME, query, setup, tuple(Action(calls=(call,)) for call in calls)), plan
 
 
 def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, ...] | None:
-    """The calls that carry out the plan, with finish; None if one is refused."""
+    """Lists the calls that carry out the plan, with finish; None if one is refused."""
     state, calls = office.copy(setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
@@ -120,48 +120,48 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
     return tuple(calls)
 
 
-def _skills(rng: random.Random, profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
+def _draw_skills(rng: random.Random, profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
     """Draws skills by popularity. A skill that answers can only come last, where it gets a higher weight to make up."""
-    (length,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
-    mean = sum(number * share for number, share in profile.lengths.items())
+    (skill_count,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
+    mean = sum(count * share for count, share in profile.lengths.items())
     weights = [rank**-profile.skew for rank in range(1, len(candidates) + 1)]
-    before = [0.0 if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
-    last = [weight * mean if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
-    return [*rng.choices(candidates, before, k=length - 1), *rng.choices(candidates, last)]
+    early_odds = [0.0 if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
+    end_odds = [weight * mean if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
+    return [*rng.choices(candidates, early_odds, k=skill_count - 1), *rng.choices(candidates, end_odds)]
 
 
-def _plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
-    """The skills with words that fit the office after the skills before them; empty if there are none."""
+def _draw_plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
+    """Draws words for each skill that fit the office after the skills before it; empty if there are none."""
     plan: Plan = ()
     state = office.copy(setup, suite.shelves)
     for skill in skills:
         for _ in range(6):
-            words = _choose(skill, state, rng, suite)
+            words = _choose_words(skill, state, rng, suite)
             calls = solve(((skill, words),), state, suite) if words else None
             if calls:
                 break
         else:
             return ()
-        _play(calls, state, suite)
+        _make_calls(calls, state, suite)
         plan = (*plan, (skill, words))
     return plan
 
 
-def _choose(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dict[str, str]:
+def _choose_words(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dict[str, str]:
     """Words for the skill's slots, all different; a condition holds half the time. Empty if words run out."""
     words: dict[str, str] = {}
     for slot in skill.slots:
-        options = [word for word in _options(slot, state, suite) if word not in words.values()]
-        if not options:
+        candidates = [word for word in _list_words(slot, state, suite) if word not in words.values()]
+        if not candidates:
             return {}
-        words[slot] = rng.choice(options)
+        words[slot] = rng.choice(candidates)
     if skill.when is not None and rng.random() < 0.5:
         observation, _ = effect(state, skill.branches[0][0].fill(words), suite.tools)
         words[skill.when[1]] = observation
     return words if len(set(words.values())) == len(words) else {}
 
 
-def _options(slot: str, state: State, suite: Suite) -> list[str]:
+def _list_words(slot: str, state: State, suite: Suite) -> list[str]:
     vocabulary, shelf = suite.vocabulary(slot), suite.shelf(slot)
     if shelf is None:
         return list(vocabulary)
@@ -170,23 +170,23 @@ def _options(slot: str, state: State, suite: Suite) -> list[str]:
     return sorted(state[shelf])
 
 
-def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
-    """Makes the calls, without those that are refused."""
+def _make_calls(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
+    """Makes the calls, and skips those that are refused."""
     for call in calls:
         if call.name != FINISH:
             with contextlib.suppress(Refused):
                 perform(state, call, suite.tools)
 
 
-def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
+def _do_all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
     """Whether the solution ends in another state if any one of its changes is left out."""
-    goal = office.copy(setup, suite.shelves)
-    _play(calls, goal, suite)
+    goal_state = office.copy(setup, suite.shelves)
+    _make_calls(calls, goal_state, suite)
     for index, call in enumerate(calls):
         if call.name != FINISH and not suite.tools[call.name].gives:
             state = office.copy(setup, suite.shelves)
-            _play(calls[:index] + calls[index + 1 :], state, suite)
-            if state == goal:
+            _make_calls(calls[:index] + calls[index + 1 :], state, suite)
+            if state == goal_state:
                 return False
     return True
 
@@ -194,7 +194,7 @@ def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
 def demonstrate(
     task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
 ) -> tuple[Action, ...]:
-    """The actions of a demonstrator, who observes while acting; they end with finish.
+    """Plays a demonstrator, who observes while acting; returns the actions, which end with finish.
 
     The demonstrator bungles the skill of popularity rank i of n, within its suite, with probability
     noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, independently for each occurrence, and then goes on with the
@@ -210,10 +210,10 @@ def demonstrate(
         # The call failed, so the demonstrator goes on with the name that it asked about.
         return next(iter(call.arguments.values()))
 
-    low, high = noise
+    least_noise, most_noise = noise
     for skill, words in plan:
         rank = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
-        if rng.random() < low + (high - low) * rank**steep:
+        if rng.random() < least_noise + (most_noise - least_noise) * rank**steep:
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)
@@ -228,10 +228,10 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
         return
     templates = skill.branches[0]
-    looks = [template for template in templates if template.binds]
-    if looks and rng.random() < 0.5:
-        guesses = {look.binds: words[look.names[0]] for look in looks}
-        follow([template for template in templates if not template.binds], {**words, **guesses}, act)
+    look_ups = [template for template in templates if template.binds]
+    if look_ups and rng.random() < 0.5:
+        guessed_words = {look_up.binds: words[look_up.names[0]] for look_up in look_ups}
+        follow([template for template in templates if not template.binds], {**words, **guessed_words}, act)
         return
     index = max(index for index, template in enumerate(templates) if template.tool != FINISH)
     mistake = skill.template(skill.wrong_tool, templates[index].names, templates[index].binds)

@@ -22,7 +22,7 @@ ATTRIBUTES = ("text", "day", "address")
 _RECORD_COUNT = 3
 _REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
 _VERBS = read_words("verbs.txt")
-_SYLLABLES = tuple(f"{first}{second}" for first in "bdfgklmnprstvz" for second in "aeiou")
+_SYLLABLES = tuple(f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Application:
 def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
     """`count` suites of `applications` applications each. Equal arguments give equal suites."""
     rng = random.Random(f"suites/{seed}")
-    names = _names(rng)
-    return tuple(_suite([_application(next(names), RECORDS[i], rng) for i in range(applications)], rng)
+    new_names = _invent_names(rng)
+    return tuple(_make_suite([_draw_application(next(new_names), RECORDS[i], rng) for i in range(applications)], rng)
                  for _ in range(count))  # fmt: skip
 
 
-def _names(rng: random.Random) -> Iterator[str]:
+def _invent_names(rng: random.Random) -> Iterator[str]:
     used_names = {word for words in WORDS.values() for word in words}
     while True:
         name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
@@ -55,19 +55,19 @@ def _names(rng: random.Random) -> Iterator[str]:
             yield name
 
 
-def _application(name: str, record: str, rng: random.Random) -> Application:
+def _draw_application(name: str, record: str, rng: random.Random) -> Application:
     attributes = tuple(rng.sample(ATTRIBUTES, rng.choice((1, 2))))
     forms = ["add", "drop", "rename", "mark", "link", "lock", "seek"] + ["fill"] * (len(attributes) > 1)
     tools = {form: f"{name}_{rng.choice(_VERBS[form])}" for form in forms}
-    for verb in ("set", "get"):
-        word = rng.choice(_VERBS[verb])
-        tools |= {f"{verb}_{attribute}": f"{name}_{word}_{attribute}" for attribute in attributes}
+    for action in ("set", "get"):
+        verb = rng.choice(_VERBS[action])
+        tools |= {f"{action}_{attribute}": f"{name}_{verb}_{attribute}" for attribute in attributes}
     return Application(name, record, attributes, tools)
 
 
-def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
-    tools = {tool.name: tool for app in applications for tool in _tools(app)}
-    skills = [skill for app in applications for skill in _skills(app, applications, tools, rng)]
+def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suite:
+    tools = {tool.name: tool for app in applications for tool in _make_tools(app)}
+    skills = [skill for app in applications for skill in _make_skills(app, applications, tools, rng)]
     rng.shuffle(skills)
     return Suite(
         kinds={app.name: app.record for app in applications},
@@ -82,15 +82,15 @@ def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
 
 
 def _new_office(applications: Sequence[Application], rng: random.Random) -> State:
-    """A new office of the suite: three records of each application, with random values."""
-    values = {kind: iter(rng.sample(WORDS[kind], len(WORDS[kind]))) for kind in ("text", "address")}
+    """Draws a new office of the suite: three records of each application, with random values."""
+    unused_words = {kind: iter(rng.sample(WORDS[kind], len(WORDS[kind]))) for kind in ("text", "address")}
 
-    def value(attribute: str) -> str:
-        return rng.choice(WORDS["day"]) if attribute == "day" else next(values[attribute])
+    def draw_value(attribute: str) -> str:
+        return rng.choice(WORDS["day"]) if attribute == "day" else next(unused_words[attribute])
 
     return {
         app.name: {
-            name: {**{attribute: value(attribute) for attribute in app.attributes}, **_BARE}
+            name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_BARE}
             for name in rng.sample(WORDS[app.record], _RECORD_COUNT)
         }
         for app in applications
@@ -100,64 +100,64 @@ def _new_office(applications: Sequence[Application], rng: random.Random) -> Stat
 _BARE: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
 
 
-def _tools(app: Application) -> Iterator[Tool]:
-    """The application's tools; `Tool.slots` maps a parameter to what it takes."""
+def _make_tools(app: Application) -> Iterator[Tool]:
+    """Yields the application's tools; `Tool.slots` maps a parameter to the slot that it takes."""
     shelf, attributes = app.name, app.attributes
     record = {"record": shelf}
-    values = {attribute: attribute for attribute in attributes}
+    attribute_slots = {attribute: attribute for attribute in attributes}
 
-    def tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
+    def make_tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
         return Tool(app.tools[form], description, slots, rule, gives)
 
-    add = office.add(shelf, *attributes, require=office.is_word, **_BARE)
-    yield tool("add", {"record": f"new_{shelf}", **values}, add, "Add a record.")
+    add_rule = office.add(shelf, *attributes, require=office.require_word, **_BARE)
+    yield make_tool("add", {"record": f"new_{shelf}", **attribute_slots}, add_rule, "Add a record.")
     for attribute in attributes:
-        put = office.put(shelf, attribute, require=office.is_word)
-        yield tool(f"set_{attribute}", {**record, attribute: attribute}, put, f"Set the {attribute}.")
-        read = office.read(shelf, attribute)
-        yield tool(f"get_{attribute}", record, read, f"Tell the {attribute} of a record.", attribute)
+        put_rule = office.put(shelf, attribute, require=office.require_word)
+        yield make_tool(f"set_{attribute}", {**record, attribute: attribute}, put_rule, f"Set the {attribute}.")
+        read_rule = office.read(shelf, attribute)
+        yield make_tool(f"get_{attribute}", record, read_rule, f"Tell the {attribute} of a record.", attribute)
     if len(attributes) > 1:
-        put = office.put(shelf, *attributes, require=office.is_word)
-        yield tool("fill", {**record, **values}, put, "Set all of a record.")
-    yield tool("drop", record, office.remove(shelf), "Remove a record.")
-    yield tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
-    yield tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
-    link = office.extend(shelf, "links", require=lambda state, _, other: office.find(state, shelf, other))
-    yield tool("link", {**record, "other": shelf}, link, "Link a record to another.")
-    yield tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
-    yield tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
+        put_rule = office.put(shelf, *attributes, require=office.require_word)
+        yield make_tool("fill", {**record, **attribute_slots}, put_rule, "Set all of a record.")
+    yield make_tool("drop", record, office.remove(shelf), "Remove a record.")
+    yield make_tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
+    yield make_tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
+    link_rule = office.extend(shelf, "links", require=lambda state, _, other: office.find(state, shelf, other))
+    yield make_tool("link", {**record, "other": shelf}, link_rule, "Link a record to another.")
+    yield make_tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
+    yield make_tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
 
 
-def _skills(
+def _make_skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
-    """What a query can ask of the application: one skill for most tools, and skills that need look-ups."""
+    """Yields the skills that a query can ask of the application: one for most tools, and some that need look-ups."""
     tool_of, a, arguments = app.tools, app.name, ", ".join(app.attributes)
-    having = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
+    attribute_slots = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
-    def skill(wording: str, script: str, **branches: Any) -> Skill:
+    def make_skill(wording: str, script: str, **branches: Any) -> Skill:
         tool = script.split("; ")[-1].partition("(")[0]
         if tool == "finish":
             tool = script.partition("(")[0]
         return Skill(wording, script, _pick_wrong_tool(tool, app, tools, rng), tools=tools, **branches)
 
-    yield skill(f"add {{new_{a}}} to {a} with {having}", f"{tool_of['add']}(new_{a}, {arguments})")
+    yield make_skill(f"add {{new_{a}}} to {a} with {attribute_slots}", f"{tool_of['add']}(new_{a}, {arguments})")
     if len(app.attributes) > 1:
-        yield skill(f"fill {{{a}}} in {a} with {having}", f"{tool_of['fill']}({a}, {arguments})")
-    yield skill(f"remove {{{a}}} from {a}", f"{tool_of['drop']}({a})")
-    yield skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{tool_of['rename']}({a}, new_{a})")
-    yield skill(f"mark {{{a}}} in {a}", f"{tool_of['mark']}({a})")
-    yield skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{tool_of['link']}({a}, {a}2)")
+        yield make_skill(f"fill {{{a}}} in {a} with {attribute_slots}", f"{tool_of['fill']}({a}, {arguments})")
+    yield make_skill(f"remove {{{a}}} from {a}", f"{tool_of['drop']}({a})")
+    yield make_skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{tool_of['rename']}({a}, new_{a})")
+    yield make_skill(f"mark {{{a}}} in {a}", f"{tool_of['mark']}({a})")
+    yield make_skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{tool_of['link']}({a}, {a}2)")
     for attribute in app.attributes:
         get, put = tool_of[f"get_{attribute}"], tool_of[f"set_{attribute}"]
-        yield skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
-        yield skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
-        yield skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
-        for b, other in _source(attribute, applications, app):
+        yield make_skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
+        yield make_skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
+        yield make_skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
+        for b, other in _find_source(attribute, applications, app):
             wording = f"give {{{a}}} in {a} the {attribute} of {{{b}}} in {b}"
-            yield skill(wording, f"{other}({b}) > found; {put}({a}, found)")
+            yield make_skill(wording, f"{other}({b}) > found; {put}({a}, found)")
     first = app.attributes[0]
-    yield skill(
+    yield make_skill(
         f"if the {first} of {{{a}}} in {a} is {{{first}}} remove it otherwise mark it",
         f"{tool_of[f'get_{first}']}({a}) > found",
         when=("found", first),
@@ -165,28 +165,28 @@ def _skills(
         otherwise=f"{tool_of['mark']}({a})",
     )
     if len(app.attributes) > 1:
-        matches = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
+        matches = [next(_find_source(attribute, applications, app), None) for attribute in app.attributes]
         sources = [source for source in matches if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
             one, other = app.attributes
-            yield skill(
+            yield make_skill(
                 f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {other} of {{{c}}} in {c}",
                 f"{get_b}({b}) > found; {get_c}({c}) > seen; {tool_of['add']}(new_{a}, found, seen)",
             )
 
 
-def _source(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
-    """The next application of the suite, in a circle, with this attribute, and its tool that tells it; or nothing."""
-    place = applications.index(app)
-    for other in (*applications[place + 1 :], *applications[:place]):
-        if attribute in other.attributes:
-            yield other.name, other.tools[f"get_{attribute}"]
+def _find_source(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
+    """Yields the next application of the suite, in a circle, with this attribute, and its tool that tells it."""
+    position = applications.index(app)
+    for other_app in (*applications[position + 1 :], *applications[:position]):
+        if attribute in other_app.attributes:
+            yield other_app.name, other_app.tools[f"get_{attribute}"]
             return
 
 
 def _pick_wrong_tool(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
-    """A tool with as many parameters that tells something else, preferably of the same application."""
+    """Draws a tool with as many parameters that tells something else, preferably of the same application."""
     right = tools[tool]
     candidates = [
         other

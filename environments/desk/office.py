@@ -26,9 +26,9 @@ from cojax.types import Call
 from ..tools.toolset import Refused, document
 
 
-def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
-    """The words of a file in this folder, by kind."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+def read_words(file_name: str) -> Mapping[str, tuple[str, ...]]:
+    """Reads the words of a file in this folder, by kind."""
+    text = Path(__file__).with_name(file_name).read_text(encoding="utf-8")
     return {kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", text, re.MULTILINE)}
 
 
@@ -36,10 +36,10 @@ def read_words(file: str) -> Mapping[str, tuple[str, ...]]:
 WORDS = read_words("words.txt")
 
 _SHELVES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SHELVES: Mapping[str, frozenset[str]] = {shelf: frozenset(row["attributes"]) for shelf, row in _SHELVES.items()}
-SINGULAR = {shelf: row["entity"] for shelf, row in _SHELVES.items() if "entity" in row}
+SHELVES: Mapping[str, frozenset[str]] = {shelf: frozenset(entry["attributes"]) for shelf, entry in _SHELVES.items()}
+SINGULAR = {shelf: entry["entity"] for shelf, entry in _SHELVES.items() if "entity" in entry}
 # The shelf that holds a slot's words; texts, days and addresses are on none.
-SHELF = {row["noun"]: shelf for shelf, row in _SHELVES.items() if "noun" in row}
+SHELF = {entry["noun"]: shelf for shelf, entry in _SHELVES.items() if "noun" in entry}
 
 Entity = Mapping[str, Any]
 State = dict[str, dict[str, Entity]]
@@ -55,7 +55,7 @@ REASONS = (
 
 
 def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
-    """An independent copy of a state. Raises ValueError if a shelf or an attribute is missing or unknown."""
+    """Copies a state. Raises ValueError if a shelf or an attribute is missing or unknown."""
     if set(office) != set(shelves):
         raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
     for shelf, attributes in shelves.items():
@@ -104,7 +104,7 @@ def apply(state: State, changes: Sequence[Change]) -> None:
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → a look-up's observation, or changes
 Requirement = Callable[[State, str, str], object]  # (state, attribute, word); raises `Refused`
-_WORD = re.compile(r"[a-z0-9]{1,24}")
+_WORD_PATTERN = re.compile(r"[a-z0-9]{1,24}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,16 +127,16 @@ class Tool:
 
 
 def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tuple[Change, ...]]:
-    """The observation and changes of a call of one of these tools. It does not change the state. Raises `Refused`."""
+    """Finds the observation and changes of a call of one of these tools; changes nothing. Raises `Refused`."""
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     if tool is None:
         raise Refused("no such tool")
-    result = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
-    if isinstance(result, str):
-        return result, ()
-    if all(state[shelf].get(name) == entity for shelf, name, entity in result):
+    outcome = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
+    if isinstance(outcome, str):
+        return outcome, ()
+    if all(state[shelf].get(name) == entity for shelf, name, entity in outcome):
         raise Refused("unchanged")
-    return "ok", result
+    return "ok", outcome
 
 
 def perform(state: State, call: Call, tools: Mapping[str, Tool]) -> str:
@@ -149,8 +149,8 @@ def perform(state: State, call: Call, tools: Mapping[str, Tool]) -> str:
 def words(arguments: Any, parameters: tuple[str, ...]) -> list[str]:
     """The arguments in the parameters' order. Raises `Refused` unless each parameter has one lower-case word."""
     if isinstance(arguments, Mapping) and set(arguments) == set(parameters):
-        values = [arguments[name] for name in parameters]
-        if all(isinstance(value, str) and _WORD.fullmatch(value) for value in values):
+        values = [arguments[parameter] for parameter in parameters]
+        if all(isinstance(value, str) and _WORD_PATTERN.fullmatch(value) for value in values):
             return values
     raise Refused(expects(parameters))
 
@@ -159,19 +159,19 @@ def expects(parameters: tuple[str, ...]) -> str:
     return f"expects {' '.join(parameters)}"
 
 
-def is_fit(state: State, attribute: str, word: str) -> None:
-    """Raises `Refused` for a missing folder, an address that no contact has, or a word that is no day."""
+def require_fit(state: State, attribute: str, word: str) -> None:
+    """Raises `Refused` for a missing folder, an address that no contact has, or a word that is not a day."""
     if attribute in ("folder", "copies"):
         find(state, "folders", word)
     elif attribute == "day":
-        is_word(state, attribute, word)
+        require_word(state, attribute, word)
     elif attribute in ("shared", "guests", "forwarded"):
         addresses = [contact["address"] for contact in state["contacts"].values()]
         if word not in addresses:
             raise Refused("no such address")
 
 
-def is_word(state: State, attribute: str, word: str) -> None:
+def require_word(state: State, attribute: str, word: str) -> None:
     """Raises `Refused` for a word that is not of the attribute's kind."""
     if word not in WORDS[attribute]:
         raise Refused(f"no such {attribute}")
@@ -179,20 +179,20 @@ def is_word(state: State, attribute: str, word: str) -> None:
 
 def read(shelf: str, attribute: str) -> Rule:
     """The rule that tells an attribute."""
-    return lambda state, name: str(find(state, shelf, name)[attribute])
+    return lambda state, entity_name: str(find(state, shelf, entity_name)[attribute])
 
 
-def add(shelf: str, *attributes: str, require: Requirement = is_fit, **bare: Any) -> Rule:
+def add(shelf: str, *attributes: str, require: Requirement = require_fit, **bare: Any) -> Rule:
     """The rule that adds an entity with these attributes, and with those of `bare`, which every new entity has."""
 
-    def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
-        _free(state, shelf, name)
-        return ((shelf, name, {**_check_words(state, attributes, words, require), **bare}),)
+    def rule(state: State, entity_name: str, *words: str) -> tuple[Change, ...]:
+        _require_unused(state, shelf, entity_name)
+        return ((shelf, entity_name, {**_check_words(state, attributes, words, require), **bare}),)
 
     return rule
 
 
-def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
+def put(shelf: str, *attributes: str, require: Requirement = require_fit) -> Rule:
     """The rule that replaces these attributes."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
@@ -201,56 +201,56 @@ def put(shelf: str, *attributes: str, require: Requirement = is_fit) -> Rule:
     return rule
 
 
-def extend(shelf: str, attribute: str, require: Requirement = is_fit) -> Rule:
+def extend(shelf: str, attribute: str, require: Requirement = require_fit) -> Rule:
     """The rule that adds a word to an attribute that is a list."""
 
-    def rule(state: State, name: str, word: str) -> tuple[Change, ...]:
-        entity = find(state, shelf, name)
+    def rule(state: State, entity_name: str, word: str) -> tuple[Change, ...]:
+        entity = find(state, shelf, entity_name)
         require(state, attribute, word)
-        return ((shelf, name, {**entity, attribute: sorted({*entity[attribute], word})}),)
+        return ((shelf, entity_name, {**entity, attribute: sorted({*entity[attribute], word})}),)
 
     return rule
 
 
-def turn_on(shelf: str, switch: str) -> Rule:
-    return lambda state, name: ((shelf, name, {**find(state, shelf, name), switch: True}),)
+def turn_on(shelf: str, attribute: str) -> Rule:
+    return lambda state, entity_name: ((shelf, entity_name, {**find(state, shelf, entity_name), attribute: True}),)
 
 
 def rename(shelf: str) -> Rule:
-    def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
-        entity = find(state, shelf, name)
-        _free(state, shelf, new)
-        return ((shelf, name, None), (shelf, new, entity))
+    def rule(state: State, old_name: str, new_name: str) -> tuple[Change, ...]:
+        entity = find(state, shelf, old_name)
+        _require_unused(state, shelf, new_name)
+        return ((shelf, old_name, None), (shelf, new_name, entity))
 
     return rule
 
 
 def remove(shelf: str) -> Rule:
-    def rule(state: State, name: str) -> tuple[Change, ...]:
-        find(state, shelf, name)
-        return ((shelf, name, None),)
+    def rule(state: State, entity_name: str) -> tuple[Change, ...]:
+        find(state, shelf, entity_name)
+        return ((shelf, entity_name, None),)
 
     return rule
 
 
 def mail_send() -> Rule:
     def rule(state: State, address: str, text: str) -> tuple[Change, ...]:
-        is_fit(state, "forwarded", address)
+        require_fit(state, "forwarded", address)
         texts = state["sent"].get(address, {"texts": []})["texts"]
         return (("sent", address, {"texts": sorted([*texts, text])}),)
 
     return rule
 
 
-def find(state: State, shelf: str, name: str) -> Entity:
-    """The entity of that name. Raises `Refused` if there is none."""
-    if (entity := state[shelf].get(name)) is None:
+def find(state: State, shelf: str, entity_name: str) -> Entity:
+    """Finds the entity of that name. Raises `Refused` if there is none."""
+    if (entity := state[shelf].get(entity_name)) is None:
         raise Refused(f"no such {SINGULAR.get(shelf, 'record')}")
     return entity
 
 
-def _free(state: State, shelf: str, name: str) -> None:
-    if name in state[shelf]:
+def _require_unused(state: State, shelf: str, entity_name: str) -> None:
+    if entity_name in state[shelf]:
         raise Refused(f"{SINGULAR.get(shelf, 'record')} exists")
 
 
@@ -266,29 +266,29 @@ _MAKERS: Mapping[str, Callable[..., Rule]] = {
 }
 
 
-def _tool(row: str) -> Tool:
-    """The tool of a row of tools.txt."""
-    name, parameters, rule_text, description, *gives = (cell.strip() for cell in row.split("|"))
-    slots = {parameter: slot or parameter for parameter, _, slot in (one.partition(":") for one in parameters.split())}
+def _parse(table_row: str) -> Tool:
+    """Reads the tool of a row of tools.txt."""
+    name, parameters, rule_text, description, *gives = (cell.strip() for cell in table_row.split("|"))
+    slots = {parameter: slot or parameter for parameter, _, slot in (arg.partition(":") for arg in parameters.split())}
     maker, *options = rule_text.split()
-    bare: dict[str, Any] = {word.removesuffix("=[]"): [] for word in options if word.endswith("=[]")}
-    rule = _MAKERS[maker](*(word for word in options if not word.endswith("=[]")), **bare)
+    bare: dict[str, Any] = {option.removesuffix("=[]"): [] for option in options if option.endswith("=[]")}
+    rule = _MAKERS[maker](*(option for option in options if not option.endswith("=[]")), **bare)
     return Tool(name, description, slots, rule, *gives)
 
 
 _TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8")
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_tool, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_parse, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
 
 FINISH = "finish"
 
 
 def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
-    functions = [_function(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
-    return (*functions, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
+    functions = [_document(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
+    return (*functions, _document(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 
 
-def _function(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
+def _document(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {parameter: {"type": "string"} for parameter in parameters},

@@ -34,9 +34,9 @@ class Template:
     binds: str = ""
 
     def fill(self, words: Mapping[str, str]) -> Call:
-        """The call, with words in place of the names."""
-        values = (words[name] for name in self.names)
-        return Call(self.tool, dict(zip(self.parameters, values, strict=True)))
+        """Makes the call, with words in place of the names."""
+        arguments = (words[name] for name in self.names)
+        return Call(self.tool, dict(zip(self.parameters, arguments, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +89,8 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
         return
     bindings = follow(skill.branches[0][:-1], words, act)
     then, otherwise = (branch[-1] for branch in skill.branches)
-    first, second = skill.when
-    act((then if bindings[first] == bindings[second] else otherwise).fill(bindings))
+    left, right = skill.when
+    act((then if bindings[left] == bindings[right] else otherwise).fill(bindings))
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
@@ -103,17 +103,17 @@ def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callabl
     return bindings
 
 
-def _skill(row: str) -> Skill:
-    wording, script, wrong_tool, *condition = (" ".join(cell.split()) for cell in row.split("|"))
+def _read_skill(table_row: str) -> Skill:
+    wording, script, wrong_tool, *condition = (" ".join(cell.split()) for cell in table_row.split("|"))
     if not condition:
         return Skill(wording, script, wrong_tool)
-    words, then, otherwise = condition
-    first, second = words.split()
-    return Skill(wording, script, wrong_tool, (first, second), then, otherwise)
+    compared, then, otherwise = condition
+    left, right = compared.split()
+    return Skill(wording, script, wrong_tool, (left, right), then, otherwise)
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
-SKILLS = tuple(map(_skill, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE)))
+SKILLS = tuple(map(_read_skill, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ def test_each_skill_is_solvable_and_a_bungled_demonstration_fails(suite, skill):
     branches = collections.Counter()
     for _ in range(20):
         setup = suite.new_office(rng)
-        plan = generator._plan([skill], setup, rng, suite)
+        plan = generator._draw_plan([skill], setup, rng, suite)
         if not plan:
             continue
         calls = generator.solve(plan, setup, suite)

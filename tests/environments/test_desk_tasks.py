@@ -48,7 +48,7 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
     branches = collections.Counter()
     for _ in range(40):
         setup = office.new_office(rng)
-        plan = generator._plan([skill], setup, rng)
+        plan = generator._draw_plan([skill], setup, rng)
         calls = generator.solve(plan, setup) if plan else None
         if calls is None:
             continue
