@@ -52,10 +52,11 @@ from .soundness import SetupReport, SplitReport, examine_openings
 from .worker.venv import InstallError
 
 _SPLITS = ("seed", "dev", "eval", "challenge")
-# The tasks of a split to examine if neither --count nor the environment's COUNT says.
+# The number of tasks of a split to examine if neither --count nor the environment's COUNT gives it.
 _COUNT = 200
-# A call hangs after this many seconds or, if that is longer, so many of the environment's own deadlines: it retries.
-_PATIENCE, _OF_ITS_OWN = 120.0, 4
+# A call hangs after this many seconds or, if that is longer, this many of the environment's own deadlines, since it may
+# retry.
+_HANG_S, _HANG_DEADLINES = 120.0, 4
 
 # The keys of a line on tasks that are only opened.
 _OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
@@ -67,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=reword(__doc__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = worlds.available()
-    parser.add_argument("name", help=f"one of {', '.join(names)}, or package.module from outside")
+    environment_names = worlds.available()
+    parser.add_argument("name", help=f"one of {', '.join(environment_names)}, or package.module from outside")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
     )
@@ -85,57 +86,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = vars(worlds.module(options.name))
         assignments = options.set + ([f"data={options.data}"] if options.data else [])
-        if flaws := [assignment for assignment in assignments if "=" not in assignment]:
-            raise ValueError(f"--set {flaws[0]} has no value; give it as --set KEY=VALUE")
+        if malformed := [assignment for assignment in assignments if "=" not in assignment]:
+            raise ValueError(f"--set {malformed[0]} has no value; give it as --set KEY=VALUE")
         settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
         count = options.count or module.get("COUNT", _COUNT)
-        if "check" in module and options.name in names:
+        if "check" in module and options.name in environment_names:
             if settings or options.cluster:
                 raise ValueError(f"{options.name!r} has its own check, which takes neither --set nor --cluster")
             return int(module["check"](count, every=options.mutations == "all", **settings))
-        faults = 0
-        for server, case in module.get("cases", lambda settings: {"": settings})(settings).items():
+        fault_count = 0
+        for case_label, case in module.get("cases", lambda settings: {"": settings})(settings).items():
             name = worlds.full_name(options.name)
             environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
             tasks_by_split = _draw_tasks(environment, module.get("SPLITS"), options.category, count)
             for line in _lines(environment, options.name, tasks_by_split, module, options.mutations == "all"):
-                faults += line["fault_count"]
-                print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
+                fault_count += line["fault_count"]
+                print(json.dumps(to_json({"server": case_label, **line} if case_label else line)), flush=True)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
-    return 1 if faults else 0
+    return 1 if fault_count else 0
 
 
 def _lines(
     environment: Environment, name: str, splits: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
 ) -> Iterator[dict[str, Any]]:
-    """The line of each split. The first call that hangs ends its split."""
+    """Yields the line of each split. The first call that hangs ends its split."""
     for split, tasks in splits.items():
-        began = time.monotonic()
-        examples = [task for task in tasks if task.solution]
-        if examples:
+        start_time = time.monotonic()
+        solvable = [task for task in tasks if task.solution]
+        if solvable:
             report = SplitReport()
-            examine = functools.partial(report.examine, tasks=examples, trials=module.get("TRIALS", {}), every=every)
+            examine = functools.partial(report.examine, tasks=solvable, trials=module.get("TRIALS", {}), every=every)
             report.faults += _watch(environment, examine)
             list_all = every or module.get("OFFICIAL_VERDICT", False)
-            line = report.line(name, split, time.monotonic() - began, every=list_all)
-            yield line | {"unsolved": len(tasks) - len(examples)}
+            line = report.line(name, split, time.monotonic() - start_time, every=list_all)
+            yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
             openings = SplitReport()
             openings.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=openings))
-            record = openings.line(name, split, time.monotonic() - began, every=True)
+            record = openings.line(name, split, time.monotonic() - start_time, every=True)
             yield {**{key: record[key] for key in _OPENING_KEYS}, "synthesizes": f"nothing: {reason}"}
         else:
-            bare = SetupReport()
-            bare.plays.faults += _watch(environment, functools.partial(bare.examine, setups=tasks))
-            yield bare.line(environment, name, split, time.monotonic() - began)
+            setup_report = SetupReport()
+            setup_report.plays.faults += _watch(environment, functools.partial(setup_report.examine, setups=tasks))
+            yield setup_report.line(environment, name, split, time.monotonic() - start_time)
 
 
 def _watch(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
     """Examines the environment; returns the message about a call that hangs, which ends the examination."""
-    patience = max(_PATIENCE, _OF_ITS_OWN * (traits_of(environment).deadline or 0.0))
+    patience_s = max(_HANG_S, _HANG_DEADLINES * (traits_of(environment).deadline or 0.0))
     try:
-        run_watched(environment, patience, examine)
+        run_watched(environment, patience_s, examine)
     except HangingCall as hanging:
         return [str(hanging)]
     return []
@@ -144,24 +145,24 @@ def _watch(environment: Environment, examine: Callable[[Environment], None]) -> 
 def _draw_tasks(
     environment: Environment, own_splits: Sequence[str] | None, category: str, count: int
 ) -> dict[str, tuple[Task, ...]]:
-    """The tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.
+    """Draws tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.
 
     Raises ValueError if it has no tasks at all.
     """
     if own_splits is not None or category != "all":
         splits = own_splits if own_splits is not None and category == "all" else category.split(",")
         return {split: environment.tasks(split, count) for split in splits}
-    by_split: dict[str, tuple[Task, ...]] = {}
+    tasks_by_split: dict[str, tuple[Task, ...]] = {}
     # No explorer starts from setups whose states cannot be compared, so their split does not count.
-    names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
-    for split in names:
+    split_names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
+    for split in split_names:
         try:
-            by_split[split] = environment.tasks(split, count)
+            tasks_by_split[split] = environment.tasks(split, count)
         except ValueError:
             continue  # it has no such split
-    if not any(by_split.values()):
+    if not any(tasks_by_split.values()):
         raise ValueError(f"environment {environment.name!r} has no task in {', '.join(_SPLITS)}; name its --splits")
-    return {split: tasks for split, tasks in by_split.items() if tasks}
+    return {split: tasks for split, tasks in tasks_by_split.items() if tasks}
 
 
 if __name__ == "__main__":

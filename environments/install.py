@@ -19,7 +19,7 @@ from .worker.venv import InstallError, install, interpreter
 say = functools.partial(print, flush=True)
 
 
-def _data(module: ModuleType) -> ModuleType | None:
+def _import_data(module: ModuleType) -> ModuleType | None:
     """The environment's module `data` (ROOTS, the default first, and provide()), if it has one."""
     if "__path__" not in vars(module) or importlib.util.find_spec(f"{module.__name__}.data") is None:
         return None
@@ -38,17 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = worlds.module(options.name)
     except ValueError as error:
         parser.error(str(error))
-    data = _data(module)
-    if options.data is not None and options.data not in (data.ROOTS if data else ()):
-        choice = f"one of {', '.join(data.ROOTS)}" if data else "none: it needs no data"
-        parser.error(f"--data is {options.data!r}; for the environment {options.name!r} expected {choice}")
+    data_module = _import_data(module)
+    if options.data is not None and options.data not in (data_module.ROOTS if data_module else ()):
+        choices = f"one of {', '.join(data_module.ROOTS)}" if data_module else "none: it needs no data"
+        parser.error(f"--data is {options.data!r}; for the environment {options.name!r} expected {choices}")
     if "RECIPE" not in vars(module):
         print(f"{options.name}: needs nothing installed")
         return 0
     try:
         install(options.name, module.RECIPE, options.python, say)
-        if data:
-            data.provide(options.data or data.ROOTS[0], interpreter(options.name, module.RECIPE), say)
+        if data_module:
+            data_module.provide(options.data or data_module.ROOTS[0], interpreter(options.name, module.RECIPE), say)
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -58,33 +58,33 @@ class SplitReport:
         first task that offers its tool."""
         for task in tasks:
             self.check(environment, task, every=every)
-        for name, action in GARBAGE.items():
-            self.throw(environment, tasks[0], name, action)
-        for name, call in trials.items():
-            if offering := next((task for task in tasks if call.name in _offered_tools(environment, task)), None):
-                self.throw(environment, offering, name, Action(calls=(call,)))
+        for action_name, action in GARBAGE.items():
+            self.throw(environment, tasks[0], action_name, action)
+        for action_name, call in trials.items():
+            if offering_task := next((task for task in tasks if call.name in _offered_tools(environment, task)), None):
+                self.throw(environment, offering_task, action_name, Action(calls=(call,)))
 
     def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
         """Plays the task's solution twice, then without one call or, if `every` is set, without each in turn."""
         self.tasks += 1
         states: list[str] = []
-        first = _play(environment, task, task.solution, states)
-        repeat = _play(environment, task, task.solution)
-        if first.outcome != "finished" or first.reward != 1.0:
-            ending = f"{first.outcome} with reward {first.reward} {first.error}".strip()
+        trial = _play(environment, task, task.solution, states)
+        retrial = _play(environment, task, task.solution)
+        if trial.outcome != "finished" or trial.reward != 1.0:
+            ending = f"{trial.outcome} with reward {trial.reward} {trial.error}".strip()
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
-        if _comparison_key(first) != _comparison_key(repeat):
+        if _comparison_key(trial) != _comparison_key(retrial):
             self.faults.append(f"{task.id}: two plays of the solution differ")
             return
         self.replayed += 1
-        drops = list(_drops(task.solution))
+        drops = list(_drop_calls(task.solution))
         if not every and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
-        for index, without, name in drops:
+        for index, remainder, name in drops:
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
-            mutant = _play(environment, task, without)
+            mutant = _play(environment, task, remainder)
             if mutant.outcome not in ("finished", "truncated"):
                 self.faults.append(f"{task.id}: without {name} of action {index + 1}: {mutant.outcome} {mutant.error}")
             elif mutant.reward < 1.0:
@@ -97,15 +97,15 @@ class SplitReport:
     def throw(self, environment: Environment, task: Task, name: str, action: Action, *, asks: bool = True) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        The next episode plays the solution, if the task has one. An action that is no garbage never ends, and must be
+        The next episode plays the solution, if the task has one. An action that is not garbage never ends, and must be
         cut off instead. If the task `asks` for something, garbage must not solve it.
         """
         self.thrown += 1
-        thrown = _play(environment, task, (action,))
+        thrown_play = _play(environment, task, (action,))
         next_play = _play(environment, task, task.solution) if task.solution else None
-        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != (name not in GARBAGE):
-            self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
-        elif asks and thrown.reward >= 1.0:
+        if thrown_play.outcome == "environment_error" or (thrown_play.outcome == "timeout") != (name not in GARBAGE):
+            self.faults.append(f"{task.id}: {name} ends {thrown_play.outcome} {thrown_play.error}")
+        elif asks and thrown_play.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
         elif next_play is not None and next_play.reward < 1.0:
             self.faults.append(f"{task.id}: after {name} the solution earns {next_play.reward} {next_play.error}")
@@ -113,7 +113,7 @@ class SplitReport:
             self.answered += 1
 
     def line(self, environment: str, split: str, seconds: float, *, every: bool) -> dict[str, Any]:
-        """The record for one printed line."""
+        """Returns the record for one printed line."""
         record = dataclasses.asdict(self)
         faults = self.faults + ([] if every else [f"{drop} is not missed" for drop in self.let_through])
         record |= {"faults": faults[:_LIST_LENGTH], "fault_count": len(faults)}
@@ -140,26 +140,26 @@ def open_episode(environment: Environment, task: Task) -> Iterator[Episode]:
         yield episode
 
 
-def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
-    """For each call: its action's index, the solution without it, its name. Actions left without calls are dropped."""
-    for index, action in enumerate(solution):
-        for number, call in enumerate(action.calls):
-            calls = (*action.calls[:number], *action.calls[number + 1 :])
-            remainder = (dataclasses.replace(action, calls=calls, text=""),) if calls else ()
-            yield index, (*solution[:index], *remainder, *solution[index + 1 :]), call.name
+def _drop_calls(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
+    """Yields for each call its action's index, the solution without it, and its name. An empty action is dropped."""
+    for action_index, action in enumerate(solution):
+        for call_index, call in enumerate(action.calls):
+            other_calls = (*action.calls[:call_index], *action.calls[call_index + 1 :])
+            remainder = (dataclasses.replace(action, calls=other_calls, text=""),) if other_calls else ()
+            yield action_index, (*solution[:action_index], *remainder, *solution[action_index + 1 :]), call.name
 
 
 def _play(
     environment: Environment, task: Task, actions: Sequence[Action], states: list[str] | None = None
 ) -> Trajectory:
     """Plays these actions; returns their trajectory, and appends the state before each of them to `states`."""
-    remaining = iter(actions)
+    remaining_actions = iter(actions)
 
     def act(episode: Episode, messages: Any) -> Turn:
         if states is not None:
             states.append(canonical(episode.state()))
         # A solution of one call has no action left without that call.
-        return Turn(next(remaining, Action()))
+        return Turn(next(remaining_actions, Action()))
 
     return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
 
@@ -173,23 +173,23 @@ def _offered_tools(environment: Environment, task: Task) -> set[str]:
         return {tool["function"]["name"] for tool in episode.tools()}
 
 
-# The most actions of a walk, and the most to try for it: a world without copies offers some actions that it refuses.
-_STEPS, _TRIES = 6, 24
-# The most walks to begin, as a walk ends at a refused action that changes the state.
-_WALKS = 4
+# A walk has at most 6 actions and 24 tries: a world without copies offers some actions that it refuses.
+_MOST_STEPS, _MOST_TRIES = 6, 24
+# The most walks to begin, because a walk ends at a refused action that changes the state.
+_MOST_WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
 
 
 def examine_openings(environment: Environment, tasks: Sequence[Task], report: SplitReport) -> None:
     """Checks tasks without solutions whose end states cannot be compared: each must open twice alike, and the first one
     must answer garbage."""
-    for number, task in enumerate(tasks):
+    for task_index, task in enumerate(tasks):
         report.tasks += 1
         try:
             if reason := _differing_start(environment, task):
                 report.faults.append(f"task {task.id}: {reason}")
-            for name, action in GARBAGE.items() if number == 0 else ():
-                report.throw(environment, task, name, action)
+            for action_name, action in GARBAGE.items() if task_index == 0 else ():
+                report.throw(environment, task, action_name, action)
         except EnvironmentFailure as failure:
             report.faults.append(f"task {task.id}: {failure}")
 
@@ -209,8 +209,8 @@ class SetupReport:
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
         """Checks these setups, and throws garbage at the first."""
-        for number, setup in enumerate(setups):
-            self.check(environment, setup, garbage=number == 0)
+        for setup_index, setup in enumerate(setups):
+            self.check(environment, setup, garbage=setup_index == 0)
 
     def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
         """Checks one setup: it must open twice alike, and a walk must replay alike and need each of its calls.
@@ -245,75 +245,75 @@ class SetupReport:
         if reason := _find_leak(environment, task):
             yield reason
         # If text ends an episode, any text solves the task of a walk that returns to its start.
-        asks = asks_for_something(environment, task)
-        for name, action in GARBAGE.items():
-            self.plays.throw(environment, task, name, action, asks=asks)
+        asks_something = asks_for_something(environment, task)
+        for action_name, action in GARBAGE.items():
+            self.plays.throw(environment, task, action_name, action, asks=asks_something)
             if _changes_state(environment, setup, action):
-                yield f"{name} changes the state"
+                yield f"{action_name} changes the state"
 
     def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
-        """The record for one printed line."""
+        """Returns the record for one printed line."""
         if self.actions and not self.changing_tools:
             self.plays.faults.append(
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
             )
-        record = self.plays.line(name, split, seconds, every=True)
-        line = {"setups": self.setups, "actions": self.actions, **record}
+        play_record = self.plays.line(name, split, seconds, every=True)
+        line = {"setups": self.setups, "actions": self.actions, **play_record}
         line["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.working_tools - self.changing_tools)]
         line["unclean"] = self.unclean
         untried_tools = sorted(self.offered_tools - self.working_tools - self.ending_tools)
         return line | ({"untried": untried_tools} if untried_tools else {})
 
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
-        """A task solved by a walk over actions that worked, then by the last action offered, which ends the episode."""
+        """Makes a task whose solution is a walk over working actions, then the last offer, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
-        for _ in range(_WALKS):
+        for _ in range(_MOST_WALKS):
             if actions := self._walk_once(environment, setup, rng):
                 return Task(setup.environment, "; ".join(map(signature, actions)), setup.setup, actions)
         return None
 
     def _walk_once(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
-        """The actions of one walk; () where none worked before it ended."""
+        """Returns the actions of one walk; () if none worked before it ended."""
         actions: list[Action] = []
         with open_episode(environment, setup) as episode:
-            *offers, ending = ask(episode.affordances) or (Action(),)
-            self.ending_tools |= _tools_of(ending)
+            *offers, ending_action = ask(episode.affordances) or (Action(),)
+            self.ending_tools |= _tools_of(ending_action)
             self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
-            for _ in range(_TRIES):
-                offers = [action for action in offers if _tools_of(action) != _tools_of(ending)]
-                if not offers or len(actions) == _STEPS:
+            for _ in range(_MOST_TRIES):
+                offers = [action for action in offers if _tools_of(action) != _tools_of(ending_action)]
+                if not offers or len(actions) == _MOST_STEPS:
                     break
                 # A tool that was not called yet comes first.
                 action = rng.choice([offer for offer in offers if not _tools_of(offer) <= self.called_tools] or offers)
                 self.called_tools |= _tools_of(action)
-                observation, clean = self._step(episode, action)
+                observation, is_clean = self._step(episode, action)
                 if observation.ok and not observation.done:
                     actions.append(action)
-                if observation.done or not clean:
+                if observation.done or not is_clean:
                     break
-                *offers, ending = ask(episode.affordances) or (Action(),)
-        return (*actions, ending) if actions else ()
+                *offers, ending_action = ask(episode.affordances) or (Action(),)
+        return (*actions, ending_action) if actions else ()
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
-        """Takes one action of a walk; false if it was refused but changed the state."""
-        state = ask(_state, episode)
+        """Takes one action of a walk; returns the observation, and false if it was refused but changed the state."""
+        state = ask(_canonical_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        differs = ask(_state, episode) != state
+        has_changed = ask(_canonical_state, episode) != state
         if observation.ok:
             self.working_tools |= _tools_of(action)
-            self.changing_tools |= _tools_of(action) if differs else set()
-        elif differs and not observation.done:
+            self.changing_tools |= _tools_of(action) if has_changed else set()
+        elif has_changed and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
-        return observation, observation.ok or not differs
+        return observation, observation.ok or not has_changed
 
 
 def _tools_of(action: Action) -> set[str]:
     return {call.name for call in action.calls}
 
 
-def _state(episode: Episode) -> str:
-    """The state as canonical JSON. Raises TypeError or ValueError if it is no JSON object."""
+def _canonical_state(episode: Episode) -> str:
+    """Returns the state as canonical JSON. Raises TypeError or ValueError if it is not a JSON object."""
     state = episode.state()
     if not isinstance(state, Mapping):
         raise TypeError(f"the state is of type {type(state).__name__}; expected an object")
@@ -326,32 +326,32 @@ def _differing_start(environment: Environment, setup: Task) -> str:
     for _ in range(2):
         with contextlib.closing(environment.start(setup)) as episode:
             opening = ask(episode.reset)
-            openings.append((opening, ask(episode.tools), ask(_state, episode), ask(episode.affordances)))
-    names = ("opening", "tools", "state", "affordances")
-    different = [name for name, first, second in zip(names, *openings, strict=True) if first != second]
+            openings.append((opening, ask(episode.tools), ask(_canonical_state, episode), ask(episode.affordances)))
+    aspects = ("opening", "tools", "state", "affordances")
+    different = [aspect for aspect, first, second in zip(aspects, *openings, strict=True) if first != second]
     return f"two episodes begin with different {' and '.join(different)}" if different else ""
 
 
 def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state without ending the episode."""
     with open_episode(environment, setup) as episode:
-        state = ask(_state, episode)
+        state = ask(_canonical_state, episode)
         is_over = ask(episode.step, action).done
-        return not is_over and ask(_state, episode) != state
+        return not is_over and ask(_canonical_state, episode) != state
 
 
 def _find_leak(environment: Environment, task: Task) -> str:
     """Says what one episode reveals of another; "" if nothing.
 
-    An episode makes a call of each of the solution's tools, also with a canary, which no world can know, in place of
-    each argument. Another episode gives the canary to all of these tools. A third must then answer as the first did.
+    An episode calls each of the solution's tools, also with a canary, which no world can know, in place of each
+    argument. Another episode gives the canary to all of these tools. A third must then answer as the first did.
     """
     calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
     for number, call in enumerate(calls.values(), 11):
-        word = f"canary{secrets.token_hex(4)}"
-        probes = [call, *_with_canary(call, word, number)]
-        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, word, number)]
-        before, _, after = (_answers(environment, task, sequence) for sequence in (probes, canary_calls, probes))
+        canary = f"canary{secrets.token_hex(4)}"
+        probes = [call, *_with_canary(call, canary, number)]
+        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, canary, number)]
+        before, _, after = (_answer_calls(environment, task, sequence) for sequence in (probes, canary_calls, probes))
         for probe, earlier, later in zip(probes, before, after, strict=False):
             if earlier != later:
                 return (
@@ -361,15 +361,15 @@ def _find_leak(environment: Environment, task: Task) -> str:
     return ""
 
 
-def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
-    """The call, with the canary `word` or `number` in place of each argument in turn."""
-    for name, value in call.arguments.items():
+def _with_canary(call: Call, canary: str, number: int) -> Iterator[Call]:
+    """Yields the call with `canary` or `number` in place of each argument in turn."""
+    for parameter, value in call.arguments.items():
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            yield Call(call.name, {**call.arguments, name: word if isinstance(value, str) else number})
+            yield Call(call.name, {**call.arguments, parameter: canary if isinstance(value, str) else number})
 
 
-def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
-    """An episode's answers to these calls, up to one that ends it; of a refusal, only the fact."""
+def _answer_calls(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
+    """Returns an episode's answers to these calls, up to one that ends it; of a refusal, only the fact."""
     answers: list[str] = []
     with open_episode(environment, task) as episode:
         for call in calls:

@@ -13,11 +13,11 @@ from typing import Any
 
 from cojax.types import Call, canonical, content_hash
 
-# Limits of arguments; a call beyond them is answered with an error.
-_DEPTH = 16
-_VALUES = 5_000
-_CHARACTERS = 100_000
-_LARGEST = 10**300
+# Limits on arguments; a call beyond them gets an error.
+_MOST_DEPTH = 16
+_MOST_VALUES = 5_000
+_MOST_CHARACTERS = 100_000
+_LARGEST_NUMBER = 10**300
 # A longer result is cut here.
 _RESULT = 200_000
 
@@ -34,17 +34,17 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("it is no call of a bare name")
-        keywords = {keyword.arg: _literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        keywords = {keyword.arg: _read_literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
         if len(keywords) < len(call.keywords):
             raise ValueError("it has a starred or repeated argument")
-        return call.func.id, list(map(_literal, call.args)), keywords
+        return call.func.id, list(map(_read_literal, call.args)), keywords
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text[:100]!r} is not read: expected name(argument=literal, ...), each name once") from error
 
 
-def _literal(node: ast.expr) -> Any:
+def _read_literal(node: ast.expr) -> Any:
     """The value of a literal as JSON. Raises ValueError or TypeError if the node is none."""
-    keys = [key for inner in ast.walk(node) if isinstance(inner, ast.Dict) for key in inner.keys]
+    keys = [key for subnode in ast.walk(node) if isinstance(subnode, ast.Dict) for key in subnode.keys]
     if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
         raise ValueError("a key of a dictionary is no text")
     return json.loads(json.dumps(ast.literal_eval(node)))
@@ -52,33 +52,33 @@ def _literal(node: ast.expr) -> Any:
 
 def examine(arguments: Mapping[str, Any]) -> str:
     """Says why these arguments are refused; "" if they are accepted."""
-    values, characters, stack = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
+    value_count, character_count, stack = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
     while stack:
         depth, value = stack.pop()
-        values += 1
-        if values > _VALUES:
-            return f"more than {_VALUES} values in the arguments"
-        if depth > _DEPTH:
-            return f"arguments nested deeper than {_DEPTH}"
+        value_count += 1
+        if value_count > _MOST_VALUES:
+            return f"more than {_MOST_VALUES} values in the arguments"
+        if depth > _MOST_DEPTH:
+            return f"arguments nested deeper than {_MOST_DEPTH}"
         if isinstance(value, str):
-            characters += len(value)
+            character_count += len(value)
         elif isinstance(value, Mapping):
             stack += [(depth + 1, item) for pair in value.items() for item in pair]
         elif isinstance(value, (list, tuple)):
             stack += [(depth + 1, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
             return "an argument is no finite number"
-        elif isinstance(value, int) and abs(value) > _LARGEST:
+        elif isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
             return "a number is too large"
         elif value is not None and not isinstance(value, (bool, int, float)):
             return f"an argument is of type {type(value).__name__}; JSON has none"
-        if characters > _CHARACTERS:
-            return f"more than {_CHARACTERS} characters in the arguments"
+        if character_count > _MOST_CHARACTERS:
+            return f"more than {_MOST_CHARACTERS} characters in the arguments"
     return ""
 
 
 def render(result: Any) -> str:
-    """The result as the benchmark shows it: text unchanged, a dict as JSON if possible, anything else by `str`."""
+    """Renders the result as the benchmark does: text unchanged, a dict as JSON if possible, anything else by `str`."""
     if isinstance(result, str):
         text = result
     elif isinstance(result, dict):
@@ -100,9 +100,9 @@ def is_failure(result: Any) -> bool:
     )
 
 
-def brief(value: Any, limit: int = 500) -> Any:
-    """The value, or its hash if its JSON is longer than `limit`. Equal values stay equal."""
-    return value if len(canonical(value)) <= limit else f"hash:{content_hash(value)}"
+def brief(value: Any, most_characters: int = 500) -> Any:
+    """Returns the value, or its hash if its JSON is longer than `most_characters`. Equal values stay equal."""
+    return value if len(canonical(value)) <= most_characters else f"hash:{content_hash(value)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,24 +117,24 @@ class Result:
 class Apis:
     """API instances by class, and the class of each tool. It runs only these tools."""
 
-    def __init__(self, instances: Mapping[str, Any], classes: Mapping[str, str]):
+    def __init__(self, instances: Mapping[str, Any], class_of_tool: Mapping[str, str]):
         self.instances = dict(instances)
-        self.classes = {tool: name for tool, name in classes.items() if name in instances}
+        self.classes = {tool: class_name for tool, class_name in class_of_tool.items() if class_name in instances}
 
-    def run(self, call: Call, tools: Collection[str] | None = None, on: Any = None) -> Result:
-        """Runs the call if its tool is among `tools`, by default all; returns its result. Never raises an API's error.
+    def run(self, call: Call, allowed_tools: Collection[str] | None = None, target: Any = None) -> Result:
+        """Runs the call if its tool is among `allowed_tools`, by default all. A failure of an API becomes a result.
 
-        It runs on the instance `on` if one is given, else on the instance of the tool's class.
+        It runs on `target` if one is given, else on the instance of the tool's class.
         """
-        if call.name not in (self.classes if tools is None else tools):
+        if call.name not in (self.classes if allowed_tools is None else allowed_tools):
             return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
         if reason := examine(call.arguments):
             return Result(f"{ERROR}{reason}", ok=False)
-        instance = self.instances[self.classes[call.name]] if on is None else on
+        instance = self.instances[self.classes[call.name]] if target is None else target
         method = vars(type(instance))[call.name]
         try:
             # A copy, as an API may store its arguments, and calls must not share a default list.
-            value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
+            value = method(instance, **copy.deepcopy({**_mutable_defaults(method), **call.arguments}))
             return Result(render(value), not is_failure(value), value)
         except Exception as error:
             return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
@@ -144,16 +144,16 @@ class Apis:
         return pickle.dumps(self.instances)
 
     def trial(self) -> Callable[[Call], Result]:
-        """A function that runs each call on a copy of the present instances. Raises RecursionError as above."""
-        copies = {name: pickle.dumps(instance) for name, instance in self.instances.items()}
-        return lambda call: self.run(call, on=pickle.loads(copies[self.classes[call.name]]))
+        """Returns a function that runs each call on a copy of the present instances. Raises RecursionError as above."""
+        pickles = {class_name: pickle.dumps(instance) for class_name, instance in self.instances.items()}
+        return lambda call: self.run(call, target=pickle.loads(pickles[self.classes[call.name]]))
 
 
-def _changeable(method: Callable[..., Any]) -> dict[str, Any]:
-    """Default arguments that a call could change for all later ones."""
+def _mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
+    """Finds default arguments that a call could change for all later ones."""
     return {
-        name: parameter.default
-        for name, parameter in inspect.signature(method).parameters.items()
+        parameter_name: parameter.default
+        for parameter_name, parameter in inspect.signature(method).parameters.items()
         if isinstance(parameter.default, (list, dict, set))
     }
 
@@ -166,10 +166,10 @@ def _error_text(error: Exception) -> str:
 
 
 # Limits of a state: calls can put a folder inside itself, or into others many times over.
-_STATE_DEPTH = 40
-_STATE_VALUES = 20_000
+_MOST_STATE_DEPTH = 40
+_MOST_STATE_VALUES = 20_000
 # Larger numbers become hexadecimal: Python writes no decimal of more than 4,300 digits.
-_DECIMAL = 10**4000
+_LARGEST_DECIMAL = 10**4000
 
 
 def public_state(instance: Any) -> dict[str, Any]:
@@ -178,20 +178,20 @@ def public_state(instance: Any) -> dict[str, Any]:
 
     def attributes(instance: Any, depth: int) -> dict[str, Any]:
         return {
-            name: convert(value, depth + 1)
-            for name, value in vars(instance).items()
+            attribute: convert(value, depth + 1)
+            for attribute, value in vars(instance).items()
             # A folder's position already shows its parent.
-            if not name.startswith("_") and name != "parent"
+            if not attribute.startswith("_") and attribute != "parent"
         }
 
     def convert(value: Any, depth: int) -> Any:
-        if next(counter) > _STATE_VALUES or depth > _STATE_DEPTH:
+        if next(counter) > _MOST_STATE_VALUES or depth > _MOST_STATE_DEPTH:
             return "..."
         match value:
             case None | bool():
                 return value
             case int():
-                return value if abs(value) < _DECIMAL else hex(value)
+                return value if abs(value) < _LARGEST_DECIMAL else hex(value)
             case str():
                 return brief(value)
             case float():

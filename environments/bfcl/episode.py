@@ -14,7 +14,7 @@ from .tools import Scene, offers
 SEPARATOR = "\n\n[next turn]\n\n"
 
 # The most calls of an action that are run; the longest official turn has 34.
-_CALLS = 64
+_MOST_CALLS = 64
 # The number of latest results that the next affordances use.
 _MOST_RESULTS = 12
 
@@ -34,8 +34,8 @@ def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
 class Dialogue:
     """The episode of one task. Raises ValueError for a setup that the APIs do not load."""
 
-    def __init__(self, official: Official, classes: Mapping[str, str], task: Task):
-        self._official, self._task, self._classes = official, task, classes
+    def __init__(self, official: Official, class_of_tool: Mapping[str, str], task: Task):
+        self._official, self._task, self._classes = official, task, class_of_tool
         self._user_turns = task.query.split(SEPARATOR)
         self._apis = self._fresh()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
@@ -63,16 +63,16 @@ class Dialogue:
         if not action.calls:
             self._end_turn()
             return self._next_turn(ok="<tool_call>" not in action.text)
-        tools = self._offered_tools(len(self._past_turns))
-        results = [self._run(call, tools) for call in action.calls[:_CALLS]]
+        offered_tools = self._offered_tools(len(self._past_turns))
+        results = [self._run(call, offered_tools) for call in action.calls[:_MOST_CALLS]]
         messages = [Message("tool", result.text) for result in results]
-        if len(action.calls) > _CALLS:
-            messages.append(Message("tool", f"{ERROR}only {_CALLS} calls at once; the rest were not run"))
+        if len(action.calls) > _MOST_CALLS:
+            messages.append(Message("tool", f"{ERROR}only {_MOST_CALLS} calls at once; the rest were not run"))
         self._steps += 1
         if self._steps >= self._official.limit:
             self._end_turn()
             self._done = True
-        ok = all(result.ok for result in results) and len(action.calls) <= _CALLS
+        ok = all(result.ok for result in results) and len(action.calls) <= _MOST_CALLS
         return Observation(tuple(messages), ok=ok, done=self._done)
 
     def state(self) -> Mapping[str, Any]:
@@ -105,29 +105,29 @@ class Dialogue:
         """
         if not self._task.solution:
             return Evaluation(0.0)
-        reference = self._fresh()
+        reference_apis = self._fresh()
         checks: list[Check] = []
-        for number, answer in enumerate(turns_of(self._task.solution)):
-            outputs = [reference.run(call).text for call in answer]
-            has_ended = number < len(self._past_turns)
-            checks.append(Check(f"turn {number + 1}", has_ended and self._passes(number, outputs, reference)))
-        through = self._done and len(self._past_turns) == len(self._user_turns) == len(checks)
-        return Evaluation(float(through and all(check.passed for check in checks)), tuple(checks))
+        for turn, reference_calls in enumerate(turns_of(self._task.solution)):
+            outputs = [reference_apis.run(call).text for call in reference_calls]
+            has_ended = turn < len(self._past_turns)
+            checks.append(Check(f"turn {turn + 1}", has_ended and self._passes(turn, outputs, reference_apis)))
+        is_complete = self._done and len(self._past_turns) == len(self._user_turns) == len(checks)
+        return Evaluation(float(is_complete and all(check.passed for check in checks)), tuple(checks))
 
     def close(self) -> None:
         pass
 
-    def _passes(self, number: int, reference_outputs: list[str], reference: Apis) -> bool:
+    def _passes(self, turn: int, reference_outputs: list[str], apis: Apis) -> bool:
         """Whether a finished turn passes: it has calls if any are expected, the same state, and all outputs so far."""
-        snapshot, outputs = self._past_turns[number]
+        snapshot, outputs = self._past_turns[turn]
         if not reference_outputs:
             return True
         if not outputs or snapshot is None:
             return False
-        so_far = [output for _, outputs in self._past_turns[: number + 1] for output in outputs]
+        so_far = [output for _, outputs in self._past_turns[: turn + 1] for output in outputs]
         try:
-            state = self._official.same_state(pickle.loads(snapshot), reference.instances)
-            return bool(state["valid"] and self._official.same_responses(so_far, reference_outputs, number)["valid"])
+            check = self._official.same_state(pickle.loads(snapshot), apis.instances)
+            return bool(check["valid"] and self._official.same_responses(so_far, reference_outputs, turn)["valid"])
         except Exception:
             # The checker cannot compare endless folders.
             return False
@@ -150,15 +150,15 @@ class Dialogue:
 
     def _offered_tools(self, turn: int) -> tuple[str, ...]:
         """The tools of the task's classes, without those withheld until a later turn."""
-        later = {tool for start, tools in self._withheld.items() if int(start) > turn for tool in tools}
-        return tuple(tool for tool in self._apis.classes if tool not in later)
+        later_tools = {tool for first_turn, tools in self._withheld.items() if int(first_turn) > turn for tool in tools}
+        return tuple(tool for tool in self._apis.classes if tool not in later_tools)
 
     def _documentation(self, tools: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
         return tuple(
-            entry
-            for name in self._apis.instances
-            for entry in self._official.documentation[name]
-            if entry["function"]["name"] in tools
+            tool_entry
+            for class_name in self._apis.instances
+            for tool_entry in self._official.documentation[class_name]
+            if tool_entry["function"]["name"] in tools
         )
 
     def _end_turn(self) -> None:
@@ -174,9 +174,9 @@ class Dialogue:
         if turn == len(self._user_turns):
             self._done = True
             return Observation((), ok=ok, done=True)
-        text = self._user_turns[turn]
-        if new := self._withheld.get(str(turn), ()):
-            lines = [json.dumps(entry) for entry in self._documentation(new)]
-            announcement = "\n".join(("More functions are available from now on:", *lines, "Does this help?"))
-            text = f"{announcement}\n\n{text}" if text else announcement
-        return Observation((Message("user", text),), ok=ok)
+        user_text = self._user_turns[turn]
+        if new_tools := self._withheld.get(str(turn), ()):
+            tool_lines = [json.dumps(tool_entry) for tool_entry in self._documentation(new_tools)]
+            announcement = "\n".join(("More functions are available from now on:", *tool_lines, "Does this help?"))
+            user_text = f"{announcement}\n\n{user_text}" if user_text else announcement
+        return Observation((Message("user", user_text),), ok=ok)

@@ -19,7 +19,7 @@ POPULARITY = 1.3
 # Never change this: it decides which tasks are for development and which are held out.
 _SPLIT_SEED = 20_260_323
 # The most actions of a turn in a reference solution; the calls of a longer turn are spread evenly over them.
-_STEPS = 20
+_MOST_STEPS = 20
 
 
 def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
@@ -45,22 +45,22 @@ class Bfcl:
             entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
         }
         self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
-        tasks = {
-            name: tuple(self._task(*entry, long=name == "long_context") for entry in entries)
+        tasks_by_category = {
+            name: tuple(self._task(*entry, is_long=name == "long_context") for entry in entries)
             for name, entries in benchmark.entries.items()
         }
-        base = list(tasks["base"])
-        random.Random(_SPLIT_SEED).shuffle(base)
-        dev = round(dev_fraction * len(base))
+        base_tasks = list(tasks_by_category["base"])
+        random.Random(_SPLIT_SEED).shuffle(base_tasks)
+        dev_count = round(dev_fraction * len(base_tasks))
         self._splits = {
-            **tasks,
-            "eval": tasks[category],
-            "dev": tuple(base[:dev]),
-            "held_out": tuple(base[dev:]),
-            "challenge": tasks["long_context"],
+            **tasks_by_category,
+            "eval": tasks_by_category[category],
+            "dev": tuple(base_tasks[:dev_count]),
+            "held_out": tuple(base_tasks[dev_count:]),
+            "challenge": tasks_by_category["long_context"],
         }
-        bare = (dataclasses.replace(task, query="", solution=()) for task in tasks["base"])
-        self._scenarios = tuple({task.id: task for task in bare}.values())
+        bare_tasks = (dataclasses.replace(task, query="", solution=()) for task in tasks_by_category["base"])
+        self._scenarios = tuple({task.id: task for task in bare_tasks}.values())
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(entry for entries in self._official.documentation.values() for entry in entries)
@@ -86,7 +86,7 @@ class Bfcl:
         return None if turns is None else SEPARATOR.join(turns)
 
     def popularity(self) -> Mapping[str, float]:
-        """Tool → (its rank in its class's documentation) ** -POPULARITY."""
+        """Tool → rank ** -POPULARITY, by its rank in the documentation of its class."""
         return {
             entry["function"]["name"]: rank**-POPULARITY
             for entries in self._official.documentation.values()
@@ -98,29 +98,29 @@ class Bfcl:
         home = self._classes[tool]
         return tuple(other for other, name in self._classes.items() if name == home and other != tool)
 
-    def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], long: bool) -> Task:
+    def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], is_long: bool) -> Task:
         """The task of an official entry. The user's text is "" in a turn that announces functions."""
         classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
         config = {name: state for name, state in entry["initial_config"].items() if name in classes}
-        setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": long}
+        setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": is_long}
         if withheld := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
             setup["withheld"] = withheld
-        turns = [_user_text(messages) for messages in entry["question"]]
-        if any(normalise(SEPARATOR) in normalise(turn) for turn in turns):
+        user_turns = [_user_text(messages) for messages in entry["question"]]
+        if any(normalise(SEPARATOR) in normalise(user_turn) for user_turn in user_turns):
             raise ValueError(f"{entry['id']} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
-        solution = tuple(action for texts in calls_of_turns for action in self._answer(texts))
-        return Task(NAME, SEPARATOR.join(turns), setup, solution)
+        solution = tuple(action for call_texts in calls_of_turns for action in self._answer(call_texts))
+        return Task(NAME, SEPARATOR.join(user_turns), setup, solution)
 
-    def _answer(self, texts: Sequence[str]) -> list[Action]:
-        """A turn's actions: one call each, or several if there are more calls than steps; last the end of the turn."""
-        turn_calls = [self._call(text) for text in texts]
-        steps = min(len(turn_calls), _STEPS)
-        bounds = [round(step * len(turn_calls) / steps) for step in range(steps + 1)] if steps else []
+    def _answer(self, call_texts: Sequence[str]) -> list[Action]:
+        """Lists a turn's actions: one call each, or several if there are too many calls; last the end of the turn."""
+        turn_calls = [self._call(call_text) for call_text in call_texts]
+        step_count = min(len(turn_calls), _MOST_STEPS)
+        bounds = [round(step * len(turn_calls) / step_count) for step in range(step_count + 1)] if step_count else []
         chunks = [turn_calls[start:stop] for start, stop in itertools.pairwise(bounds)]
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
-    def _call(self, text: str) -> Call:
-        name, positional, keywords = calls.read(text)
+    def _call(self, call_text: str) -> Call:
+        name, positional, keywords = calls.read(call_text)
         return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **keywords})
 
 
@@ -130,9 +130,9 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
     Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
     withheld = {}
-    for turn, names in by_turn.items():
+    for turn, announced in by_turn.items():
         early_calls = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if remaining := [tool for tool in names if tool not in early_calls]:
+        if remaining := [tool for tool in announced if tool not in early_calls]:
             withheld[turn] = remaining
     return withheld
 

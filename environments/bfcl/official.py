@@ -23,7 +23,7 @@ CLASSES = (
     "GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI", "TradingBot", "TravelAPI",
     "VehicleControlAPI",
 )  # fmt: skip
-_SCHEMA = {"dict": "object", "float": "number", "tuple": "array"}
+_JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 _WHEEL = "bfcl_eval.eval_checker.multi_turn_eval"
 
 
@@ -41,32 +41,32 @@ class Official:
     same_state: Callable[[dict, dict], Mapping[str, Any]]
     same_responses: Callable[[list, list, int], Mapping[str, Any]]
 
-    def instances(self, classes: Sequence[str], config: Mapping[str, Any], long: bool) -> dict[str, Any]:
+    def instances(self, classes: Sequence[str], config: Mapping[str, Any], is_long: bool) -> dict[str, Any]:
         """New instances of these classes. Raises ValueError for an unknown class, or a `config` that does not load."""
         if unknown := set(classes) - set(self.apis):
             raise ValueError(f"setup names the classes {sorted(unknown)}; the benchmark has {', '.join(CLASSES)}")
         instances = {}
-        for name in classes:
-            instance = self.apis[name]()
-            if name != "MathAPI":
+        for class_name in classes:
+            instance = self.apis[class_name]()
+            if class_name != "MathAPI":
                 try:
-                    instance._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long)
+                    instance._load_scenario(copy.deepcopy(config.get(class_name, {})), long_context=is_long)
                 except Exception as error:
-                    raise ValueError(f"{name} does not load the setup's configuration: {error}") from error
-            instances[name] = instance
+                    raise ValueError(f"{class_name} does not load the setup's configuration: {error}") from error
+            instances[class_name] = instance
         # Long scenarios share objects of their module: a booking in one episode would be visible in the next.
         return copy.deepcopy(instances)
 
-    def parameters(self, name: str, tool: str) -> tuple[str, ...]:
+    def parameters(self, class_name: str, tool: str) -> tuple[str, ...]:
         """The parameters of a tool of the class `name`, in the order of the tool's signature."""
-        return tuple(inspect.signature(vars(self.apis[name])[tool]).parameters)[1:]
+        return tuple(inspect.signature(vars(self.apis[class_name])[tool]).parameters)[1:]
 
 
 def load() -> Official:
     """Reads the installed wheel. Raises ModuleNotFoundError, which says what to do, if there is none."""
     # The wheel makes folders on import; here they are temporary, and not among the installed packages.
-    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
-        os.environ["BFCL_PROJECT_ROOT"] = root
+    with tempfile.TemporaryDirectory(prefix="bfcl-") as own_folder:
+        os.environ["BFCL_PROJECT_ROOT"] = own_folder
         try:
             checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
         except ModuleNotFoundError as error:
@@ -80,13 +80,13 @@ def load() -> Official:
     # The first use imports modules, which must not happen in a child.
     datetime.datetime.strptime("2024", "%Y")
     data = Path(inspect.getfile(checker)).parents[2] / "data"
-    folder = data / "multi_turn_func_doc"
+    docs = data / "multi_turn_func_doc"
     return Official(
         documentation={
-            name: tuple(map(_tool, _lines(folder / backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
+            name: tuple(map(_convert, _read(docs / backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
         },
         entries={
-            category: tuple(zip(_lines(data / name), _lines(data / "possible_answer" / name), strict=True))
+            category: tuple(zip(_read(data / name), _read(data / "possible_answer" / name), strict=True))
             for category in CATEGORIES
             for name in [f"BFCL_v4_multi_turn_{category}.json"]
         },
@@ -97,22 +97,22 @@ def load() -> Official:
     )
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _convert(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function. Like the benchmark, it leaves out the description of the response."""
-    return document(entry["name"], entry["description"], _schema(entry["parameters"]))
+    return document(entry["name"], entry["description"], _convert_schema(entry["parameters"]))
 
 
-def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
-    schema = dict(node)
-    kind = schema.pop("type", None)
-    if kind is not None and kind != "any":
-        schema["type"] = _SCHEMA.get(kind, kind)
+def _convert_schema(schema_node: Mapping[str, Any]) -> dict[str, Any]:
+    schema = dict(schema_node)
+    type_name = schema.pop("type", None)
+    if type_name is not None and type_name != "any":
+        schema["type"] = _JSON_TYPES.get(type_name, type_name)
     if "properties" in schema:
-        schema["properties"] = {name: _schema(inner) for name, inner in schema["properties"].items()}
+        schema["properties"] = {name: _convert_schema(subschema) for name, subschema in schema["properties"].items()}
     if "items" in schema:
-        schema["items"] = _schema(schema["items"])
+        schema["items"] = _convert_schema(schema["items"])
     return schema

@@ -26,8 +26,8 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
 }
 
 _JOINER = ", then "
-_SLOT = re.compile(r"{(\w+)(?::([^|}]*)\|([^}]*))?}")
-_OPTION = re.compile(r"\[(\w+)=([^:]*):((?:[^\]{]|{[^}]*})*)\]")
+_SLOT_PATTERN = re.compile(r"{(\w+)(?::([^|}]*)\|([^}]*))?}")
+_OPTION_PATTERN = re.compile(r"\[(\w+)=([^:]*):((?:[^\]{]|{[^}]*})*)\]")
 
 
 def phrase(steps: Sequence[Triplet]) -> list[str] | None:
@@ -48,8 +48,8 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
         if not step.action.calls:
             if not clauses:
                 return None
-            text = _JOINER.join(clauses)
-            turns.append(f"{text[0].upper()}{text[1:]}.")
+            turn_text = _JOINER.join(clauses)
+            turns.append(f"{turn_text[0].upper()}{turn_text[1:]}.")
             clauses = []
     return turns if turns and not clauses else None
 
@@ -58,40 +58,40 @@ def word(call: Call) -> str | None:
     """The user's request for this call; None if an argument has no slot, or a slot no argument."""
     arguments, mentions = call.arguments, set[str]()
 
-    def option(match: re.Match[str]) -> str:
+    def word_option(match: re.Match[str]) -> str:
         """The words of an option; "" if it is missing or has its default value."""
-        name, default, words = match.groups()
+        name, default, wording = match.groups()
         mentions.add(name)
         if name not in arguments or arguments[name] == json.loads(default):
             return ""
-        if arguments[name] is not True and not _SLOT.search(words):
+        if arguments[name] is not True and not _SLOT_PATTERN.search(wording):
             raise ValueError(f"{name} can only be said to be true")
-        return words
+        return wording
 
-    def slot(match: re.Match[str]) -> str:
-        name, yes, no = match.groups()
+    def word_slot(match: re.Match[str]) -> str:
+        name, true_text, false_text = match.groups()
         mentions.add(name)
-        if (yes or no) and not isinstance(arguments[name], bool):
+        if (true_text or false_text) and not isinstance(arguments[name], bool):
             raise ValueError(f"{name} is neither true nor false")
-        return _value(arguments[name], yes, no)
+        return _word_value(arguments[name], true_text, false_text)
 
     try:
-        text = _SLOT.sub(slot, _OPTION.sub(option, WORDINGS[call.name]))
+        text = _SLOT_PATTERN.sub(word_slot, _OPTION_PATTERN.sub(word_option, WORDINGS[call.name]))
     except (KeyError, ValueError):
         return None
     return text if set(arguments) <= mentions else None
 
 
-def _value(value: Any, yes: str | None, no: str | None) -> str:
-    if yes or no:
-        return str(yes if value else no)
+def _word_value(value: Any, true_text: str | None, false_text: str | None) -> str:
+    if true_text or false_text:
+        return str(true_text if value else false_text)
     if isinstance(value, str):
         # Text with quotes, line breaks and the like is written as in JSON.
         return json.dumps(value, ensure_ascii=False) if re.search(r"['\\\x00-\x1f]", value) else f"'{value}'"
     if isinstance(value, list):
-        return ", ".join(_value(item, None, None) for item in value) or "none"
+        return ", ".join(_word_value(item, None, None) for item in value) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} to {_value(item, None, None)}" for key, item in value.items()) or "nothing"
+        return ", ".join(f"{key} to {_word_value(item, None, None)}" for key, item in value.items()) or "nothing"
     return json.dumps(value)
 
 
@@ -106,72 +106,72 @@ class Scene:
         self.instances = instances
         self.results: dict[str, list[Any]] = {}
         for result in results:
-            for key, value in _leaves(result, ""):
-                self.results.setdefault(key, []).append(value)
+            for result_key, value in _leaves(result, ""):
+                self.results.setdefault(result_key, []).append(value)
 
-    def of(self, name: str, attribute: str) -> Any:
+    def of(self, class_name: str, attribute: str) -> Any:
         """A public attribute; () if the episode does not have the class."""
-        instance = self.instances.get(name)
+        instance = self.instances.get(class_name)
         return () if instance is None else vars(instance)[attribute]
 
-    def items(self, name: str, attribute: str) -> list[Any]:
+    def items(self, class_name: str, attribute: str) -> list[Any]:
         """The keys of a dict, the elements of a list, or a single value in a list; empty for None."""
-        value = self.of(name, attribute)
+        value = self.of(class_name, attribute)
         if isinstance(value, (Mapping, list, tuple, set)):
             return list(value)
         return [] if value is None else [value]
 
-    def field(self, name: str, attribute: str, key: str) -> list[Any]:
+    def field(self, class_name: str, attribute: str, key: str) -> list[Any]:
         """The entry `key` of every record in a list or among a dict's values."""
-        records = self.of(name, attribute)
+        records = self.of(class_name, attribute)
         records = records.values() if isinstance(records, Mapping) else records
         return [record[key] for record in records if isinstance(record, Mapping) and key in record]
 
-    def listing(self, kind: str) -> list[str]:
+    def listing(self, item_kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
-        system = self.instances.get("GorillaFileSystem")
-        return [] if system is None else _names_in(system._current_dir, kind)
+        file_system = self.instances.get("GorillaFileSystem")
+        return [] if file_system is None else _names_in(file_system._current_dir, item_kind)
 
 
 Source = Callable[[Scene], Iterable[Any]]
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, result_key: str) -> Iterator[tuple[str, Any]]:
     """The (key, value) of the short values in a result; values in a list have the list's key."""
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(inner, str(name))
+        for inner_key, inner_value in value.items():
+            yield from _leaves(inner_value, str(inner_key))
     elif isinstance(value, (list, tuple)):
-        for inner in value[:20]:
-            yield from _leaves(inner, key)
+        for inner_value in value[:20]:
+            yield from _leaves(inner_value, result_key)
     elif (isinstance(value, str) and 0 < len(value) <= 80) or type(value) in (int, float):
-        yield key, value
+        yield result_key, value
 
 
-def _names_in(directory: Any, kind: str) -> list[str]:
-    return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
+def _names_in(directory: Any, item_kind: str) -> list[str]:
+    return [name for name, item in directory.contents.items() if type(item).__name__ == item_kind]
 
 
 def names_below(scene: Scene) -> list[str]:
     """The names of all files, in all folders."""
-    system = scene.instances.get("GorillaFileSystem")
+    file_system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
-    stack = [] if system is None else [system.root]
+    folders = [] if file_system is None else [file_system.root]
     # Calls can put a folder inside itself.
     for _ in range(200):
-        if not stack:
+        if not folders:
             break
-        directory = stack.pop()
-        names += _names_in(directory, "File")
-        stack += [directory.contents[name] for name in _names_in(directory, "Directory")]
+        folder = folders.pop()
+        names += _names_in(folder, "File")
+        folders += [folder.contents[name] for name in _names_in(folder, "Directory")]
     return names
 
 
 def words_here(scene: Scene) -> list[str]:
     """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
-    contents = [] if system is None else [system._current_dir.contents[name].content for name in scene.listing("File")]
-    return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
+    texts = [] if system is None else [system._current_dir.contents[name].content for name in scene.listing("File")]
+    return [word.strip(".,:;()") for text in texts for word in text[:500].split()[:40] if len(word) > 4]
 
 
 def receivers(scene: Scene) -> list[str]:
@@ -197,7 +197,7 @@ def told_lists(scene: Scene) -> list[list[float]]:
     return [numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else []
 
 
-_FUNCTIONS: Mapping[str, Source] = {
+_NAMED_SOURCES: Mapping[str, Source] = {
     "files": lambda scene: scene.listing("File"),
     "folders": lambda scene: scene.listing("Directory"),
     "message_words": lambda scene: _long_words(
@@ -208,9 +208,9 @@ _FUNCTIONS: Mapping[str, Source] = {
 }
 
 
-def _list_source(text: str) -> Source:
+def _read_source(source_text: str) -> Source:
     """The source of the values of a list in tools.txt."""
-    sources = [_source(node) for node in ast.parse(f"({text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
+    sources = [_source(node) for node in ast.parse(f"({source_text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
@@ -219,7 +219,7 @@ def _source(node: ast.expr) -> Source:
         case ast.Name(id="OMIT"):
             return lambda scene: (OMIT,)
         case ast.Name(id=name):
-            return _FUNCTIONS[name] if name in _FUNCTIONS else _list_source(LISTS[name])
+            return _NAMED_SOURCES[name] if name in _NAMED_SOURCES else _read_source(LISTS[name])
         case ast.Attribute(value=ast.Name(id="told"), attr=key):
             return lambda scene: scene.results.get(key, ())
         case ast.Attribute(value=ast.Name(id=api), attr=attribute):
@@ -232,38 +232,40 @@ def _source(node: ast.expr) -> Source:
 
 # Tool → parameter → the source of values to try.
 SOURCES: Mapping[str, Mapping[str, Source]] = {
-    tool: {name: _list_source(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
+    tool: {name: _read_source(text) for name, text in parameters.items()} for tool, parameters in PARAMETERS.items()
 }
 
-# The most calls offered in total, offered for one tool, and tried for one tool.
+# The most calls offered in total.
 _MOST_OFFERS = 150
-_OF_TOOL = 6
-_TRIES = 10
+# The most calls offered for one tool.
+_MOST_OF_TOOL = 6
+# The most calls tried for one tool.
+_MOST_TRIES = 10
 
 
 def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
-    """At most 150 different calls of these tools that work now, drawn by `salt`: one of each tool, then a second, …"""
-    trial = apis.trial()
+    """Draws at most 150 different calls of these tools that work now, by `salt`: one of each tool, then a second, …"""
+    try_call = apis.trial()
     calls_by_tool = []
     for tool in tools:
         calls = _combinations(tool, scene, random.Random(repr((tool, salt))))
-        working_calls = (call for call in itertools.islice(calls, _TRIES) if trial(call).ok)
-        calls_by_tool.append(list(itertools.islice(working_calls, _OF_TOOL)))
-    layers = itertools.zip_longest(*calls_by_tool)
-    return [call for layer in layers for call in layer if call is not None][:_MOST_OFFERS]
+        working_calls = (call for call in itertools.islice(calls, _MOST_TRIES) if try_call(call).ok)
+        calls_by_tool.append(list(itertools.islice(working_calls, _MOST_OF_TOOL)))
+    rounds = itertools.zip_longest(*calls_by_tool)
+    return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MOST_OFFERS]
 
 
 def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
-    """Different calls of the tool in random order. No call has two equal arguments."""
-    options = {name: list(source(scene)) for name, source in SOURCES[tool].items()}
-    if not all(options.values()):
+    """Yields different calls of the tool in random order. No call has two equal arguments."""
+    values_by_name = {name: list(source(scene)) for name, source in SOURCES[tool].items()}
+    if not all(values_by_name.values()):
         return
-    keys: set[str] = set()
-    for _ in range(3 * _TRIES):
-        choice = {name: rng.choice(values) for name, values in options.items()}
+    seen_arguments: set[str] = set()
+    for _ in range(3 * _MOST_TRIES):
+        choice = {name: rng.choice(values) for name, values in values_by_name.items()}
         arguments = {name: value for name, value in choice.items() if value is not OMIT}
-        texts = [json.dumps(value) for value in arguments.values()]
-        key = json.dumps(arguments)
-        if key not in keys and len(set(texts)) == len(texts):
-            keys.add(key)
+        value_texts = [json.dumps(value) for value in arguments.values()]
+        arguments_json = json.dumps(arguments)
+        if arguments_json not in seen_arguments and len(set(value_texts)) == len(value_texts):
+            seen_arguments.add(arguments_json)
             yield Call(tool, arguments)

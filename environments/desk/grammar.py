@@ -77,7 +77,7 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 def _find_look_up(
     template: Template, calls: list[Played], end: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
-    """Finds the latest look-up that fits the template, preferably one not yet explained; and the words with its binding."""
+    """Finds the latest look-up that fits the template, preferably an unexplained one; and the words it binds."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
     for index in range(end):
         call, observation = calls[index]
