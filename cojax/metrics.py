@@ -90,9 +90,9 @@ class Metrics:
 def plain(value: Any) -> Any:
     """A record as strict JSON: NumPy scalars become numbers, and numbers that are not finite become None."""
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: plain(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(element) for element in value]
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

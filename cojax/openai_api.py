@@ -277,10 +277,10 @@ def error_message(content: bytes) -> str:
     """The message of an error in OpenAI's format, otherwise the whole body, without JSON escapes."""
     text = content.decode("utf-8", "replace")
     try:
-        body = json.loads(text)
-        error = body.get("error", body) if isinstance(body, dict) else body
+        parsed_body = json.loads(text)
+        error = parsed_body.get("error", parsed_body) if isinstance(parsed_body, dict) else parsed_body
         message = error.get("message") if isinstance(error, dict) else error
-        return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
+        return message if isinstance(message, str) else json.dumps(parsed_body, ensure_ascii=False)
     except (ValueError, RecursionError):
         return text
 

@@ -86,8 +86,8 @@ class Lead:
         finally:
             self.busy_since = None
         result = results.pop() if results else None
-        for index, item in enumerate(result if isinstance(result, tuple) else (result,)):
-            self._remember((serial, index), item)
+        for index, output in enumerate(result if isinstance(result, tuple) else (result,)):
+            self._remember((serial, index), output)
 
     def _await_others(self) -> None:
         """Waits until all other processes are about to run this operation; they may still be compiling."""
@@ -107,12 +107,12 @@ class Lead:
             values = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
             return {"batch": {name: self._encode(value, host_arrays) for name, value in values.items()}}
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
-            return {"tuple": [self._encode(item, host_arrays) for item in argument]}
+            return {"tuple": [self._encode(element, host_arrays) for element in argument]}
         leaves = jax.tree.leaves(argument)
-        entry = self._results.get(tuple(map(id, leaves)))
-        if entry is None or any(ref() is not leaf for ref, leaf in zip(entry[1], leaves, strict=True)):
+        sent_result = self._results.get(tuple(map(id, leaves)))
+        if sent_result is None or any(ref() is not leaf for ref, leaf in zip(sent_result[1], leaves, strict=True)):
             raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
-        return {"result": entry[0]}
+        return {"result": sent_result[0]}
 
     def _remember(self, result_key: ResultKey, result: Any) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]

@@ -124,17 +124,17 @@ def _say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _explain_errors(how: DistributedSettings) -> Iterator[None]:
+def _explain_errors(config: DistributedSettings) -> Iterator[None]:
     try:
         yield
     except WireError as error:
         raise DistributedError(f"the processes do not find each other: {error}") from error
     except (RuntimeError, OSError) as error:
-        raise DistributedError(f"{_describe_failure(how)}: {str(error).splitlines()[0]}. {_START_ADVICE}") from error
+        raise DistributedError(f"{_describe_failure(config)}: {str(error).splitlines()[0]}. {_START_ADVICE}") from error
     except Exception as error:  # of any type: JAX parses variables that launchers set
-        if how.coordinator:
+        if config.coordinator:
             raise DistributedError(
-                f"distributed.coordinator is {how.coordinator}, but {_explain(error)}; set "
+                f"distributed.coordinator is {config.coordinator}, but {_explain(error)}; set "
                 "--config.distributed.processes=N and --config.distributed.process=0 … N−1 in each process"
             ) from error
         raise DistributedError(
@@ -148,14 +148,14 @@ def _address(settings: DistributedSettings) -> str:
     return settings.coordinator or global_state.coordinator_address or "the address that was found"
 
 
-def _describe_failure(how: DistributedSettings) -> str:
-    return f"the processes do not find each other at {_address(how)} within distributed.startup={how.startup:g} s"
+def _describe_failure(config: DistributedSettings) -> str:
+    return f"the processes do not find each other at {_address(config)} within distributed.startup={config.startup:g} s"
 
 
 def _half_set() -> str:
     """A sentence on the variables that Slurm has not set, if it has set others; empty otherwise."""
-    set_names = [name for name in _SLURM_VARIABLES if name in os.environ]
-    missing_names = [name for name in _SLURM_VARIABLES if name not in os.environ]
+    set_names = [variable for variable in _SLURM_VARIABLES if variable in os.environ]
+    missing_names = [variable for variable in _SLURM_VARIABLES if variable not in os.environ]
     if not set_names or not missing_names:
         return ""
     return f"{set_names[0]} is set, but {', '.join(missing_names)} not: start the command by srun. "

@@ -107,9 +107,9 @@ class Wire:
             threading.Thread(target=self._on_loss, args=(process, reason), daemon=True).start()
 
 
-def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
-    """Connects to process 0 and greets it. Raises WireError at the deadline."""
-    end_time = time.monotonic() + deadline
+def connect(host: str, port: int, token: str, process: int, timeout_s: float, silence: float) -> socket.socket:
+    """Connects to process 0 and greets it. Raises WireError after `timeout_s` seconds."""
+    end_time = time.monotonic() + timeout_s
     while True:
         try:
             connection = socket.create_connection((host, port), timeout=5.0)
@@ -188,22 +188,22 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def accept(
-    server: socket.socket, token: str, processes: int, deadline: float, silence: float
+    server: socket.socket, token: str, processes: int, timeout_s: float, silence: float
 ) -> dict[int, socket.socket]:
     """The connections of processes 1 … `processes` − 1, once all have greeted with the token.
 
-    A connection that greets otherwise, or too late, is closed. Raises WireError, which names the missing ones, at the
-    deadline.
+    A connection that greets otherwise, or too late, is closed. Raises WireError, which names the missing ones, after
+    `timeout_s` seconds.
     """
     connections: dict[int, socket.socket] = {}
     greetings: dict[socket.socket, Future[int]] = {}
-    end_time = time.monotonic() + deadline
+    end_time = time.monotonic() + timeout_s
     server.settimeout(_CHECK_INTERVAL)
     try:
         while len(connections) < processes - 1:
             if time.monotonic() > end_time:
                 missing = ", ".join(str(process) for process in range(1, processes) if process not in connections)
-                raise WireError(f"no connection from process {missing} within {deadline:g} s")
+                raise WireError(f"no connection from process {missing} within {timeout_s:g} s")
             with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
                 greetings[connection] = on_thread("greeting", functools.partial(_read_greeting, connection, token))

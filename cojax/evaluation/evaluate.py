@@ -159,9 +159,9 @@ def _check_same_model(config: ConfigDict, run_settings: Mapping[str, Any], workd
     preset = PRESETS.get(run_policy, {}) if run_policy != config.policy else {}
     flags = [f"--config.policy={run_policy}"] if preset else []
     flags += [
-        f"--config.{name}={value}"
-        for name, value in run_values.items()
-        if value != (preset[name] if name in preset else values[name])
+        f"--config.{name}={setting_value}"
+        for name, setting_value in run_values.items()
+        if setting_value != (preset[name] if name in preset else values[name])
     ]
     name = next(name for name in values if values[name] != run_values[name])
     raise ValueError(

@@ -76,9 +76,9 @@ def settle(timeout_s: float) -> bool:
 
     Work that is no longer wanted may still be in the middle of a paid call: this lets it record the reply.
     """
-    deadline = time.monotonic() + timeout_s
+    end_time = time.monotonic() + timeout_s
     for thread in list(_BACKGROUND_THREADS):
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, end_time - time.monotonic()))
     return not any(thread.is_alive() for thread in _BACKGROUND_THREADS)
 
 

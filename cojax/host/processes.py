@@ -77,10 +77,10 @@ def session(sid: int) -> set[int]:
     return {member_pid for member_pid, _, session_id, runs in _list_processes() if runs and session_id == sid}
 
 
-def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILL_SECONDS) -> set[int]:
+def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout_s: float = KILL_SECONDS) -> set[int]:
     """Waits up to `grace` seconds until no process is left, then kills those left.
 
-    Returns those left after another `deadline` seconds.
+    Returns those left after another `kill_timeout_s` seconds.
 
     Listing all processes takes a while. A process that changes its parent meanwhile may be missed, so two empty lists
     in a row are needed.
@@ -92,7 +92,7 @@ def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, deadline: fl
     end_time = time.monotonic() + grace
     while (pids := list_twice()) and time.monotonic() < end_time:
         time.sleep(_POLL_SECONDS)
-    end_time = time.monotonic() + deadline
+    end_time = time.monotonic() + kill_timeout_s
     while pids and time.monotonic() < end_time:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -125,9 +125,9 @@ def end_descendants_at_exit() -> None:
         signal.signal(signal.SIGTERM, lambda signal_number, frame: sys.exit(128 + signal_number))
 
 
-def reap(deadline: float = KILL_SECONDS) -> None:
-    """Reaps all children of this process, which were told to end. Waits at most `deadline` seconds for them."""
-    end_time = time.monotonic() + deadline
+def reap(timeout_s: float = KILL_SECONDS) -> None:
+    """Reaps all children of this process, which were told to end. Waits at most `timeout_s` seconds for them."""
+    end_time = time.monotonic() + timeout_s
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < end_time:
             time.sleep(_POLL_SECONDS)

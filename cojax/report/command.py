@@ -167,7 +167,7 @@ def _render_drafts(run: Run, draft_name: str) -> Iterator[Text]:
 
 def _render_draft(run: Run, draft_name: str, draft: Json) -> Iterator[Text]:
     verdict, draft_fields, expedition = draft["verdict"], draft["draft"], expedition_of(draft)
-    rows = [
+    titled_texts = [
         ("draft", f"{draft_name}  {draft_fields['query']}"),
         *_list_solution(map(action_text, draft_fields.get("solution", ()))),
         *((title, draft.get(title, "")) for title in ("origin", "parent", "signal", "episode")),
@@ -177,7 +177,7 @@ def _render_draft(run: Run, draft_name: str, draft: Json) -> Iterator[Text]:
         ("task", draft.get("task", "")),
         *_list_expedition(run, expedition),
     ]
-    yield from _render_lines(rows)
+    yield from _render_lines(titled_texts)
     task_id = id_of(draft_fields) if {"environment", "query", "setup"} <= draft_fields.keys() else ""
     yield from _render_exchanges(run, expedition, task_id)
 
@@ -210,8 +210,8 @@ def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str
     journal = run.folder / "journal.jsonl"
     if not (places_by_key := places_of(journal)):
         return
-    for stage, key in (("exploration", expedition or ""), ("validation", task_id)):
-        exchanges = read_exchanges(journal, places_by_key.get(key, ()))
+    for stage, subject in (("exploration", expedition or ""), ("validation", task_id)):
+        exchanges = read_exchanges(journal, places_by_key.get(subject, ()))
         heading = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (heading, "bold"))
         for exchange in exchanges:

@@ -99,7 +99,7 @@ def _shortest_names(folders: Sequence[Path]) -> list[str]:
 
 def _read_settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
-    leaves = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
+    leaves = {name: str(leaf) for name, leaf in flat(run.config.get("config", {})).items() if name != "workdir"}
     return {name: shortened_text(text, QUERY) for name, text in leaves.items()}
 
 
@@ -138,29 +138,29 @@ def _new_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
     return table
 
 
-def table(results: Sequence[Run]) -> Table:
+def table(runs: Sequence[Run]) -> Table:
     """The figures of the runs, in a column each."""
-    figure_table = _new_table("Results", "", results)
-    rows = {
-        "held-out success, zero-shot": [_format_percent(run.summary.get("zero_shot")) for run in results],
-        "held-out success, final": [_format_percent(run.summary.get("final")) for run in results],
-        "steps": [f"{run.summary.get('steps', 0):,}" for run in results],
-        "tasks, start → end": [_format_pool(run.summary) for run in results],
-        "tokens sampled": [f"{run.summary.get('tokens', {}).get('sampled', 0):,}" for run in results],
-        "time": [duration(run.summary.get("seconds", {}).get("total", 0.0)) for run in results],
+    figure_table = _new_table("Results", "", runs)
+    cells_by_title = {
+        "held-out success, zero-shot": [_format_percent(run.summary.get("zero_shot")) for run in runs],
+        "held-out success, final": [_format_percent(run.summary.get("final")) for run in runs],
+        "steps": [f"{run.summary.get('steps', 0):,}" for run in runs],
+        "tasks, start → end": [_format_pool(run.summary) for run in runs],
+        "tokens sampled": [f"{run.summary.get('tokens', {}).get('sampled', 0):,}" for run in runs],
+        "time": [duration(run.summary.get("seconds", {}).get("total", 0.0)) for run in runs],
     }
-    for figure_name, cells in rows.items():
+    for figure_name, cells in cells_by_title.items():
         figure_table.add_row(figure_name, *cells)
     return figure_table
 
 
-def differences(results: Sequence[Run]) -> Table:
+def differences(runs: Sequence[Run]) -> Table:
     """Each of the other runs minus the first, in a row each."""
-    grid = Table(title=f"Minus {results[0].folder}, over the evaluation tasks of both", **TABLE)
+    grid = Table(title=f"Minus {runs[0].folder}, over the evaluation tasks of both", **TABLE)
     for title in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         grid.add_column(title, justify="right" if title else "left", style=None if title else "dim", overflow="fold")
-    for run in results[1:]:
-        difference = paired_difference(task_scores(results[0].final), task_scores(run.final))
+    for run in runs[1:]:
+        difference = paired_difference(task_scores(runs[0].final), task_scores(run.final))
         if difference is None:
             grid.add_row(str(run.folder), "fewer than 2 in common", *["–"] * 5)
             continue
@@ -171,11 +171,11 @@ def differences(results: Sequence[Run]) -> Table:
     return grid
 
 
-def by_task(results: Sequence[Run]) -> Table:
+def by_task(runs: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
-    task_table = _new_table("Tasks that differ", "task", results)
-    scores_by_run = [task_scores(run.final) for run in results]
-    for task in results[0].final.get("tasks", {}):
+    task_table = _new_table("Tasks that differ", "task", runs)
+    scores_by_run = [task_scores(run.final) for run in runs]
+    for task in runs[0].final.get("tasks", {}):
         scores = [run.get(task) for run in scores_by_run]
         if len(set(scores)) > 1:
             task_table.add_row(task, *("–" if score is None else f"{score:.2f}" for score in scores))

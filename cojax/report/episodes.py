@@ -113,17 +113,17 @@ def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     for episode in episodes:
         by_kind[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
     entries = [(rank, kind, episode) for kind, episodes in by_kind.items() for rank, episode in enumerate(episodes)]
-    return [episode for _, _, episode in sorted(entries, key=lambda entry: entry[:2])[:count]]
+    return [episode for _, _, episode in sorted(entries, key=lambda ranked_episode: ranked_episode[:2])[:count]]
 
 
 def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
     """Picks evenly spaced items whose JSON takes at most `limit` bytes."""
-    sizes = [len(json.dumps(item)) for item in items]
+    sizes = [len(json.dumps(element)) for element in items]
     share = min(1.0, limit / max(1, sum(sizes)))
     chosen_items, used_bytes = [], 0
-    for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
+    for index, (element, size) in enumerate(zip(items, sizes, strict=True)):
         if int((index + 1) * share) > int(index * share) and used_bytes + size <= limit:
-            chosen_items.append(item)
+            chosen_items.append(element)
             used_bytes += size
     return chosen_items
 
@@ -169,7 +169,7 @@ def _compact_arguments(values: Json) -> Json:
         return values
     most_characters = max(80, CALLS // len(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
-    return {cut_text(name, 80): cut_text(text, most_characters) for name, text in texts.items()}
+    return {cut_text(name, 80): cut_text(content, most_characters) for name, content in texts.items()}
 
 
 def _compact_messages(messages: Iterable[Json]) -> list[list[str]]:

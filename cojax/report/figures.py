@@ -132,8 +132,8 @@ def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
             successes_by_origin.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
     rows = []
     for origin, successes in successes_by_origin.items():
-        first, last = (sum(values) / len(values) for values in zip(*successes, strict=True))
-        rows.append({"origin": origin, "tasks": len(successes), "first": first, "last": last})
+        first_success, last_success = (sum(values) / len(values) for values in zip(*successes, strict=True))
+        rows.append({"origin": origin, "tasks": len(successes), "first": first_success, "last": last_success})
     return rows
 
 

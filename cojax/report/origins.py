@@ -28,10 +28,10 @@ PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS_PATTERN = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
-def _add_up(entries: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
+def _add_up(pairs: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
     """The sums of the counts of each origin."""
     sums: Counts = defaultdict(Counter)
-    for origin, counts in entries:
+    for origin, counts in pairs:
         sums[origin].update(counts)
     return sums
 
@@ -163,7 +163,7 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     successes = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
     pairs = {name: predictions(run.drafts, name, successes.get) for name in PREDICTORS}
     all_origins = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
-    rows = [
+    records = [
         {
             "origin": origin,
             "tasks": tasks[origin],
@@ -179,7 +179,7 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
         for origin in all_origins
     ]
     overall = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
-    return {"rows": rows, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
+    return {"rows": records, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:

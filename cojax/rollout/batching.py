@@ -215,12 +215,12 @@ class Batcher:
 
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the number of positions that it attends to; both depend on the request only."""
-        end = min(request.session.cache_length + request.chunks[0], len(request.prompt) - 1)
-        return request.chunks[0], self._span(end)
+        position_count = min(request.session.cache_length + request.chunks[0], len(request.prompt) - 1)
+        return request.chunks[0], self._span(position_count)
 
-    def _span(self, end: int) -> int:
-        """Number of positions to attend to for the first `end`: a power of two, or all. Each has its own program."""
-        return min(max(_LEAST_SPAN, 1 << (end - 1).bit_length()), self._length)
+    def _span(self, position_count: int) -> int:
+        """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
+        return min(max(_LEAST_SPAN, 1 << (position_count - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
         chunk, span = shape = self._prefill_shape(self._prefilling[0])
@@ -301,8 +301,8 @@ def chunk_names(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[byte
     """The names of the whole chunks among those of `chunk_sizes` into which `tokens` are cut, from the first one on."""
     digests: list[bytes] = []
     digest, end = b"", 0
-    for size in chunk_sizes:
-        chunk, end = tokens[end : end + size], end + size
+    for chunk_size in chunk_sizes:
+        chunk, end = tokens[end : end + chunk_size], end + chunk_size
         if end <= len(tokens):
             digest = hashlib.sha256(digest + np.asarray(chunk, np.int32).tobytes()).digest()
             digests.append(digest)
@@ -326,19 +326,19 @@ class Prefixes:
         self.holders: dict[bytes, dict[int, Any]] = {}
         self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
 
-    def add(self, slot: int, name: bytes, routes: Any) -> None:
+    def add(self, slot: int, chunk_name: bytes, routes: Any) -> None:
         """The slot now holds the next chunk of its prompt."""
-        self.pending.discard(name)
-        if slot not in self.holders.setdefault(name, {}):
-            self.holders[name][slot] = routes
-            self._chunks[slot].append(name)
+        self.pending.discard(chunk_name)
+        if slot not in self.holders.setdefault(chunk_name, {}):
+            self.holders[chunk_name][slot] = routes
+            self._chunks[slot].append(chunk_name)
 
     def drop(self, slot: int, count: int = 0) -> None:
         """The slot will be overwritten, except for its first `count` chunks."""
-        for name in self._chunks[slot][count:]:
-            del self.holders[name][slot]
-            if not self.holders[name]:
-                del self.holders[name]
+        for chunk_name in self._chunks[slot][count:]:
+            del self.holders[chunk_name][slot]
+            if not self.holders[chunk_name]:
+                del self.holders[chunk_name]
         del self._chunks[slot][count:]
 
 
@@ -362,7 +362,7 @@ def prefill(
     size and span.
     """
     length, layers = cache[0].key.shape[-1], params["layers"]
-    embedding_params = {name: arrays for name, arrays in params.items() if name != "layers"}
+    embedding_params = {param_name: arrays for param_name, arrays in params.items() if param_name != "layers"}
     x, positions = _embed_tokens(config, embedding_params, tokens, start, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
@@ -377,9 +377,9 @@ def prefill(
 
 @functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
 def _embed_tokens(
-    config: ModelConfig, end_params: Params, tokens: jax.Array, start: jax.Array, length: int, mesh: Mesh | None
+    config: ModelConfig, end_params: Params, tokens: jax.Array, starts: jax.Array, length: int, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
-    positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
+    positions = jnp.where(tokens < 0, length, starts[:, None] + jnp.arange(tokens.shape[1]))
     return constrain(transformer.embedding_and_head(config, end_params).embed(jnp.maximum(tokens, 0)), mesh), positions
 
 
@@ -461,10 +461,10 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
     logits = scores / jnp.where(greedy, 1.0, temperature)[:, None]
     max_logit = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - max_logit[:, None])
-    draws, total = _draw(weights, uniform)
+    draws, weight_sum = _draw(weights, uniform)
     tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
     token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, token_logits - max_logit - jnp.log(total)
+    return tokens, token_logits - max_logit - jnp.log(weight_sum)
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -477,12 +477,12 @@ def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
     blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary % block_size))).reshape(weights.shape[0], -1, block_size)
     block_sums = jnp.sum(blocks, axis=-1)
     cumulative_sums = jnp.cumsum(block_sums, axis=-1)
-    total = cumulative_sums[:, -1]
-    block = _first_above(cumulative_sums, block_sums, uniform * total)
+    weight_sum = cumulative_sums[:, -1]
+    block = _first_above(cumulative_sums, block_sums, uniform * weight_sum)
     block_weights = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block[:, None], axis=1)[:, 0]
-    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * total - sum_before)
-    return block * block_size + index_in_block, total
+    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * weight_sum - sum_before)
+    return block * block_size + index_in_block, weight_sum
 
 
 def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:

@@ -399,9 +399,9 @@ class PolicyActors:
                 prefix_tokens = self.chat.encode_action(prefix_actions[turn_index])
                 tokens = prompt + prefix_tokens
                 return Turn(self.chat.read(prefix_tokens), prompt_tokens=new_tokens + prefix_tokens)
-            start = time.perf_counter()
+            start_time = time.perf_counter()
             completion = self.engine.generate(prompt, self.sampling, session=session, seed=(*seed, turn_index))
-            engine_seconds = time.perf_counter() - start
+            engine_seconds = time.perf_counter() - start_time
             tokens = prompt + completion.tokens
             return Turn(
                 action=self.chat.read(completion.tokens),

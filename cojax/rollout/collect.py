@@ -287,7 +287,7 @@ class EpisodeCollector:
         size = self.group_size
         quorum = math.ceil(self.quorum * size - 1e-9)
         groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, total, size))
-        is_complete = (sum(t.valid for t in group) >= quorum or len(group) == size for group in groups)
+        is_complete = (sum(episode.valid for episode in group) >= quorum or len(group) == size for group in groups)
         return quorum < size and all(is_complete)
 
 

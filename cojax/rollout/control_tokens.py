@@ -35,7 +35,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         id_by_literal = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
-        self.ids = dict(sorted(id_by_literal.items(), key=lambda item: -len(item[0])))
+        self.ids = dict(sorted(id_by_literal.items(), key=lambda pair: -len(pair[0])))
         self._pattern = re.compile("(" + "|".join(map(re.escape, self.ids)) + ")")
         tokenizer_spec = json.loads(tokenizer.backend_tokenizer.to_str())
         self._tokenizer = Tokenizer.from_str(json.dumps({**tokenizer_spec, "added_tokens": [], "post_processor": None}))

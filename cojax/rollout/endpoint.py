@@ -135,14 +135,14 @@ def action_of(reply: ChatReply) -> Action:
     if not reply_calls:
         return parse(text)
     calls = []
-    for _, name, arguments_json in reply_calls:
+    for _, tool_name, arguments_json in reply_calls:
         try:
             arguments = read_json(arguments_json)
             if not isinstance(arguments, dict):
                 raise ValueError("without an object of arguments")
         except ValueError as error:
             return Action("\n".join(filter(None, (text, _write_calls(reply_calls)))), (), f"tool call is {error}")
-        calls.append(Call(name, arguments))
+        calls.append(Call(tool_name, arguments))
     return Action(text, tuple(calls))
 
 
@@ -158,8 +158,8 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
     if len(set(call_ids)) < len(call_ids) or not all(call_ids):
         call_ids = [f"call_{turn}_{index}" for index in range(len(call_ids))]
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments_json}}
-        for call_id, (_, name, arguments_json) in zip(call_ids, reply_calls, strict=True)
+        {"id": call_id, "type": "function", "function": {"name": tool_name, "arguments": arguments_json}}
+        for call_id, (_, tool_name, arguments_json) in zip(call_ids, reply_calls, strict=True)
     ]
     return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(call_ids)
 
@@ -170,9 +170,9 @@ def environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]
     Each waiting call gets one result, and the last one also gets any extra results. If no call waits, results become
     user messages.
     """
-    results = [message.content for message in messages if message.role == "tool"] if waiting_ids else []
+    tool_results = [message.content for message in messages if message.role == "tool"] if waiting_ids else []
     last_index = len(waiting_ids) - 1
-    texts = [*results[:last_index], "\n".join(results[last_index:])]
+    texts = [*tool_results[:last_index], "\n".join(tool_results[last_index:])]
     texts += [""] * (len(waiting_ids) - len(texts))
     tool_messages: list[JsonObject] = [
         {"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(waiting_ids, texts, strict=False)

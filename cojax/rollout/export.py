@@ -185,11 +185,11 @@ def prune_weights(folder: Path, kept_folders: Iterable[Path]) -> None:
 
 def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays cast to `dtype`. Raises ValueError for one that is not finite."""
-    for name, array in arrays:
+    for hf_name, array in arrays:
         cast_array = array.astype(dtype, copy=False)
         if not _is_finite(cast_array):
-            raise ValueError(f"{name} is not finite in {dtype.name}; training has diverged, nothing was written")
-        yield name, cast_array
+            raise ValueError(f"{hf_name} is not finite in {dtype.name}; training has diverged, nothing was written")
+        yield hf_name, cast_array
 
 
 def _is_finite(array: np.ndarray) -> bool:

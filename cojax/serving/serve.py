@@ -189,9 +189,9 @@ class Watch:
     """
 
     def __init__(
-        self, source: Versions | Checkpoints, poll: float, deadline: float, on_change: Callable[[], object]
+        self, source: Versions | Checkpoints, poll: float, timeout_s: float, on_change: Callable[[], object]
     ) -> None:
-        self._source, self._poll_s, self._deadline, self._on_change = source, poll, deadline, on_change
+        self._source, self._poll_s, self._deadline, self._on_change = source, poll, timeout_s, on_change
         self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
         self.first_check, self._stop_event = threading.Event(), threading.Event()
