@@ -180,12 +180,12 @@ def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTr
         [*_SPLITS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special_by_kind = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    special_by_type = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
     tokenizer.add_tokens(
         [
-            AddedToken(token, special=special_by_kind[TokenType(token_type)], normalized=False)
+            AddedToken(token, special=special_by_type[TokenType(token_type)], normalized=False)
             for token, token_type in zip(tokens, types, strict=True)
-            if token_type in special_by_kind
+            if token_type in special_by_type
         ]
     )
     special_tokens = {

@@ -179,13 +179,13 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     Cached files count as available. None if the system does not report it (it is not Linux).
     """
     match = re.search(r"MemAvailable:\s+(\d+) kB", _read_system_file(proc / "meminfo"))
-    limits = [int(match[1]) * 1024] if match else []
+    candidates = [int(match[1]) * 1024] if match else []
     for cgroup_folder in _memory_cgroups(proc, cgroups):
         limit = _read_number(cgroup_folder, "memory.max", "memory.limit_in_bytes")
         usage = _read_number(cgroup_folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and usage is not None:
-            limits.append(max(0, limit - usage + _cached_bytes(cgroup_folder)))
-    return min(limits, default=None)
+            candidates.append(max(0, limit - usage + _cached_bytes(cgroup_folder)))
+    return min(candidates, default=None)
 
 
 def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:

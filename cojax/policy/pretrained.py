@@ -164,11 +164,11 @@ def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
     """Splits the outlines, in order, into files of at most `largest` bytes; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
     file_size = 0
-    for name, outline in outlines.items():
+    for tensor_name, outline in outlines.items():
         if files[-1] and file_size + _tensor_bytes(*outline) > most_bytes:
             files.append({})
             file_size = 0
-        files[-1][name] = outline
+        files[-1][tensor_name] = outline
         file_size += _tensor_bytes(*outline)
     return files
 
