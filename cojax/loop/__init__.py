@@ -15,7 +15,7 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.signals import Detector, Memory, SignalKind
 from cojax.synthesis import Admission, Evolve, Validate
-from cojax.synthesis.evolutions import Select, even
+from cojax.synthesis.evolutions import SignalSelector, even
 from cojax.synthesis.pipeline import Predict
 from cojax.types import Action, Group, Signal, Task
 
@@ -116,7 +116,7 @@ class Loop:
     episodes: int = 0
     environment_steps: int = 0
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
-    select: Select = even
+    select: SignalSelector = even
     reads: tuple[str, ...] = ()
     admission: Admission | None = None
     near_duplicates: "NearDuplicates | None" = None

@@ -151,7 +151,7 @@ class RunDirectory:
         for log in (*self.logs.values(), self.files.checksums.log):
             log.clear()
         for episodes in (self.episodes, self.files.waiting):
-            episodes.drop(lambda step: True)
+            episodes.drop(lambda _: True)
         self.files.note(REMADE)
 
     def resume(self, like: Any, memory: Memory) -> Checkpoint | None:

@@ -101,7 +101,7 @@ class Beliefs:
         return no_evidence(self.discount)
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        # The policy did not play the replayed actions, so they are no evidence.
+        # The policy did not play the replayed actions, so they are not evidence.
         observations = (
             (_keys_of(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
             for group in groups
@@ -173,7 +173,7 @@ class Posterior:
         return sum(evidence(self.memory, tool_key(tool)))
 
     def masters(self, tool: str, mean: float, episodes: float) -> bool:
-        """Whether the belief about the tool has at least this mean and rests on so many episodes, discounted."""
+        """Whether the belief about the tool has at least this mean and rests on this many episodes, discounted."""
         return self.known(tool) >= episodes and self.tool_mean(tool) >= mean
 
     def _prior_mean(self, tool: str) -> float:

@@ -24,7 +24,7 @@ _HALF = 0.5
 T = TypeVar("T")
 VisitsByTask = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
 Confidence = Callable[[Signal], float]
-Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
+SignalSelector = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
 
 
 def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
@@ -72,7 +72,7 @@ def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confi
     return tuple(selection)
 
 
-SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": every}
+SELECTIONS: dict[str, SignalSelector] = {"even": even, "confident": confident, "all": every}
 
 
 def visits_of(
@@ -152,7 +152,7 @@ class EvolutionInputs:
     contexts: int
     seed: tuple
     split: str = "seed"
-    select: Select = even
+    select: SignalSelector = even
     visits: VisitsByTask = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     closed: frozenset[str] = frozenset()

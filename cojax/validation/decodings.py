@@ -29,9 +29,9 @@ _LATIN_NAME = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN_CATEGORIES = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
-# Most characters that replace one character.
+# At most this many characters replace one character.
 _LONGEST_EXPANSION = 18
-# Most nested decodings, and most readings of one text.
+# Decodings nest at most this deep, and a text has at most this many readings.
 _DEEPEST, _MOST_READINGS = 3, 32
 # Digits → the letters they stand for; letters that look alike → one of them.
 _LOOKALIKE_DIGITS = str.maketrans("0123456789i", "olzeasgtbql")

@@ -25,21 +25,21 @@ _OPENING_WORDS = frozenset({"please", "kindly", "hey", "hi", "hello"})
 _CLOSING_WORDS = frozenset({"please", "kindly", "thanks"})
 # A turn of a dialogue is only part of a task: to be distinctive it needs this many times the words of a whole query.
 _TURN_FACTOR = 2
-# Most characters of a query that is compared; validation allows far fewer.
+# A query of more characters is not compared; validation allows far fewer.
 _LONGEST_QUERY = 100_000
 # A query scattered among other words needs this many more words to be distinctive.
 _EXTRA_IF_SCATTERED = 3
-# Fewest words of a decoded text whose wording is compared.
+# The wording of a decoded text is compared only if it has at least this many words.
 _FEWEST_DECODED = 4
-# Most evaluation tasks on one setup whose solutions are run; benchmarks have a few on each.
+# The solutions of at most this many evaluation tasks on one setup are run; benchmarks have a few on each.
 _MOST_PER_SETUP = 20
-# Fewest words and letters of a query that is recognised inside a longer reading.
+# A query is recognised inside a longer reading only if it has at least this many words and letters.
 _FEWEST_WORDS, _FEWEST_LETTERS = 3, 12
-# Fewest queries by which words that none of them contains count as filler.
+# Words that no query contains count as filler only if there are at least this many queries.
 _REPRESENTATIVE_COUNT = 100
 # Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
 _NEIGHBOURS = 0.6
-# Most words of a text that are tried with each cipher, and most ciphers that are followed up.
+# At most this many words of a text are tried with each cipher, and at most this many ciphers are followed up.
 _MOST_WORDS_TRIED, _MOST_CIPHERS = 100, 2
 _CLAUSE_END = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.

@@ -41,7 +41,7 @@ def _read_rules(text: str) -> list[dict[str, re.Pattern[str]]]:
 QUERY_RULES, ACTION_RULES = _read_rules(Path(__file__).with_name("safety_rules.toml").read_text("utf-8"))
 _MODEL_RULE = {"instructions to a model": QUERY_RULES["instructions to a model"]}
 _COMMONEST_WORDS = frozenset(ENGLISH["commonest"].split())
-# Most characters of a text that is decoded; longer texts are only read as they are.
+# A text of more characters is not decoded, only read as it is.
 _LONGEST_DECODED = 20_000
 
 

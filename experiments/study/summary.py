@@ -26,7 +26,7 @@ from .tables import ARMS, TITLES, Table
 _OPEN_ROW = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the page reports the worst tenth.
 MANY = 60
-LONG = 4  # a long task has at least so many actions, with the finish
+LONG = 4  # a long task has at least this many actions, with the finish
 ENOUGH = 30  # the fewest long tasks that a page reports
 
 

@@ -12,7 +12,7 @@ from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_tex
 from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 
-# Characters of the headings of an action and its result.
+# The headings of an action and its result have this many characters.
 _HEADING_LENGTH = 24
 _FIELDS = {"answer": '"answer": "", ', "later": '"later": [{"query": "a further request", "steps": [3]}], '}
 

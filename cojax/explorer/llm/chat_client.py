@@ -22,7 +22,7 @@ from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two checks of a budget, while other requests are running.
+# While other requests are running, a budget is checked after this many seconds.
 _CHECK_SECONDS = 0.05
 # An endpoint counts as down after this many failed calls in a row, over at least this many seconds. Then the evolution
 # makes no further call. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.

@@ -37,9 +37,9 @@ _LINE_HEAD = b'{"key":"'
 _KEY_LENGTH = 32
 # The deepest nesting of a reply's JSON.
 _DEEPEST = 32
-# Characters of the failed reply, and of the reason, in a request for repair.
+# A request for repair quotes at most this many characters of the failed reply, and of the reason.
 _LONGEST_REPLY, _LONGEST_REASON = 4_000, 600
-# Seconds between two checks of whether a budget was closed.
+# This many seconds pass between two checks of whether a budget was closed.
 _CHECK_SECONDS = 0.05
 _FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 

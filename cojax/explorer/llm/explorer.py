@@ -46,11 +46,11 @@ from cojax.types import (
     signature,
 )
 
-# Tools that an unguided explorer's prompt names as popular.
+# The prompt of an unguided explorer names at most this many popular tools.
 _MOST_POPULAR = 10
-# Actions that would work, shown before the first action: some environments do not list what they contain.
+# At most this many actions that would work are shown at first: some environments do not list what they contain.
 _HINTS_SHOWN = 16
-# How many of the refused actions the prompt names, and the most characters of each.
+# The prompt names at most this many of the refused actions, each in at most this many characters.
 _MOST_REMINDERS, _LONGEST_REMINDER = 20, 200
 _LEFT_OUT = "(left out)"
 # How often in one turn a model may repeat an action that it must avoid.
@@ -409,11 +409,11 @@ class Judgement(BaseModel):
     reason: str = ""
 
 
-def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budget: Budget, review: bool) -> str:
+def judge(chat_model: ChatModel, has_veto: bool, task: Task, draft: TaskDraft, budget: Budget, may_review: bool) -> str:
     """The model's opinion of whether query and actions belong together, as a line of evidence, paid from `budget`.
 
-    Without `veto` the opinion is only evidence. With `veto` an objection or a failure raises DraftRefused; with
-    `review`, an unsafe draft is set aside for a person to review.
+    Without `has_veto` the opinion is only evidence. With `has_veto` an objection or a failure raises DraftRefused; with
+    `may_review`, an unsafe draft is set aside for a person to review.
     """
     actions = [prompting.shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution]
     data_rule, solution_text = prompting.sections("data")["rule"], prompting.data(prompting.bullets(actions))
@@ -431,6 +431,6 @@ def judge(chat_model: ChatModel, veto: bool, task: Task, draft: TaskDraft, budge
         if judgement.consistent and is_safe:
             return f"judge: no objection ({reason})"
         line = f"judge: {'query and actions do not belong together' if is_safe else 'unsafe'} ({reason})"
-    if not veto:
+    if not has_veto:
         return line
-    raise DraftRefused(line) if is_safe or not review else DraftRefused(f"set aside for review: {line}", line)
+    raise DraftRefused(line) if is_safe or not may_review else DraftRefused(f"set aside for review: {line}", line)

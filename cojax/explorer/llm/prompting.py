@@ -113,7 +113,7 @@ def _longest_cut(lengths: Sequence[int], room: int) -> int:
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.
 _LONGEST_LINE, _MOST_LINES = 600, 8
-# Characters of the headings of an action and its result, and of the note that says how many are left out.
+# Characters that the headings of an action and its result take, and the note that says how many are left out.
 _HEADING_LENGTH, _NOTE_LENGTH = 48, 60
 
 
