@@ -58,19 +58,19 @@ class PlacedEnvironment(Served):
 
     def start(self, task: Task) -> ServedEpisode:
         """One episode on one node, to its end."""
-        (node, number), runs_policy_code = self.nodes.place_episode(), self.runs_policy_code
+        (node, episode_id), runs_policy_code = self.nodes.place_episode(), self.runs_policy_code
 
-        def call(kind: Any, op: str, *arguments: Any) -> Any:
+        def call(record_type: Any, op: str, *arguments: Any) -> Any:
             """The node's reply as a record of type `kind`.
 
             In a step or a verdict, a value of the wrong shape is the policy's doing if the environment runs the
             policy's code.
             """
             try:
-                return read(kind, node.call(number, op, list(arguments)))
+                return read(record_type, node.call(episode_id, op, list(arguments)))
             except Malformed as failure:
                 if runs_policy_code and op in ("step", "evaluate"):
                     raise PolicyLoss(str(failure)) from failure
                 raise
 
-        return ServedEpisode(node, task, call, functools.partial(node.end, number))
+        return ServedEpisode(node, task, call, functools.partial(node.end, episode_id))

@@ -56,13 +56,13 @@ class Host:
         self._operations: Callable[[], Operations] = dict
         self._failure: type[EnvironmentFailure] = EnvironmentFailure
 
-    async def make(self, order: bytes) -> bytes:
+    async def make(self, order_line: bytes) -> bytes:
         """Makes the environment; returns what the trainer must know of it, or why it cannot be made."""
-        return await asyncio.to_thread(self._make, order)
+        return await asyncio.to_thread(self._make, order_line)
 
-    async def call(self, line: bytes) -> bytes:
+    async def call(self, request_line: bytes) -> bytes:
         """Carries out one call of an episode, or of the environment."""
-        request = wire.decode(line)
+        request = wire.decode(request_line)
         episode = request["episode"]
         if episode not in self._episodes:
             if episode and request["op"] != "reset":
@@ -87,15 +87,15 @@ class Host:
         if call_queue := self._episodes.pop(episode, None):
             call_queue.put(None)
 
-    def _make(self, order: bytes) -> bytes:
+    def _make(self, order_line: bytes) -> bytes:
         try:
-            details = wire.decode(order)
-            if (own_hash := code_of(details["name"])) != details["code"]:
+            order = wire.decode(order_line)
+            if (own_hash := code_of(order["name"])) != order["code"]:
                 raise RuntimeError(
-                    f"its code ({own_hash[:12]}, in {ROOT}) is not the trainer's ({details['code'][:12]}); install the "
+                    f"its code ({own_hash[:12]}, in {ROOT}) is not the trainer's ({order['code'][:12]}); install the "
                     "same commit there"
                 )
-            environment = worlds.load_plain(details["name"], details["settings"])
+            environment = worlds.load_plain(order["name"], order["settings"])
             self._service = environment_operations(environment)
             self._operations = functools.partial(episode_operations, environment)
             self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
@@ -109,8 +109,8 @@ class Host:
 
     def _serve(self, call_queue: _CallQueue, operations: Operations) -> None:
         """Makes the calls of one episode one after another, and then closes it."""
-        while (entry := call_queue.get()) is not None:
-            request, future = entry
+        while (queued_call := call_queue.get()) is not None:
+            request, future = queued_call
             try:
                 future.set_result(self._answer(request, operations))
             except BaseException as error:
@@ -139,7 +139,7 @@ class Host:
             self._current.pop(call_id, None)
 
 
-def code_of(name: str) -> str:
+def code_of(environment_name: str) -> str:
     """A hash of the code that an environment of that name runs: our packages, and its own module if that is not ours.
 
     Nodes must have the trainer's code: otherwise a verdict could depend on where an episode is played.
@@ -150,9 +150,9 @@ def code_of(name: str) -> str:
         for path in (ROOT / package).rglob("*")
         if path.suffix in (".py", ".md", ".txt", ".toml", ".json", ".jinja")
     }
-    if name not in worlds.available():
-        module_name = worlds.full_name(name).partition(":")[0]
-        own_modules = [worlds.module(name), sys.modules[module_name]]
+    if environment_name not in worlds.available():
+        module_name = worlds.full_name(environment_name).partition(":")[0]
+        own_modules = [worlds.module(environment_name), sys.modules[module_name]]
         files |= {module.__name__: Path(str(module.__file__)) for module in own_modules}
     digest = hashlib.sha256()
     for relative_path, path in sorted(files.items()):
@@ -166,7 +166,7 @@ def _count(progress: Progress) -> float:
 
 # The failures that cross as they are, the narrowest first.
 FAILURES: dict[str, type[EnvironmentFailure]] = {
-    one.__name__: one for one in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
+    failure.__name__: failure for failure in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
 }
 # The most bytes of a request.
 REQUEST = 64 * 2**20
@@ -196,9 +196,9 @@ def encode_failure(call_id: int, error: EnvironmentFailure, counted_s: float) ->
     return wire.encode({"id": call_id, "counted": counted_s, **wire.explain(name, str(error))})
 
 
-def decode_reply(line: object, call_id: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+def decode_reply(reply_line: object, call_id: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
     """(seconds counted, value, failure) of a reply to that call. Raises Malformed if it is not one."""
-    message = decode(line, *_reply_bounds(episode))
+    message = decode(reply_line, *_reply_bounds(episode))
     counted_s = read(float, message.get("counted"))
     if message.get("id") != call_id:
         raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {call_id}")
@@ -209,9 +209,9 @@ def decode_reply(line: object, call_id: int, episode: int) -> tuple[float, Any, 
     return counted_s, None, FAILURES[message["failure"]](read(str, message["message"]))
 
 
-def decode_progress(line: object) -> dict[str, float]:
+def decode_progress(reply_line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    counted = read(dict, decode(line, _MOST_REPLY_BYTES, _MOST_REPLY_VALUES).get("counted"))
+    counted = read(dict, decode(reply_line, _MOST_REPLY_BYTES, _MOST_REPLY_VALUES).get("counted"))
     return {call_id: read(float, counted_s) for call_id, counted_s in counted.items()}
 
 
@@ -221,8 +221,8 @@ def decode(line: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int =
         raise Malformed(f"a reply is not text of at most {most_bytes:,} bytes")
     scan = Scan(most_values)
     try:
-        for start in range(0, len(line), wire.PART):
-            scan.take(line[start : start + wire.PART])
+        for chunk_start in range(0, len(line), wire.PART):
+            scan.take(line[chunk_start : chunk_start + wire.PART])
         return wire.decode(line)
     except ValueError as error:
         raise Malformed(f"a reply cannot be read: {error}") from error

@@ -25,10 +25,10 @@ _PLACE_S = 120.0
 _SERVICE_TIMEOUT_S = 120.0
 # A node gets at most _MOST_STARTS actors within _WINDOW_S seconds.
 _MOST_STARTS, _WINDOW_S = 3, 60.0
-# A node that is silent for SILENCE seconds is lost; after DOUBT seconds it gets no new episode.
-SILENCE, DOUBT = 30.0, 5.0
+# A node that is silent for MOST_SILENCE_S seconds is lost; after DOUBT_AFTER_S it gets no new episode.
+MOST_SILENCE_S, DOUBT_AFTER_S = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
-LONGEST = 3_600.0
+LONGEST_CALL_S = 3_600.0
 # Seconds that a node has to make the environment.
 _MAKE_TIMEOUT_S = 180.0
 
@@ -74,15 +74,15 @@ class Node:
                 self.cluster.send(self.actor.end, episode)
         self._on_free()
 
-    def call(self, episode: int, op: str, arguments: list[Any], timeout_s: float = LONGEST) -> Any:
+    def call(self, episode: int, op: str, arguments: list[Any], timeout_s: float = LONGEST_CALL_S) -> Any:
         """The value of one call. `episode` 0 is the environment itself."""
         if self.loss:
             raise EnvironmentFailure(self.loss)
         with self._lock:
             call_id = next(self._call_ids)
-        line = host.encode_request(call_id, episode, op, arguments)
+        request_line = host.encode_request(call_id, episode, op, arguments)
         try:
-            future = self.cluster.send(self.actor.call, line)
+            future = self.cluster.send(self.actor.call, request_line)
         except Exception as error:
             self.fail(f"it took no call: {error}")
             raise EnvironmentFailure(self.loss) from error
@@ -105,14 +105,14 @@ class Node:
         self, future: concurrent.futures.Future[Any], call_id: int, episode: int
     ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
         try:
-            line = future.result()
+            reply_line = future.result()
         except Exception as error:
             if self.cluster.of_the_call(error):
                 raise EnvironmentFailure(f"a call failed on {self.place}: {error}"[:500]) from error
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.loss) from error
         try:
-            counted_s, value, failure = host.decode_reply(line, call_id, episode)
+            counted_s, value, failure = host.decode_reply(reply_line, call_id, episode)
             return counted_s, (value, failure)
         except Malformed as error:
             raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
@@ -123,16 +123,16 @@ class Node:
             return
         try:
             if self._beat_reply is not None and self._beat_reply.done():
-                self._counted = host.decode_progress(line := self._beat_reply.result())
-                self.process = int(host.decode(line)["process"])
+                self._counted = host.decode_progress(reply_line := self._beat_reply.result())
+                self.process = int(host.decode(reply_line)["process"])
                 self.last_heard, self._beat_reply = running(), None
             if self._beat_reply is None:
                 self._beat_reply = self.cluster.send(self.actor.beat)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
-        if running() - self.last_heard > SILENCE:
-            self.fail(f"it was silent for {SILENCE:g} s")
+        if running() - self.last_heard > MOST_SILENCE_S:
+            self.fail(f"it was silent for {MOST_SILENCE_S:g} s")
 
     def fail(self, reason: str) -> None:
         """Gives the node up: its calls fail, and its actor is ended if that is still possible."""
@@ -164,10 +164,10 @@ class Nodes:
 
     def begin(self) -> None:
         """Has every node make the environment. Raises EnvironmentFailure if one cannot, or there is none."""
-        if not (places := self.cluster.places()):
+        if not (node_names := self.cluster.places()):
             raise EnvironmentFailure("the Ray cluster has no node that offers processors; start one: ray start")
-        for node_id, place in places.items():
-            self._start(node_id, place)
+        for node_id, node_name in node_names.items():
+            self._start(node_id, node_name)
         while self._starting:
             concurrent.futures.wait([node.making for node in self._starting], _BEAT_PERIOD_S)
             for node_id, failure in self._finish_starts():
@@ -177,7 +177,7 @@ class Nodes:
                 _LOG.warning("%s", failure)
         if not self.live:
             raise EnvironmentFailure(
-                f"all {len(places)} nodes of the Ray cluster were lost while they made {self.name}"
+                f"all {len(node_names)} nodes of the Ray cluster were lost while they made {self.name}"
             )
         self._most = read(Traits, self.description["traits"]).concurrency
         if self._most is not None:
@@ -219,7 +219,7 @@ class Nodes:
         with self._change, waiting():
             while not self._closing.is_set():
                 now = running()
-                nodes = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT]
+                nodes = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT_AFTER_S]
                 free_nodes = [node for node in nodes if or_full or self._most is None or len(node.open) < self._most]
                 if free_nodes:
                     return take(min(free_nodes, key=lambda node: len(node.open)))
@@ -251,25 +251,25 @@ class Nodes:
     def _start_missing(self) -> None:
         """Starts actors on nodes that joined, and on those whose actor was lost."""
         try:
-            places = self.cluster.places()
+            node_names = self.cluster.places()
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
         served_ids = {node.id for node in (*self.live, *self._starting)}
-        for node_id, place in places.items():
+        for node_id, node_name in node_names.items():
             if node_id not in served_ids:
                 try:
-                    self._start(node_id, place)
+                    self._start(node_id, node_name)
                 except Exception as error:  # it is lost again, or the head is; others are watched all the same
-                    _LOG.warning("%s takes no actor: %s", place, error)
+                    _LOG.warning("%s takes no actor: %s", node_name, error)
 
-    def _start(self, node_id: str, place: str) -> None:
+    def _start(self, node_id: str, node_name: str) -> None:
         now = running()
         recent_starts = [moment for moment in self._start_times.get(node_id, []) if now - moment < _WINDOW_S]
         if len(recent_starts) >= _MOST_STARTS:
             return
         self._start_times[node_id] = [*recent_starts, now]
-        self._starting.append(Node(self.cluster, node_id, place, self.order, self._notify))
+        self._starting.append(Node(self.cluster, node_id, node_name, self.order, self._notify))
 
     def _notify(self) -> None:
         with self._change:

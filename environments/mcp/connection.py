@@ -60,10 +60,10 @@ class Process:
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         sink, messages = anyio.create_memory_object_stream[Any](0)
-        source, outbox = anyio.create_memory_object_stream[SessionMessage](0)
-        coroutines = (self._read(process, sink), self._write(process, outbox), self._listen(process))
+        outbox, outgoing_messages = anyio.create_memory_object_stream[SessionMessage](0)
+        coroutines = (self._read(process, sink), self._write(process, outgoing_messages), self._listen(process))
         self._tasks += map(asyncio.get_running_loop().create_task, coroutines)
-        yield messages, source
+        yield messages, outbox
 
     async def _read(self, process: asyncio.subprocess.Process, sink: Any) -> None:
         """Passes the server's messages on. It skips any other output."""
@@ -77,9 +77,9 @@ class Process:
             except ValueError:
                 self.loss = f"the server has sent a message of more than {_MOST_MESSAGE_BYTES} bytes"
 
-    async def _write(self, process: asyncio.subprocess.Process, outbox: Any) -> None:
+    async def _write(self, process: asyncio.subprocess.Process, outgoing_messages: Any) -> None:
         stdin: Any = process.stdin
-        async for message in outbox:
+        async for message in outgoing_messages:
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             # The reader notices a server that has ended.
             with contextlib.suppress(OSError):
@@ -182,17 +182,17 @@ class Connection:
             reason = "; ".join(filter(None, reasons))
             raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {reason}") from None
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> Reply:
         """The reply to a call, including one of the two tools for resources.
 
         Raises EOFError if the server has ended, or can no longer be understood.
         """
-        if all(tool["function"]["name"] != name for tool in self.tools):
-            if name == resources.LIST:
-                return self._reply(self._resources())
-            if name == resources.READ:
+        if all(tool["function"]["name"] != tool_name for tool in self.tools):
+            if tool_name == resources.LIST:
+                return self._reply(self._list_resources())
+            if tool_name == resources.READ:
                 return self._reply(resources.read(self._client, str(arguments.get("uri", ""))))
-        return self._reply(self._result(name, arguments))
+        return self._reply(self._call_tool(tool_name, arguments))
 
     def offers_the_same(self) -> bool:
         """Whether the server still offers the tools that it offered at first."""
@@ -200,7 +200,7 @@ class Connection:
             tools = self._loop.run_until_complete(resources.pages(self._client.list_tools, "tools"))
         except (MCPError, RuntimeError, ValueError):
             return False
-        return tuple(map(_document, tools)) == self.tools
+        return tuple(map(_to_document, tools)) == self.tools
 
     def _reply(self, coroutine: Coroutine[Any, Any, Reply | str]) -> Reply:
         if self._transport.loss:
@@ -215,15 +215,15 @@ class Connection:
                 raise EOFError(self._transport.loss or f"the connection to the server is lost: {error}") from error
             return "; ".join(filter(None, (str(error), self._transport.refusal()))), False
 
-    async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        result = await self._client.call_tool(name, dict(arguments))
-        texts = [_text(block) for block in result.content]
+    async def _call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Reply:
+        tool_result = await self._client.call_tool(tool_name, dict(arguments))
+        texts = [_to_text(block) for block in tool_result.content]
         # A tool that returns nothing has {"result": null} if its results are structured.
-        if not texts and result.structured_content not in (None, {"result": None}):
-            texts = [json.dumps(result.structured_content, ensure_ascii=False)]
-        return "\n".join(texts) or "ok", not result.is_error
+        if not texts and tool_result.structured_content not in (None, {"result": None}):
+            texts = [json.dumps(tool_result.structured_content, ensure_ascii=False)]
+        return "\n".join(texts) or "ok", not tool_result.is_error
 
-    async def _resources(self) -> str:
+    async def _list_resources(self) -> str:
         return json.dumps(await resources.list_all(self._client), ensure_ascii=False)
 
     async def _open(self) -> None:
@@ -231,7 +231,7 @@ class Connection:
         self._session_task = self._loop.create_task(self._serve(ready))
         self._client = client = await ready
         tools = await resources.pages(client.list_tools, "tools")
-        self.tools = tuple(map(_document, tools))
+        self.tools = tuple(map(_to_document, tools))
         self.reads = tuple(tool.name for tool in tools if tool.annotations and tool.annotations.read_only_hint)
         self.instructions = (client.instructions or "")[:_MOST_INSTRUCTION_CHARS]
         if client.server_capabilities.resources is not None:
@@ -254,12 +254,12 @@ class Connection:
                 self._transport.loss = self._transport.loss or f"the connection to the server is lost: {error}"
 
 
-def _document(tool: Any) -> Mapping[str, Any]:
+def _to_document(tool: Any) -> Mapping[str, Any]:
     """The tool in OpenAI function format."""
     return document(tool.name, tool.description or "", tool.input_schema)
 
 
-def _text(block: Any) -> str:
+def _to_text(block: Any) -> str:
     """A part of a result as text; its kind, if it is not text."""
     if block.type == "text":
         return block.text

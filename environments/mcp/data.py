@@ -59,21 +59,21 @@ class Server:
     @property
     def setups(self) -> str:
         """The setups, as JSON."""
-        return json.dumps([{"folder": start_name(number), **self.known} for number in range(STARTS)])
+        return json.dumps([{"folder": start_name(start_number), **self.known} for start_number in range(STARTS)])
 
     def start_command(self) -> str:
         """The command that starts it. Raises InstallError if it is not installed."""
         return str(Path(interpreter(self.home, self.recipe)).with_name(self.command))
 
 
-def start_name(number: int) -> str:
+def start_name(start_number: int) -> str:
     """The name of the folder of that number."""
-    return f"start-{number:02d}"
+    return f"start-{start_number:02d}"
 
 
-def database(folder: Path, number: int) -> None:
+def database(folder: Path, start_number: int) -> None:
     """A database shop.db of stock and orders."""
-    rng = random.Random(f"database {number}")
+    rng = random.Random(f"database {start_number}")
     fruits = rng.sample(_FRUITS, 4)
     with contextlib.closing(sqlite3.connect(folder / "shop.db")) as shop, shop:
         shop.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, name TEXT, amount INTEGER)")
@@ -88,9 +88,9 @@ def database(folder: Path, number: int) -> None:
         )
 
 
-def repository(folder: Path, number: int) -> None:
+def repository(folder: Path, start_number: int) -> None:
     """A git repository of two commits and two branches, with changes that are not staged."""
-    rng = random.Random(f"repository {number}")
+    rng = random.Random(f"repository {start_number}")
     first_file, second_file, third_file = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
     _git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
     for file_name in (first_file, second_file):
@@ -102,9 +102,9 @@ def repository(folder: Path, number: int) -> None:
         (folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 
-def notes(folder: Path, number: int) -> None:
+def notes(folder: Path, start_number: int) -> None:
     """Four notes of one line each."""
-    rng = random.Random(f"notes {number}")
+    rng = random.Random(f"notes {start_number}")
     for fruit in rng.sample(_FRUITS, 4):
         (folder / f"{fruit}.txt").write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
@@ -142,10 +142,10 @@ def _make_start_folders(server: Server) -> None:
     for folder in (part_folder, server.folder):
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        for number in range(STARTS):
-            start_folder = part_folder / start_name(number)
+        for start_number in range(STARTS):
+            start_folder = part_folder / start_name(start_number)
             start_folder.mkdir(parents=True)
-            server.fill(start_folder, number)
+            server.fill(start_folder, start_number)
         part_folder.rename(server.folder)
     except (OSError, subprocess.SubprocessError) as error:
         raise InstallError(f"the start folders of {server.name!r} cannot be made: {error}") from error

@@ -87,11 +87,11 @@ def _read_database(path: Path) -> dict[str, Any]:
     with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
         defs = database.execute("SELECT type, name, sql FROM sqlite_master ORDER BY type, name").fetchall()
         tables, extras = {}, [sql for kind, _, sql in defs if kind != "table" and sql]  # an automatic index has no SQL
-        for name, sql in ((name, sql) for kind, name, sql in defs if kind == "table"):
-            identifier = '"' + name.replace('"', '""') + '"'
+        for table_name, sql in ((table_name, sql) for kind, table_name, sql in defs if kind == "table"):
+            identifier = '"' + table_name.replace('"', '""') + '"'
             rows = database.execute(f"SELECT * FROM {identifier}")
             columns = [column[0] for column in rows.description]
-            tables[name] = {"made": sql, "columns": columns, "rows": [list(map(_to_json, row)) for row in rows]}
+            tables[table_name] = {"made": sql, "columns": columns, "rows": [list(map(_to_json, row)) for row in rows]}
     database.close()
     return {"tables": tables, **({"made": extras} if extras else {})}
 

@@ -61,7 +61,7 @@ class ServerWorld:
     """
 
     episode: ServedEpisode
-    read: ReadState
+    read_state: ReadState
     turn: Turn
     leave: Callable[[bool], None]
     lasting: bool = False
@@ -79,7 +79,7 @@ class ServerWorld:
         return observation.text
 
     def state(self) -> Any:
-        return self.read(self._ask(self.episode.state), self.call)
+        return self.read_state(self._ask(self.episode.state), self.call)
 
     def retire(self) -> None:
         """Keeps the server from serving another episode, unless it is at an address."""
@@ -130,9 +130,9 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     return Offer(tools, documents, lookups, facts["instructions"])
 
 
-def difference(old: Documents, new: Documents) -> str:
+def difference(old_tools: Documents, new_tools: Documents) -> str:
     """The difference between two lists of tools, in words."""
-    old_names, new_names = ({tool["function"]["name"] for tool in tools} for tools in (old, new))
+    old_names, new_names = ({tool["function"]["name"] for tool in tools} for tools in (old_tools, new_tools))
     changes = [f"no longer {', '.join(sorted(old_names - new_names))}"] if old_names - new_names else []
     changes += [f"now {', '.join(sorted(new_names - old_names))}"] if new_names - old_names else []
     return (
@@ -144,10 +144,10 @@ def difference(old: Documents, new: Documents) -> str:
 def calls_of(setting: str, spec: str | Sequence[Any], tool_names: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
-        value = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
+        parsed = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
     except ValueError as error:
         raise ValueError(f"{setting} is {spec!r:.200}, which is not JSON: {error}") from error
-    entries = [value] if isinstance(value, (str, Mapping)) else list(value)
+    entries = [parsed] if isinstance(parsed, (str, Mapping)) else list(parsed)
     calls = []
     for entry in entries:
         call = {"name": entry} if isinstance(entry, str) else entry
@@ -179,7 +179,7 @@ class Opener:
 
     worker: IsolatedEnvironment
     offer: Offer
-    read: ReadState
+    read_state: ReadState
     reset: Call | None
     most_idle: int
     lasting: bool
@@ -206,7 +206,7 @@ class Opener:
             self._end_turn(turn)
             raise
         leave = functools.partial(self._leave, server, turn)
-        world = ServerWorld(server[0], self.read, turn, leave, lasting=self.lasting)
+        world = ServerWorld(server[0], self.read_state, turn, leave, lasting=self.lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -317,4 +317,4 @@ class Opener:
         return canonical(to_json(self._make_world(episode).state()))
 
     def _make_world(self, episode: ServedEpisode) -> ServerWorld:
-        return ServerWorld(episode, self.read, Turn(), lambda is_usable: None)
+        return ServerWorld(episode, self.read_state, Turn(), lambda is_usable: None)

@@ -61,8 +61,8 @@ def make(
     with contextlib.closing(make_environment()) as first_environment:
         action_class: Any = function_of(action, path) or _find_action_class(first_environment)
         _expect_no_judge(first_environment)
-        reset_lists = [_list_resets(first_environment, entries) for entries in (resets, evaluation)]
-    train, held_out = (_to_tasks(query, entries, solve) for entries in reset_lists)
+        reset_lists = [_list_resets(first_environment, reset_list) for reset_list in (resets, evaluation)]
+    train, held_out = (_to_tasks(query, reset_list, solve) for reset_list in reset_lists)
     if not train:
         raise ValueError(f"resets is {resets!r}, a split that has no task")
     if shared_ids := {task.id for task in train} & {task.id for task in held_out}:
@@ -100,22 +100,22 @@ def _find_action_class(environment: Environment) -> type[PackageAction]:
 def _expect_no_judge(environment: Environment) -> None:
     """Raises ValueError for an environment that has no counterpart here."""
     rubric = environment.rubric
-    rubrics = [rubric, *(part for _, part in rubric.named_rubrics())] if rubric else []
-    if any(isinstance(part, LLMJudge) for part in rubrics):
+    rubrics = [rubric, *(inner_rubric for _, inner_rubric in rubric.named_rubrics())] if rubric else []
+    if any(isinstance(inner_rubric, LLMJudge) for inner_rubric in rubrics):
         raise ValueError(
             "its rubric asks a model over a network, and so gives no verifiable reward; "
             "see docs/verifiers-and-openenv.md"
         )
 
 
-def _list_resets(environment: Environment, spec: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
+def _list_resets(environment: Environment, resets: Sequence[Mapping[str, Any]] | str) -> Sequence[Mapping[str, Any]]:
     """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
-    if not isinstance(spec, str) or not spec:
-        return spec or ()
+    if not isinstance(resets, str) or not resets:
+        return resets or ()
     try:
-        return [{"split": spec, "index": index} for index in range(environment.num_tasks(spec))]
+        return [{"split": resets, "index": index} for index in range(environment.num_tasks(resets))]
     except (AttributeError, KeyError, ValueError) as error:
-        raise ValueError(f"{type(environment).__name__} has no split {spec!r} of its own: {error!r}") from error
+        raise ValueError(f"{type(environment).__name__} has no split {resets!r} of its own: {error!r}") from error
 
 
 class SessionEpisode:
@@ -168,9 +168,9 @@ class SessionEpisode:
 
     def state(self) -> Mapping[str, Any]:
         """The environment's state, and what the reader adds."""
-        state = self._environment.state.model_dump(mode="json")
-        own = {name: value for name, value in state.items() if name not in self._ignore}
-        return own if self._read is None else {**own, "read": to_jsonable_python(self._read(self._environment))}
+        full_state = self._environment.state.model_dump(mode="json")
+        state = {name: value for name, value in full_state.items() if name not in self._ignore}
+        return state if self._read is None else {**state, "read": to_jsonable_python(self._read(self._environment))}
 
     def affordances(self) -> tuple[Action, ...]:
         return ()

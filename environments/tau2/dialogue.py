@@ -93,8 +93,8 @@ def _read_words(api: ApiClient, reply: Any) -> str:
 
 def spoken(text: str) -> str:
     """What a text says to others: the part after its thoughts; nothing if a thought does not end."""
-    said = text.rpartition("</think>")[2]
-    return "" if "<think>" in said else said.strip()
+    speech = text.rpartition("</think>")[2]
+    return "" if "<think>" in speech else speech.strip()
 
 
 # Limits on the characters of one message of the agent, and of all of them: what it writes must not exceed the context

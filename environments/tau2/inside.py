@@ -125,7 +125,7 @@ def conversation(
         step,
         reset=lambda: opening,
         tools=lambda: tuple(tool.document() for tool in tools.values()),
-        state=lambda: {"world": world.state(), "said": [list(said) for said in transcript], "finished": is_over()},
+        state=lambda: {"world": world.state(), "said": [list(turn) for turn in transcript], "finished": is_over()},
         evaluate=lambda: judge(is_over()),
     )
 

@@ -116,42 +116,42 @@ class Domain:
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
         if basis & {reward_types.DB, reward_types.ENV_ASSERTION}:
             evaluator = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
-            result = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
-            reward *= result.reward
+            outcome = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
+            reward *= outcome.reward
             if reward_types.ENV_ASSERTION in basis:
-                checks += [(_write_assertion(check.env_assertion), check.met) for check in result.env_assertions or ()]
+                checks += [(_write_assertion(check.env_assertion), check.met) for check in outcome.env_assertions or ()]
             if reward_types.DB in basis:
-                checks.append(("database", result.db_check.db_match))
+                checks.append(("database", outcome.db_check.db_match))
         if reward_types.ACTION in basis:
             evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
-            result = evaluator.calculate_reward(official, trajectory)
-            reward *= result.reward
-            checks += [(check.action.get_func_format(), check.action_match) for check in result.action_checks or ()]
+            outcome = evaluator.calculate_reward(official, trajectory)
+            reward *= outcome.reward
+            checks += [(check.action.get_func_format(), check.action_match) for check in outcome.action_checks or ()]
         if reward_types.COMMUNICATE in basis:
             evaluator = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
-            result = evaluator.calculate_reward(official, trajectory)
-            reward *= result.reward
-            checks += [(f"communicates {check.info}", check.met) for check in result.communicate_checks or ()]
+            outcome = evaluator.calculate_reward(official, trajectory)
+            reward *= outcome.reward
+            checks += [(f"communicates {check.info}", check.met) for check in outcome.communicate_checks or ()]
         if reward_types.NL_ASSERTION in basis:
             raise ValueError(f"task {official.id} is judged by a model, which this environment lacks")
-        return Evaluation(float(reward), tuple(Check(name, is_met) for name, is_met in checks))
+        return Evaluation(float(reward), tuple(Check(check_name, is_met) for check_name, is_met in checks))
 
 
-def load(name: str) -> Domain:
+def load(domain_name: str) -> Domain:
     """Reads a domain of the installed wheel. Raises ModuleNotFoundError, which says what to do, if there is none."""
     try:
         import_module("loguru").logger.remove()
         # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
         sys.modules.setdefault("pandas", types.ModuleType("pandas")).__dict__.setdefault("DataFrame", object)
-        module = import_module(f"tau2.domains.{name}.environment")
+        module = import_module(f"tau2.domains.{domain_name}.environment")
         for evaluator_name in ("env", "action", "communicate"):
             import_module(f"tau2.evaluator.evaluator_{evaluator_name}")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
         ) from error
-    solo = name == "telecom"
-    construct = _make_constructor(name, module.get_environment)
+    solo = domain_name == "telecom"
+    construct = _make_constructor(domain_name, module.get_environment)
     environment = construct(solo_mode=solo)
     toolkits = [toolkit for toolkit in (environment.tools, environment.user_tools) if toolkit is not None]
     policies = {"official": environment.policy}
@@ -159,7 +159,7 @@ def load(name: str) -> Domain:
         policies["workflow"] = module.get_environment(solo_mode=True, policy_type="workflow").policy
     instruction, prompt = _read_texts(_AGENT_MODULE, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return Domain(
-        name,
+        domain_name,
         solo,
         tools=tuple(tool.openai_schema for toolkit in toolkits for tool in toolkit.get_tools().values()),
         lookups=frozenset(
@@ -178,10 +178,10 @@ def load(name: str) -> Domain:
     )
 
 
-def tool_call(call_number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+def tool_call(call_number: int, tool_name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """(an official tool call of the agent, the official message that makes it)."""
     messages = import_module("tau2.data_model.message")
-    call = messages.ToolCall(id=str(call_number), name=name, arguments=dict(arguments), requestor="assistant")
+    call = messages.ToolCall(id=str(call_number), name=tool_name, arguments=dict(arguments), requestor="assistant")
     return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
 
 
@@ -201,12 +201,12 @@ def fork(environment: Any) -> Any:
     return clone
 
 
-def _make_constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
+def _make_constructor(domain_name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
     """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
     template = get_environment()
-    if name == "telecom":
+    if domain_name == "telecom":
         template.tools.__class__ = _make_numbering_tools()
-    policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, name == "telecom"}}
+    policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, domain_name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
         environment = fork(template)
@@ -223,9 +223,9 @@ def _copy_database(database: Any) -> Any:
     if not all(isinstance(table, dict) for table in vars(database).values()):
         return copy.deepcopy(database)
     clone = copy.copy(database)
-    for name, table in vars(database).items():
+    for table_name, table in vars(database).items():
         # This bypasses the model's validation, which would copy every record.
-        vars(clone)[name] = table.fork() if isinstance(table, Table) else Table(table)
+        vars(clone)[table_name] = table.fork() if isinstance(table, Table) else Table(table)
     return clone
 
 

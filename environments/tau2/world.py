@@ -90,7 +90,7 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
 
 def _to_json(database: Any) -> Any:
     """The database as JSON; for tables that share their records, only the changes."""
-    tables = {name: table.changes() for name, table in vars(database).items() if isinstance(table, Table)}
+    tables = {table_name: table.changes() for table_name, table in vars(database).items() if isinstance(table, Table)}
     text = json.dumps(tables or database.model_dump(mode="json"), default=lambda record: record.model_dump(mode="json"))
     # JSON has no infinity, which sums of large numbers can reach.
     return json.loads(text, parse_constant=str)
@@ -229,8 +229,8 @@ def strangers(
     records_text = json.dumps(list(records), ensure_ascii=False).casefold()
 
     def is_mentioned(user: Mapping[str, Any]) -> bool:
-        name = user["name"]
-        mentions = [user["user_id"], user["email"], f"{name['first_name']} {name['last_name']}"]
+        full_name = user["name"]
+        mentions = [user["user_id"], user["email"], f"{full_name['first_name']} {full_name['last_name']}"]
         mentions += [*user.get("orders", ()), *user.get("reservations", ())]
         return any(mention.casefold() in records_text for mention in mentions)
 

@@ -39,16 +39,16 @@ def seen_in(*values: Any) -> ValueIndex:
     and `file_id`. Under "" are all texts.
     """
     index: dict[str, dict[_Scalar, None]] = {}
-    budget = _MOST_VISITED
+    visits_left = _MOST_VISITED
 
     def add(value: _Scalar, *keys: str) -> None:
         for key in (*keys, "") if isinstance(value, str) else keys:
             index.setdefault(key, {})[value] = None
 
     def walk(value: Any, key: str, holder: str, depth: int) -> None:
-        nonlocal budget
-        budget -= 1
-        if budget < 0 or depth > _MOST_WALK_DEPTH:
+        nonlocal visits_left
+        visits_left -= 1
+        if visits_left < 0 or depth > _MOST_WALK_DEPTH:
             return
         noun = singular(key)
         if isinstance(value, Mapping):
@@ -200,7 +200,7 @@ def _compile(pattern: str) -> Callable[[str], bool] | None:
     return None
 
 
-def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(schema: Any, root_schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference within the document stands for, merged with what stands beside the reference."""
     for _ in range(_MOST_DEPTH):
         if not isinstance(schema, Mapping):
@@ -208,7 +208,7 @@ def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        target: Any = root
+        target: Any = root_schema
         for segment in reference.removeprefix("#/").split("/"):
             target = target.get(segment, {}) if isinstance(target, Mapping) else {}
         schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}

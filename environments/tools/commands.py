@@ -37,11 +37,11 @@ def environment(
     concurrency: int,
     splits: Mapping[str, Sequence[Task]],
     judge: Callable[[Any], Evaluation],
-    **options: Any,
+    **other_arguments: Any,
 ) -> ToolEnvironment:
     """The environment of such a world. `judge`, world → verdict, decides on the tasks of `splits`.
 
-    `example` is a command. `others` are further arguments of ToolEnvironment.
+    `example` is a command. `other_arguments` are further arguments of ToolEnvironment.
     """
     official_ids = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(
@@ -52,7 +52,7 @@ def environment(
         lookups=(),
         ending=ENDING,
         traits=traits(concurrency),
-        **options,
+        **other_arguments,
     )
 
 

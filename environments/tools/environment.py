@@ -35,7 +35,7 @@ _TRAITS = Traits(worded_alike=True)
 # The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # Limits on the setups read and the ends kept; a look-up is found by _TRIAL_CALLS calls on each of _TRIAL_SETUPS setups.
-_MOST_SETUPS, _MOST_ENDS, _TRIAL_SETUPS, _TRIAL_CALLS = 100_000, 10_000, 3, 4
+_MOST_SETUPS, _MOST_SOLUTION_ENDS, _TRIAL_SETUPS, _TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0
 
@@ -167,13 +167,13 @@ class ToolEnvironment:
                 start_state, _ = episode.end()
                 for action in task.solution:
                     episode.step(action)
-                end = (start_state, *episode.end())
+                solution_end = (start_state, *episode.end())
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
         with self._lock:
-            if len(self._end_by_solution) >= _MOST_ENDS:
+            if len(self._end_by_solution) >= _MOST_SOLUTION_ENDS:
                 del self._end_by_solution[next(iter(self._end_by_solution))]
-            return self._end_by_solution.setdefault(key, end)
+            return self._end_by_solution.setdefault(key, solution_end)
 
 
 def _add_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:

@@ -52,8 +52,8 @@ class WorkerWorld:
     def listen(self, action: Action) -> None:
         """Sends the action, and keeps the answers to its calls."""
         calls = tuple(_make_sendable(action.calls[:_MOST_CALLS]))
-        text = action.text[:_MOST_TEXT_CHARS].encode("utf-8", "replace").decode()
-        reply = self._episode.step(Action(text, calls, action.error[:_MOST_TEXT_CHARS]))
+        action_text = action.text[:_MOST_TEXT_CHARS].encode("utf-8", "replace").decode()
+        reply = self._episode.step(Action(action_text, calls, action.error[:_MOST_TEXT_CHARS]))
         self._is_over |= reply.done
         messages = reply.messages if len(reply.messages) == len(calls) else reply.messages[:1] * len(calls)
         # A message with the role "user" is an error: an action may have calls that work and calls that do not.
@@ -61,10 +61,10 @@ class WorkerWorld:
             (call, message.content, message.role == "tool") for call, message in zip(calls, messages, strict=True)
         )
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """The answer to a call of the action that was sent. Raises Refused for an error."""
         for position, (call, reply_text, is_result) in enumerate(self._replies):
-            if call.name == name and dict(call.arguments) == dict(arguments):
+            if call.name == tool_name and dict(call.arguments) == dict(arguments):
                 for _ in range(position + 1):
                     self._replies.popleft()
                 if not is_result:
@@ -162,11 +162,11 @@ def package_environment(
         raise
 
 
-def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
+def opener(worker: IsolatedEnvironment, environment_name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
     """setup → a world, with its own episode. Raises EnvironmentFailure if that does not open."""
 
     def open_world(setup: Mapping[str, Any]) -> WorkerWorld:
-        episode = worker.start(Task(name, "", setup))
+        episode = worker.start(Task(environment_name, "", setup))
         try:
             return WorkerWorld(episode)
         except BaseException as error:
@@ -181,12 +181,12 @@ def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any
 def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     """The actions of a user's solution: texts, and calls as {"name", "arguments"}. Raises ValueError."""
     actions = []
-    for entry in solution:
+    for step in solution:
         try:
-            calls = () if isinstance(entry, str) else (Call(entry["name"], dict(entry.get("arguments", {}))),)
-            actions.append(Action(entry if isinstance(entry, str) else "", calls))
+            calls = () if isinstance(step, str) else (Call(step["name"], dict(step.get("arguments", {}))),)
+            actions.append(Action(step if isinstance(step, str) else "", calls))
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise ValueError(f'a solution holds {entry!r:.200}; expected text or {{"name", "arguments"}}') from error
+            raise ValueError(f'a solution holds {step!r:.200}; expected text or {{"name", "arguments"}}') from error
     return tuple(actions)
 
 
@@ -222,9 +222,9 @@ def missing(module: str, error: ModuleNotFoundError, import_folders: Sequence[st
     return f"cannot be imported: it needs {absent_module!r}, which is not {search_place}"
 
 
-def share_of(total: float, full_reward: float, reward_name: str) -> float:
+def share_of(total_reward: float, full_reward: float, reward_name: str) -> float:
     """A package's reward over that of success, as a number in [0, 1]. Raises ValueError for one that is not finite."""
-    return min(max(finite(total, reward_name) / full_reward, 0.0), 1.0)
+    return min(max(finite(total_reward, reward_name) / full_reward, 0.0), 1.0)
 
 
 def finite(reward: Any, reward_name: str) -> float:

@@ -122,10 +122,10 @@ def _read_function(function: Any, position: int) -> Tool:
         raise ValueError(
             f"tool {name!r} has the parameter {unnamed[0]!r}, which has no fixed name; name each parameter"
         )
-    schema, check = _make_checker(function, parameters)
+    schema, check_arguments = _make_checker(function, parameters)
 
     def run(world: Any, arguments: Mapping[str, Any]) -> Any:
-        return function(world, **check(arguments))
+        return function(world, **check_arguments(arguments))
 
     description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
     return Tool(name, description, schema, run)
@@ -177,12 +177,12 @@ def _make_checker(
 
 def _require_finite(arguments: Mapping[str, Any]) -> None:
     """Raises Refused for an argument with a number that is not finite: no state with it would be JSON."""
-    for name, argument in arguments.items():
+    for argument_name, argument in arguments.items():
         pending_values = [argument]
         while pending_values:
             match pending_values.pop():
                 case float(number) if not math.isfinite(number):
-                    raise Refused(f"{name}: found {number}; expected a finite number")
+                    raise Refused(f"{argument_name}: found {number}; expected a finite number")
                 case dict(members):
                     pending_values += members.values()
                 case list(members):

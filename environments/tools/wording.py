@@ -68,10 +68,10 @@ def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sou
                 call, observation = exchanges[lookup_index]
                 if value in call.arguments.values():
                     break
-                place = _word_place(value, observation) if call.name in lookups else None
-                if place is not None and len(words := word_call(lookup_index)) <= _MOST_PLACE_CHARS:
+                place_words = _word_place(value, observation) if call.name in lookups else None
+                if place_words is not None and len(words := word_call(lookup_index)) <= _MOST_PLACE_CHARS:
                     sources.add(lookup_index)
-                    return f"{place} {words} shows"
+                    return f"{place_words} {words} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
     return word_call

@@ -113,10 +113,10 @@ class RolloutEpisode:
         """The taskset's rewards, over the reward of success, as a number in [0, 1]. It scores only once."""
         if self._verdict is None:
             self._runner.run(self._score())
-            rewards = {name: reward for name, reward in self._trace.rewards.items() if reward is not None}
-            for name, reward in rewards.items():
-                finite(reward.value, f"the taskset's reward {name!r} of task {self._task.data.idx}")
-            checks = tuple(Check(name, reward.score >= 1.0) for name, reward in rewards.items())
+            rewards = {reward_name: reward for reward_name, reward in self._trace.rewards.items() if reward is not None}
+            for reward_name, reward in rewards.items():
+                finite(reward.value, f"the taskset's reward {reward_name!r} of task {self._task.data.idx}")
+            checks = tuple(Check(reward_name, reward.score >= 1.0) for reward_name, reward in rewards.items())
             share = share_of(self._trace.reward, self._full, "the sum of the taskset's rewards")
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
@@ -218,6 +218,6 @@ class RolloutEpisode:
         try:
             await self._task.score(self._trace, self._runtime)
         except TaskError as error:  # its reason names no reward
-            reward_names = [name for name, reward in self._trace.rewards.items() if reward is None]
+            reward_names = [reward_name for reward_name, reward in self._trace.rewards.items() if reward is None]
             raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(reward_names)}: {error}") from error
         self._trace.ok = True

@@ -146,11 +146,11 @@ def divide(
     sources = {"train": train, **({"eval": held_out} if held_out else {})}
     tasks_by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
     for source_name, source in sources.items():
-        for index, record in enumerate(source.tasks):
-            task = _to_task(source_name, index, record, solution)
+        for index, package_task in enumerate(source.tasks):
+            task = _to_task(source_name, index, package_task, solution)
             split = source_name
             if held_out is None:
-                remainder = int(content_hash(["held out", record.key]), 16) % (2 * _TASKS_PER_HELD_OUT)
+                remainder = int(content_hash(["held out", package_task.key]), 16) % (2 * _TASKS_PER_HELD_OUT)
                 split = "dev" if remainder == 0 else "eval" if remainder == 1 else "train"
             tasks_by_split[split].append(task)
     if held_out is not None:
@@ -186,11 +186,11 @@ def query_of(task: Any) -> str:
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
 
 
-def _to_task(source_name: str, index: int, record: Any, solution: Callable[..., Any] | None) -> Task:
-    actions = actions_of(solution(record.data)) if solution else ()
+def _to_task(source_name: str, index: int, package_task: Any, solution: Callable[..., Any] | None) -> Task:
+    actions = actions_of(solution(package_task.data)) if solution else ()
     if actions and actions[-1].calls:
         actions = (*actions, Action())
-    return Task(NAME, query_of(record), {"of": source_name, "task": index}, actions)
+    return Task(NAME, query_of(package_task), {"of": source_name, "task": index}, actions)
 
 
 def _find_obstacles(index: int, task: Any) -> Iterator[str]:
@@ -214,9 +214,9 @@ def _find_data_obstacles(index: int, task: Any) -> Iterator[str]:
     if not prompt:
         yield f"task {index} has no prompt: its user, a model, opens the conversation"
     if isinstance(prompt, list):
-        if [said.role for said in prompt] != ["system"] * (len(prompt) - 1) + ["user"]:
+        if [turn.role for turn in prompt] != ["system"] * (len(prompt) - 1) + ["user"]:
             yield f"the prompt of task {index} is a conversation; expected system messages and one of a user"
-        if any(part.type != "text" for said in prompt if not isinstance(said.content, str) for part in said.content):
+        if any(part.type != "text" for turn in prompt if not isinstance(turn.content, str) for part in turn.content):
             yield f"the prompt of task {index} holds images; a policy reads text alone"
     try:
         # The package hashes the data as JSON.

@@ -50,8 +50,8 @@ def main(control_descriptor: int) -> None:
             raise RuntimeError(f"no child can be confined here: {obstacle}")
         for package_root in order["roots"]:
             import_from(*package_root)
-        module, _, function = order["module"].partition(":")
-        environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
+        module, _, function_name = order["module"].partition(":")
+        environment = vars(importlib.import_module(module))[function_name or "make"](**order["settings"])
         ready_reply = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave(layers)
@@ -97,7 +97,7 @@ class _Children:
             selector.register(wakeup_end, selectors.EVENT_READ)
             while True:
                 wait_s = view.PERIOD if self.find_offenders and self.child_by_pid else None
-                ready_sockets = {key.fileobj for key, _ in selector.select(wait_s)}
+                ready_sockets = {selector_key.fileobj for selector_key, _ in selector.select(wait_s)}
                 if wakeup_end in ready_sockets:
                     wakeup_end.recv(4_096)
                     self._reap()

@@ -38,8 +38,8 @@ def drop_capabilities(*, but_read: bool = False) -> None:
     """Drops every capability for good; `but_read` keeps the one that reads files whatever their mode."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     capability_bits = 1 << _CAP_READ_SEARCH if but_read else 0
-    sets = (ctypes.c_uint32 * 6)(capability_bits, capability_bits, capability_bits)
-    _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
+    capability_sets = (ctypes.c_uint32 * 6)(capability_bits, capability_bits, capability_bits)
+    _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(capability_sets)), "capset")
     if but_read:
         # Processes that it starts keep it too.
         prctl(_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_READ_SEARCH)

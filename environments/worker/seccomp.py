@@ -19,9 +19,9 @@ _CallNumbers = tuple[int | None, ...]  # of a call on x86-64 and on 64-bit ARM; 
 
 def _read_section(section: str) -> dict[str, _CallNumbers]:
     """The calls of a section of seccomp.txt."""
-    lists = configparser.ConfigParser()
-    lists.read_string(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
-    return {call: tuple(int(n) if n != "-" else None for n in line.split()) for call, line in lists[section].items()}
+    parser = configparser.ConfigParser()
+    parser.read_string(Path(__file__).with_suffix(".txt").read_text(encoding="utf-8"))
+    return {call: tuple(int(n) if n != "-" else None for n in line.split()) for call, line in parser[section].items()}
 
 
 _REFUSED_CALLS, _SHARED_CALLS, _SELF_CALLS, _SOCKET_CALLS, _CHMOD_CALLS, _ATTRIBUTE_CALLS, _OTHER_CALLS = map(
@@ -82,8 +82,8 @@ def program(machine: str, enclosed: bool, own_pids: bool, can_chmod: bool, own_p
     bodies = {numbers[column]: [(_RETURN, 0, 0, verdict)] for numbers, verdict in verdicts.items()}
     bodies |= {numbers[column]: body for numbers, body in _conditions(enclosed, own_pids, own_pid, refusal, success)}
     branches = sorted((number, body) for number, body in bodies.items() if number is not None)
-    for start in range(0, len(branches), _GROUP_SIZE):
-        group = branches[start : start + _GROUP_SIZE]
+    for group_start in range(0, len(branches), _GROUP_SIZE):
+        group = branches[group_start : group_start + _GROUP_SIZE]
         group_code = [instruction for number, body in group for instruction in [(_EQUAL, 0, len(body), number), *body]]
         code += [(_GREATER, len(group_code), 0, group[-1][0]), *group_code]
     code.append((_RETURN, 0, 0, _ALLOW))
@@ -121,10 +121,10 @@ def _conditions(
 
 def _cases(argument_index: int, verdicts: dict[int, int], mask: int = 0) -> list[_Instruction]:
     """Verdicts by the low half of an argument: the arguments that are checked have 32 bits."""
-    code = [_argument(argument_index)] + ([(_AND, 0, 0, mask)] if mask else [])
+    instructions = [_argument(argument_index)] + ([(_AND, 0, 0, mask)] if mask else [])
     for argument_value, verdict in verdicts.items():
-        code += [(_EQUAL, 0, 1, argument_value), (_RETURN, 0, 0, verdict)]
-    return code
+        instructions += [(_EQUAL, 0, 1, argument_value), (_RETURN, 0, 0, verdict)]
+    return instructions
 
 
 def _load(offset: int) -> _Instruction:

@@ -47,7 +47,7 @@ _LOOK_PERIOD_S, _FIRST_LOOK_S = 0.25, 0.1
 # examined, as sent on, and as kept by the allocator.
 _REPLY_ROOM_BYTES, _COPIES_PER_REPLY = 96 * 2**20, 4
 # A reply must end within this many seconds of its first byte; a large one, within this many of getting room.
-_SENDING_S = 2.0
+_SEND_TIMEOUT_S = 2.0
 # A call ends after this multiple of its deadline in wall time, however little processor time the child got.
 _WALL_MULTIPLE = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -188,11 +188,11 @@ class Timer:
         """Notes that the reply has begun: one that begins late may still end."""
         if not self._has_begun:
             self._has_begun = True
-            self.timeout_s = max(self.timeout_s, self.wall + _SENDING_S)
+            self.timeout_s = max(self.timeout_s, self.wall + _SEND_TIMEOUT_S)
 
     def admit(self) -> None:
         """Notes that a large reply has room: it must end soon, because others wait for the room."""
-        self.timeout_s = self.wall + _SENDING_S
+        self.timeout_s = self.wall + _SEND_TIMEOUT_S
 
     @contextlib.contextmanager
     def excuse(self) -> Iterator[None]:
@@ -228,9 +228,9 @@ class _Child:
 
     number: int
     socket: socket.socket
-    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
-    birth: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    exit: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    turn_lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+    fork_event: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    exit_event: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     pid: int = 0
     call_count: int = 0
     loss: str = ""
@@ -239,7 +239,7 @@ class _Child:
         """Closes the socket; a call that reads from it ends first."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        if not self.turn.locked():
+        if not self.turn_lock.locked():
             self.socket.close()
 
 
@@ -297,12 +297,12 @@ class Children:
             if "born" in message:
                 child = self.child_by_number[message["born"]]
                 child.pid = message["pid"]
-                child.birth.set()
+                child.fork_event.set()
                 continue
             child = self.child_by_number.pop(message["exited"])
             child.loss = child.loss or message["reason"]
-            child.birth.set()
-            child.exit.set()
+            child.fork_event.set()
+            child.exit_event.set()
             heapq.heappush(self.free_slots, message["slot"])
 
     async def _report_progress(self) -> None:
@@ -341,7 +341,7 @@ class Children:
             if child is None:
                 return wire.failure(wire.HOST, "the episode is closed")
             with timer.excuse():
-                await child.turn.acquire()
+                await child.turn_lock.acquire()
             try:
                 # A child that hung up or sent something since its last call is given up.
                 if not child.loss and (byte := peek(child.socket)) is not None:
@@ -354,7 +354,7 @@ class Children:
                     return await self._fail(child, wire.LOST, child.loss, timer)
                 return await self._call(child, op, arguments, timer, exit_stack)
             finally:
-                child.turn.release()
+                child.turn_lock.release()
                 if child.loss:
                     child.hang_up()
 
@@ -364,8 +364,8 @@ class Children:
             child = self.child_by_episode.get(episode)
             if op == "reset" or (episode == _SERVICE_EPISODE and (child is None or child.loss)):
                 child = await self._fork_child(episode)
-        if child is not None and not child.birth.is_set():
-            await self._wait_for(child.birth, "fork")
+        if child is not None and not child.fork_event.is_set():
+            await self._wait_for(child.fork_event, "fork")
         return child
 
     async def _call(
@@ -423,7 +423,7 @@ class Children:
         """The failure, once the fork server has cleaned up after the child; HOST if that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excuse():
-            is_gone = await self._wait_for(child.exit, "bury")
+            is_gone = await self._wait_for(child.exit_event, "bury")
         return wire.failure(code if is_gone else wire.HOST, reason)
 
     async def _wait_for(self, event: asyncio.Event, action: str) -> bool:

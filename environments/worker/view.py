@@ -66,7 +66,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):
             _bind(path, root + path)
-    for path in [f"/etc/{name}" for name in _ETC_NAMES] + [f"/dev/{name}" for name in DEVICES]:
+    for path in [f"/etc/{file_name}" for file_name in _ETC_NAMES] + [f"/dev/{file_name}" for file_name in DEVICES]:
         if os.path.exists(path):
             _bind(path, root + path)
     bound_paths = ["/usr"]
@@ -130,7 +130,7 @@ def _mounts() -> dict[int, str]:
 
 def readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
-    yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{name}" for name in _ETC_NAMES), "/proc"))
+    yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{file_name}" for file_name in _ETC_NAMES), "/proc"))
     yield from _exclude(sorted({os.path.abspath(path) for path in visible}), hidden)
 
 
@@ -296,4 +296,4 @@ def _count_deleted(parent: str) -> dict[str, int]:
                         status = os.stat(descriptor_path)
                         slot = path.removeprefix(parent + "/").partition("/")[0]
                         sizes_by_slot.setdefault(slot, {})[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return {slot: sum(sizes.values()) for slot, sizes in sizes_by_slot.items()}
+    return {slot: sum(file_sizes.values()) for slot, file_sizes in sizes_by_slot.items()}
