@@ -61,7 +61,7 @@ class PlacedEnvironment(Served):
         (node, episode_id), runs_policy_code = self.nodes.place_episode(), self.runs_policy_code
 
         def call(record_type: Any, op: str, *arguments: Any) -> Any:
-            """The node's reply as a record of type `kind`.
+            """The node's reply as a record of type `record_type`.
 
             In a step or a verdict, a value of the wrong shape is the policy's doing if the environment runs the
             policy's code.

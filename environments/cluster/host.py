@@ -221,12 +221,12 @@ def decode(line: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int =
         raise Malformed(f"a reply is not text of at most {most_bytes:,} bytes")
     scan = Scan(most_values)
     try:
-        for chunk_start in range(0, len(line), wire.PART):
-            scan.take(line[chunk_start : chunk_start + wire.PART])
+        for chunk_start in range(0, len(line), wire.CHUNK_BYTES):
+            scan.take(line[chunk_start : chunk_start + wire.CHUNK_BYTES])
         return wire.decode(line)
     except ValueError as error:
         raise Malformed(f"a reply cannot be read: {error}") from error
 
 
 def _reply_bounds(episode: int) -> tuple[int, int]:
-    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode else (wire.SERVICE_OUTPUT, wire.SERVICE_VALUES)
+    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode else (wire.SERVICE_BYTES, wire.SERVICE_VALUES)

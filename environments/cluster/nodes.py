@@ -38,7 +38,7 @@ class Node:
 
     `loss` says why it is gone, "" while it is there.
 
-    `making` is the future of what it says of the environment; it is late after `until`.
+    `making` is the future of what it says about the environment; it is late after `until`.
 
     A call raises what the environment raises there, by name, or EnvironmentFailure if the node is lost: nothing that
     happens to a node is an action's doing.
@@ -300,7 +300,7 @@ class Nodes:
         return failures
 
     def _check_description(self, future: concurrent.futures.Future[Any]) -> None:
-        """Keeps what the first node says of the environment. Raises EnvironmentFailure for a node that differs."""
+        """Keeps what the first node says about the environment. Raises EnvironmentFailure for a node that differs."""
         try:
             answer = host.decode(future.result())
         except Malformed:

@@ -34,7 +34,8 @@ __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 COUNT = 6
 # An error that a server returns as a success.
 _ERROR_PATTERN = r"(?i)\s*(\w+ )?error\b"
-# A verdict may take this many times the deadline of one call: it opens a second server and makes the solution's calls.
+# A verdict may take this many times the deadline of one call, because it opens a second server and repeats the
+# solution's calls.
 _VERDICT_CALLS = 6
 # Limits on an episode's processes and threads, of which servers with thread pools have dozens, and on the values of a
 # state, which has no more than snapshot.MAX_CHARS characters.

@@ -54,7 +54,7 @@ class Process:
 
     @contextlib.asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """Starts the server; its messages, and a stream for those to it. Raises OSError."""
+        """Starts the server. Yields the stream of its messages and the stream for messages to it. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *self._command, cwd=self._folder, env=dict(self._variables), limit=_MOST_MESSAGE_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -115,7 +115,7 @@ class Address:
 
     @contextlib.asynccontextmanager
     async def streams(self) -> AsyncIterator[Any]:
-        """Opens a session; its messages, and a stream for those to the server."""
+        """Opens a session. Yields the stream of the server's messages and the stream for messages to it."""
         timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=None)
         hooks = {"response": [self._note]}
         async with (
@@ -144,7 +144,7 @@ async def rehearse() -> None:
             await http_client.get(_DEAD_ADDRESS, timeout=1.0)
 
 
-# The most characters of what a server says of its use.
+# The most characters of a server's instructions for its use.
 _MOST_INSTRUCTION_CHARS = 4_000
 # The SDK's message if the server has forgotten the session.
 _FORGOTTEN = "Session terminated"

@@ -24,7 +24,7 @@ from ..worker.venv import InstallError, Recipe, cache, install, interpreter
 RECIPE = Recipe(requirements=("mcp==2.3.0",), proof="from mcp import Client", pythons=((3, 11), (3, 12), (3, 13)))
 
 # Folders of each server.
-STARTS = 24
+START_COUNT = 24
 _FRUITS = ("apple", "cherry", "date", "fig", "grape", "lemon", "mango", "olive", "peach", "plum", "quince", "rhubarb")
 _CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo", "Porto", "Turin")
 
@@ -59,7 +59,7 @@ class Server:
     @property
     def setups(self) -> str:
         """The setups, as JSON."""
-        return json.dumps([{"folder": start_name(start_number), **self.known} for start_number in range(STARTS)])
+        return json.dumps([{"folder": start_name(start_number), **self.known} for start_number in range(START_COUNT)])
 
     def start_command(self) -> str:
         """The command that starts it. Raises InstallError if it is not installed."""
@@ -130,7 +130,7 @@ ROOTS = (ALL, *SERVERS, NONE)
 
 
 def provide(choice: str, python: str, say: Callable[[str], None]) -> None:
-    """Installs the servers that `root` names. Raises InstallError."""
+    """Installs the servers that `choice` names. Raises InstallError."""
     for server in SERVERS.values() if choice == ALL else [SERVERS[choice]] if choice in SERVERS else []:
         install(server.home, server.recipe, None, say)
         _make_start_folders(server)
@@ -142,7 +142,7 @@ def _make_start_folders(server: Server) -> None:
     for folder in (part_folder, server.folder):
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        for start_number in range(STARTS):
+        for start_number in range(START_COUNT):
             start_folder = part_folder / start_name(start_number)
             start_folder.mkdir(parents=True)
             server.fill(start_folder, start_number)

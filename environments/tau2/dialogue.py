@@ -156,7 +156,7 @@ def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episo
 
 
 def _explain_unsayable(action: Action, text: str, remaining_chars: int) -> str:
-    """Why the text is not said to the customer, who reads `remaining` more characters; empty if it is said."""
+    """Why the text is not said to the customer, who reads `remaining_chars` more characters; empty if it is said."""
     if "<tool_call>" in text or not text:
         return (action.error or "the message is empty")[:200]
     if len(text) > _MOST_MESSAGE_CHARS:

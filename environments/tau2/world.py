@@ -79,7 +79,7 @@ class World:
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError for arguments that are no JSON, or so large that copies of the world would fill memory."""
+    """Raises ValueError for arguments that are not JSON, or so large that copies of the world would fill memory."""
     try:
         byte_count = len(json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, RecursionError) as error:

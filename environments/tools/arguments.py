@@ -86,7 +86,7 @@ def singular(name: str) -> str:
 def calls_of(tool: Tool, index: ValueIndex, count: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
     """Different calls of the tool, at most `count`, in random order; none if a required parameter has no values.
 
-    `deep` is the level of an object within an argument; of its optional members only the first few are tried.
+    `depth` is the level of an object within an argument; of its optional members only the first few are tried.
     """
     schema = tool.parameters
     required_names = set(schema.get("required", ()))

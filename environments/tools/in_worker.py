@@ -18,11 +18,12 @@ from ..worker.venv import Recipe, interpreter
 from .environment import ToolEnvironment, end_task, free_name
 from .toolset import Refused
 
-# At most this much of an action is sent. environments/tools carries out as many calls.
+# The most of an action that is sent. environments/tools carries out the same number of calls.
 _MOST_CALLS, _MOST_TEXT_CHARS, _MOST_ARGUMENT_BYTES = 64, 100_000, 100_000
 # The most tasks of one split of a package.
 MOST_TASKS = 10_000
-# A verdict may take this many times the deadline of one call: it opens a second world and makes the solution's calls.
+# A verdict may take this many times the deadline of one call, because it opens a second world and repeats the
+# solution's calls.
 _VERDICT_CALLS = 6
 
 
@@ -113,7 +114,7 @@ def folders(setting: str) -> tuple[str, ...]:
 def package_environment(
     package: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
 ) -> ToolEnvironment:
-    """The environment of a package's official tasks, whose worlds are made in a worker by the module `home`.inside.
+    """The environment of a package's official tasks, whose worlds are made in a worker by the module `package`.inside.
 
     An official task gets the package's own verdict, any other one a replay of its solution. With `by_text`, a text
     without calls ends an episode; otherwise a tool of ours does. `settings` are those of `make`, with the function
@@ -191,7 +192,7 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
 
 
 def function_of(function_path: str, import_folders: Sequence[str]) -> Callable[..., Any] | None:
-    """The function package.module:function within the worker; None for no name. `path` are the user's folders.
+    """The function package.module:function within the worker; None for "". `import_folders` are the user's folders.
 
     Raises ValueError for a module that is missing or cannot be imported, and for a name that it does not define.
     """
@@ -228,7 +229,7 @@ def share_of(total_reward: float, full_reward: float, reward_name: str) -> float
 
 
 def finite(reward: Any, reward_name: str) -> float:
-    """A reward as a number; `what` names it in an error. Raises ValueError for one that is not finite."""
+    """A reward as a number; an error calls it `reward_name`. Raises ValueError for one that is not finite."""
     try:
         value = math.nan if isinstance(reward, (str, bytes)) else float(reward)
     except (TypeError, ValueError, OverflowError):

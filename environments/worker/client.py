@@ -58,7 +58,7 @@ class IsolatedEnvironment(Served):
         episode = next(connection.episode_ids)
 
         def call(record_type: Any, op: str, *arguments: Any) -> Any:
-            """The child's reply as a record of type `kind`."""
+            """The child's reply as a record of type `record_type`."""
             try:
                 return wire.read(record_type, connection.call(episode, op, list(arguments), connection.bounds.deadline))
             except (EpisodeFailure, LimitExceeded) as failure:

@@ -96,7 +96,7 @@ class _Children:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(wakeup_end, selectors.EVENT_READ)
             while True:
-                wait_s = view.PERIOD if self.find_offenders and self.child_by_pid else None
+                wait_s = view.COUNT_PERIOD_S if self.find_offenders and self.child_by_pid else None
                 ready_sockets = {selector_key.fileobj for selector_key, _ in selector.select(wait_s)}
                 if wakeup_end in ready_sockets:
                     wakeup_end.recv(4_096)

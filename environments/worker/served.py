@@ -117,7 +117,7 @@ def describe(environment: Environment) -> dict[str, Any]:
 class Served:
     """An environment of another process; it implements `cojax.environment.Environment`.
 
-    `description` is what `describe` says of it, with the layers of isolation that hold there. `call(op, *arguments)`
+    `description` is what `describe` says about it, with the layers of isolation that hold there. `call(op, *arguments)`
     makes a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
     environment has them. `close()` ends what is behind it.
     """

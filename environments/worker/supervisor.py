@@ -306,7 +306,7 @@ class Children:
             heapq.heappush(self.free_slots, message["slot"])
 
     async def _report_progress(self) -> None:
-        """Tells the client every `_BEAT` seconds how much time each of its calls has counted."""
+        """Tells the client every `_HEARTBEAT_S` seconds how much time each of its calls has counted."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             # A stopped client reads nothing.
@@ -376,7 +376,7 @@ class Children:
         timeout_s = timer.timeout_s
         is_service = child is self.child_by_episode.get(_SERVICE_EPISODE)
         scan = wire.Scan(wire.SERVICE_VALUES if is_service else self.bounds.values)
-        most_bytes = wire.SERVICE_OUTPUT if is_service else self.bounds.output
+        most_bytes = wire.SERVICE_BYTES if is_service else self.bounds.output
 
         async def admit() -> None:
             with timer.excuse():
@@ -482,7 +482,7 @@ async def receive(
     line = bytearray()
     is_large = False
     while True:
-        chunk = await loop.sock_recv(source, wire.PART)
+        chunk = await loop.sock_recv(source, wire.CHUNK_BYTES)
         if not chunk:
             raise ConnectionError("the child hung up")
         begin()
@@ -495,7 +495,7 @@ async def receive(
             raise ValueError("more follows it")
         if newline:
             return bytes(line)
-        if len(line) > wire.PART:  # a reply of more than one part asks for room
+        if len(line) > wire.CHUNK_BYTES:  # a reply of more than one chunk asks for room
             if not is_large:
                 is_large = True
                 await admit()

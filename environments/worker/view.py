@@ -33,8 +33,8 @@ _PROC_FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
 _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
 # The names of scratch folders in /tmp begin with this.
 _SCRATCH_PREFIX = "cojax-worker-"
-# A count starts at least PERIOD seconds after the last one, and at least _COUNT_MULTIPLE times as long as that took.
-PERIOD, _COUNT_MULTIPLE = 0.25, 10.0
+# A count starts COUNT_PERIOD_S seconds or more after the last one, and _COUNT_MULTIPLE times as long as that took.
+COUNT_PERIOD_S, _COUNT_MULTIPLE = 0.25, 10.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -256,7 +256,7 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
             slot for slot in slots if _exceeds(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
         ended_at = time.monotonic()
-        next_count_at = ended_at + max(PERIOD, _COUNT_MULTIPLE * (ended_at - started_at))
+        next_count_at = ended_at + max(COUNT_PERIOD_S, _COUNT_MULTIPLE * (ended_at - started_at))
         return offenders
 
     return find_offenders

@@ -35,9 +35,9 @@ _MOST_MESSAGE_CHARS = 2_000
 # Longest request, in bytes: a task or an action, which nothing has checked yet.
 REQUEST = 256 * 2**20
 # The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
-SERVICE_OUTPUT, SERVICE_VALUES = 512 * 2**20, 64_000_000
+SERVICE_BYTES, SERVICE_VALUES = 512 * 2**20, 64_000_000
 # Bytes of a reply that are read, or examined, at a time.
-PART = 64 * 2**10
+CHUNK_BYTES = 64 * 2**10
 # The deepest nesting of a reply.
 _MOST_DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
