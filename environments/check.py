@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module = vars(worlds.module(options.name))
         assignments = options.set + ([f"data={options.data}"] if options.data else [])
-        if malformed := [assignment for assignment in assignments if "=" not in assignment]:
-            raise ValueError(f"--set {malformed[0]} has no value; give it as --set KEY=VALUE")
+        if malformed_assignments := [assignment for assignment in assignments if "=" not in assignment]:
+            raise ValueError(f"--set {malformed_assignments[0]} has no value; give it as --set KEY=VALUE")
         settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in environment_names:

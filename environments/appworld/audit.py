@@ -55,7 +55,7 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
 def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:
     """Prints the line of a split; returns its faults."""
     tasks = [task for task in environment.tasks(split, count) if task.solution]
-    solved, no_ops, mutations, failures = 0, 0, 0, 0
+    passes, no_ops, mutations, failures = 0, 0, 0, 0
     mixture: list[tuple[Group, list[Call]]] = []
     faults = []
     for task in tasks:
@@ -69,7 +69,7 @@ def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) 
             faults.append(f"{id}: {failure}")
             continue
         if trial.reward == 1.0 and _observation_texts(trial) == _observation_texts(retrial):
-            solved += 1
+            passes += 1
         else:
             flaws = [check.name for check in trial.checks if not check.passed]
             faults.append(
@@ -86,7 +86,7 @@ def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) 
         # Every fourth trajectory is a mutant's, so that the figures are below 100 %.
         example = (trial, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
         mixture.append((Group(task, (example[0],)), example[1]))
-    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {solved:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
+    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
     if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
         figures = measures([group for group, _ in mixture])
         ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
@@ -140,7 +140,7 @@ def _effective_indices(environment: AppWorld, task: Task, calls: Sequence[Call])
 def _official_figures(environment: AppWorld, split: str, calls_by_task: dict[str, list[Call]]) -> list[float]:
     """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
     replays = {id: [[call.name, dict(call.arguments)] for call in calls] for id, calls in calls_by_task.items()}
-    with _open_judge(environment, {"dataset": split, "made": replays}) as judge_episode:
+    with _open_judge(environment, {"dataset": split, "replays": replays}) as judge_episode:
         figures = judge_episode.state()
         return [figures["task_goal_completion"], figures["scenario_goal_completion"]]
 

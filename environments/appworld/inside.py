@@ -64,8 +64,8 @@ def episode(app_world: World, salt: str) -> PlainEpisode:
         salt, last_output = content_hash([salt, action.text]), output.strip()
         ok = not output.startswith(_FAILURE_PREFIXES)
         excess = len(last_output) - MOST_OUTPUT
-        shown = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
-        messages = (Message("user", shown), Message(CALLS, json.dumps(calls)))
+        shown_output = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
+        messages = (Message("user", shown_output), Message(CALLS, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
     return PlainEpisode(step, affordances=lambda: offers.draw_actions(salt, last_output))

@@ -33,7 +33,7 @@ def make(data: str) -> Episodes:
     """The environment that replays calls and judges, on a data folder with ground truth.
 
     An action's calls are recorded calls, which are replayed in order. The setup is {"task": id}. A check may give a
-    whole split, {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}. Then the state is
+    whole split, {"dataset": split, "replays": task id → its calls as [name, arguments of the replay]}. Then the state is
     the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
     """
     world.warm(data)
@@ -76,10 +76,10 @@ def _run_tests(app_world: World) -> Evaluation:
     return Evaluation(float(tracker.success), checks, partial)
 
 
-def _evaluate_split(data_folder: str, dataset: str, made: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
+def _evaluate_split(data_folder: str, dataset: str, replays: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
     from appworld.evaluator import evaluate_dataset
 
-    for task_id, calls in made.items():
+    for task_id, calls in replays.items():
         app_world = World(data_folder, task_id)
         replay(app_world, [Call(call_name, arguments) for call_name, arguments in calls])
         app_world.save()

@@ -38,19 +38,19 @@ class ApiSkill:
 
 def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
     """The code that begins every block, and the skills by name."""
-    shared: dict[str, str] = {}
+    shared_code: dict[str, str] = {}
     skills: dict[str, ApiSkill] = {}
     for heading, body in re.findall(r"^([\w?].*)\n((?: {4}.*\n|\n(?= {4}))+)", text, re.MULTILINE):
-        code = re.sub(r"^([A-Z]+)\n", lambda match: shared[match[1]], textwrap.dedent(body), flags=re.MULTILINE)
+        code = re.sub(r"^([A-Z]+)\n", lambda match: shared_code[match[1]], textwrap.dedent(body), flags=re.MULTILINE)
         if heading.isupper():
-            shared[heading] = code
+            shared_code[heading] = code
         elif match := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
             mark, name, slot_list, wording = match.groups()
             slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
             skills[name] = ApiSkill(name, slots, wording, code.rstrip("\n"), bool(mark))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
-    return shared["PROLOGUE"], skills
+    return shared_code["PROLOGUE"], skills
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

@@ -311,10 +311,10 @@ def leads_elsewhere(argument: str) -> bool:
     while True:
         if not argument.strip(". ") or any(c in _PATH_MARKS or unicodedata.category(c) in _NO_TEXT for c in argument):
             return True
-        decoded = unicodedata.normalize("NFKC", unquote(argument))
-        if decoded == argument:
+        decoded_argument = unicodedata.normalize("NFKC", unquote(argument))
+        if decoded_argument == argument:
             return False
-        argument = decoded
+        argument = decoded_argument
 
 
 def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:

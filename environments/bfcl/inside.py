@@ -130,9 +130,9 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
     Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
     withheld = {}
-    for turn, announced in by_turn.items():
+    for turn, announced_tools in by_turn.items():
         early_calls = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
-        if remaining := [tool for tool in announced if tool not in early_calls]:
+        if remaining := [tool for tool in announced_tools if tool not in early_calls]:
             withheld[turn] = remaining
     return withheld
 

@@ -77,9 +77,9 @@ def examine(**settings: Any) -> None:
             raise ValueError(f"environment.{name} is {settings[name]}; expected {low} to {high}")
     keywords = inspect.signature(make).parameters
     names = [name for name in settings if name not in ("isolated", "suites")]
-    if not settings.get("suites") and (unused := [name for name in names if settings[name] != keywords[name].default]):
+    if not settings.get("suites") and (faults := [name for name in names if settings[name] != keywords[name].default]):
         raise ValueError(
-            f"environment.{unused[0]} is {settings[unused[0]]}, but only a grown desk reads it; "
+            f"environment.{faults[0]} is {settings[faults[0]]}, but only a grown desk reads it; "
             "set environment.suites above 0"
         )
 

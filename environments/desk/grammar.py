@@ -9,7 +9,7 @@ from .generator import JOINER
 from .office import FINISH
 from .skills import DESK, Skill, Suite, Template
 
-Played = tuple[Call, str]  # a call and its observation
+Step = tuple[Call, str]  # a call and its observation
 
 
 def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
@@ -22,7 +22,7 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     if not calls:
         return None
     clauses: list[str] = []
-    explained: frozenset[int] = frozenset()
+    prior_looks: frozenset[int] = frozenset()
     for index, (call, _) in enumerate(calls):
         if _is_look_up(call, suite):
             continue
@@ -30,14 +30,14 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        candidates = list(_match_skills(calls, index, explained, suite))
+        candidates = list(_match_skills(calls, index, prior_looks, suite))
         if not candidates:
             return None
-        look_ups, clause = max(candidates, key=lambda candidate: (len(candidate[0] - explained), -len(candidate[0])))
-        explained |= look_ups
+        look_ups, clause = max(candidates, key=lambda candidate: (len(candidate[0] - prior_looks), -len(candidate[0])))
+        prior_looks |= look_ups
         clauses.append(clause)
-    unexplained = {index for index, (call, _) in enumerate(calls) if _is_look_up(call, suite)} - explained
-    return JOINER.join(clauses) if clauses and not unexplained else None
+    dangling_looks = {index for index, (call, _) in enumerate(calls) if _is_look_up(call, suite)} - prior_looks
+    return JOINER.join(clauses) if clauses and not dangling_looks else None
 
 
 def _is_look_up(call: Call, suite: Suite) -> bool:
@@ -45,7 +45,7 @@ def _is_look_up(call: Call, suite: Suite) -> bool:
 
 
 def _match_skills(
-    calls: list[Played], index: int, explained: frozenset[int], suite: Suite
+    calls: list[Step], index: int, prior_looks: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
     """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
@@ -55,7 +55,7 @@ def _match_skills(
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                match = _find_look_up(template, calls, index, words, explained, suite)
+                match = _find_look_up(template, calls, index, words, prior_looks, suite)
                 words, look_ups = (match[1], look_ups | {match[0]}) if match else (None, look_ups)
             if words is not None:
                 words = _fill_slots(skill, branch, words, suite)
@@ -75,7 +75,7 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 
 
 def _find_look_up(
-    template: Template, calls: list[Played], end: int, words: Mapping[str, str], explained: frozenset[int], suite: Suite
+    template: Template, calls: list[Step], end: int, words: Mapping[str, str], prior_looks: frozenset[int], suite: Suite
 ) -> tuple[int, dict[str, str]] | None:
     """Finds the latest look-up that fits the template, preferably an unexplained one; and the words it binds."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
@@ -91,7 +91,7 @@ def _find_look_up(
                 if not _is_look_up(later_call, suite)
             )
             if not is_outdated:
-                candidates.append((index not in explained, index, bindings))
+                candidates.append((index not in prior_looks, index, bindings))
     if not candidates:
         return None
     _, index, bindings = max(candidates, key=lambda candidate: candidate[:2])

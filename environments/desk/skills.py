@@ -89,8 +89,8 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
         return
     bindings = follow(skill.branches[0][:-1], words, act)
     then, otherwise = (branch[-1] for branch in skill.branches)
-    left, right = skill.when
-    act((then if bindings[left] == bindings[right] else otherwise).fill(bindings))
+    left_name, right_name = skill.when
+    act((then if bindings[left_name] == bindings[right_name] else otherwise).fill(bindings))
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
@@ -107,9 +107,9 @@ def _read_skill(table_row: str) -> Skill:
     wording, script, wrong_tool, *condition = (" ".join(cell.split()) for cell in table_row.split("|"))
     if not condition:
         return Skill(wording, script, wrong_tool)
-    compared, then, otherwise = condition
-    left, right = compared.split()
-    return Skill(wording, script, wrong_tool, (left, right), then, otherwise)
+    condition_names, then, otherwise = condition
+    left_name, right_name = condition_names.split()
+    return Skill(wording, script, wrong_tool, (left_name, right_name), then, otherwise)
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
