@@ -86,8 +86,8 @@ class World:
         facts: dict[str, list[str]] = {}
         for fact in self._state["facts"]:
             if fact.name in _CHANGING_PREDICATES:
-                facts.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
-        return {name: sorted(arguments) for name, arguments in sorted(facts.items())}
+                facts.setdefault(fact.name, []).append(", ".join(part.strip() for part in fact.names))
+        return {part: sorted(arguments) for part, arguments in sorted(facts.items())}
 
     def commands(self) -> list[str]:
         """The commands that do something now."""
@@ -109,7 +109,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     for module_name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(module_name)
     games_folder, game_entries = games(Path(root)), read_list(Path(root))
-    splits = {split: [_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
+    splits = {split: [_task(game) for game in game_entries if game["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
         "open fridge 1",
@@ -117,18 +117,18 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
         _judge,
         open=lambda setup: World(games_folder, setup),
-        setups=[{"game": entry["game"]} for entry in game_entries if entry["split"] == "train"],
+        setups=[{"game": game["game"]} for game in game_entries if game["split"] == "train"],
         affordances=offers,
         phrase=lambda steps: commands.phrase(steps, UNASKED),
         instructions=system_message(instructions),
     )
 
 
-def _task(entry: Mapping[str, Any]) -> Task:
+def _task(game_entry: Mapping[str, Any]) -> Task:
     """The official task; it has no solution if its walkthrough is longer than an episode."""
-    walkthrough = entry["walkthrough"] if len(entry["walkthrough"]) <= LIMIT else ()
+    walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= LIMIT else ()
     solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
-    return Task(NAME, f"Your task is to: {entry['task']}.", {"game": entry["game"]}, solution)
+    return Task(NAME, f"Your task is to: {game_entry['task']}.", {"game": game_entry["game"]}, solution)
 
 
 def _judge(world: World) -> Evaluation:

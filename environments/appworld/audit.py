@@ -129,11 +129,11 @@ def _effective_indices(environment: AppWorld, task: Task, calls: Sequence[Call])
     """The positions of the calls that changed the state."""
     with _open_judge(environment, task.setup) as judge_episode:
         state = judge_episode.state()
-        for index, call in enumerate(calls):
+        for call_index, call in enumerate(calls):
             judge_episode.step(Action(calls=(call,)))
             next_state = judge_episode.state()
             if next_state != state:
-                yield index
+                yield call_index
             state = next_state
 
 
@@ -155,11 +155,11 @@ def _open_judge(environment: AppWorld, setup: Mapping[str, Any]) -> Iterator[Epi
 
 def _throw_garbage(environment: AppWorld) -> list[str]:
     """Throws garbage at the first task; returns the faults."""
-    report = SplitReport()
+    split_report = SplitReport()
     task = next(task for split in roots.SPLITS for task in environment.tasks(split, 3) if task.solution)
     for garbage_name, action in GARBAGE.items():
-        report.throw(environment, task, garbage_name, action)
-    return report.faults
+        split_report.throw(environment, task, garbage_name, action)
+    return split_report.faults
 
 
 def _observation_texts(trajectory: Trajectory) -> list[str]:

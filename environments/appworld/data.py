@@ -50,11 +50,11 @@ def root(root_name: str) -> Path:
 
     Raises InstallError, which says what to do, if the root does not exist or another version made it.
     """
-    folder = _root_folder(root_name)
+    root_folder = _root_folder(root_name)
     if not is_current(root_name):
-        problem = "is stale" if (folder / _STAMP_FILE).exists() else "is not there"
-        raise InstallError(f"AppWorld's {root_name} data {problem} ({folder}). {_hint(root_name)}")
-    return folder
+        problem = "is stale" if (root_folder / _STAMP_FILE).exists() else "is not there"
+        raise InstallError(f"AppWorld's {root_name} data {problem} ({root_folder}). {_hint(root_name)}")
+    return root_folder
 
 
 def public(root_name: str) -> Path:
@@ -67,8 +67,8 @@ def tasks(root_name: str, split: str) -> list[str]:
     """The ids of a split's tasks, in the benchmark's order; the part before `_` is the scenario."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
-    lines = (public(root_name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
-    return [line.partition(":")[0].strip() for line in lines if line.strip()]
+    id_lines = (public(root_name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
+    return [id_line.partition(":")[0].strip() for id_line in id_lines if id_line.strip()]
 
 
 def specs(root_name: str, task_id: str) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def _make_root(root_name: str, python: str, say: Callable[[str], None]) -> None:
 
 def _settle(root_name: str, workspace: Path) -> None:
     """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
-    folder = _root_folder(root_name)
+    root_folder = _root_folder(root_name)
     is_by_hand = not (workspace / "root" / "data").exists()
-    for source, target in ((workspace / "public", _public_folder(root_name)), (workspace / "root", folder)):
+    for source, target in ((workspace / "public", _public_folder(root_name)), (workspace / "root", root_folder)):
         if source.name == "public" or not is_by_hand:
             if target.exists():
                 target.rename(workspace / f"old-{target.name}")
@@ -179,9 +179,9 @@ def _expected_stamp(root_name: str) -> dict[str, str]:
 
 def is_current(root_name: str) -> bool:
     """Whether the root and its twin both exist and this version made them."""
-    for folder in (_root_folder(root_name), _public_folder(root_name)):
+    for root_folder in (_root_folder(root_name), _public_folder(root_name)):
         try:
-            if json.loads((folder / _STAMP_FILE).read_text()) != _expected_stamp(root_name):
+            if json.loads((root_folder / _STAMP_FILE).read_text()) != _expected_stamp(root_name):
                 return False
         except (OSError, ValueError):
             return False
@@ -246,8 +246,8 @@ def _flaws(data_folder: Path) -> Iterator[str]:
         if not list_file.exists():
             yield f"{list_file} is missing"
             continue
-        for line in list_file.read_text().split():
-            task_folder = data_folder / "tasks" / line.partition(":")[0]
+        for task_line in list_file.read_text().split():
+            task_folder = data_folder / "tasks" / task_line.partition(":")[0]
             for name in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
                 if not (task_folder / name).exists():
                     yield f"{task_folder / name} is missing"

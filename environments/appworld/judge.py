@@ -33,8 +33,8 @@ def make(data: str) -> Episodes:
     """The environment that replays calls and judges, on a data folder with ground truth.
 
     An action's calls are recorded calls, which are replayed in order. The setup is {"task": id}. A check may give a
-    whole split, {"dataset": split, "replays": task id → its calls as [name, arguments of the replay]}. Then the state is
-    the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
+    whole split, {"dataset": split, "replays": task id → its calls as [name, arguments of the replay]}. Then the state
+    is the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
     """
     world.warm(data)
 
@@ -180,7 +180,7 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
         if isinstance(value, str) and _MADE_UP_CONTENT.fullmatch(value):
             return "binary"
         if isinstance(value, dict):
-            return {key: clean(key, nested_value) for key, nested_value in value.items()}
+            return {field: clean(field, nested_value) for field, nested_value in value.items()}
         if column.endswith("_ids") and isinstance(value, list):
             return [resolve(column.removesuffix("_ids"), row_id) for row_id in value]
         return resolve(column.removesuffix("_id"), value) if column.endswith("_id") else value

@@ -45,9 +45,9 @@ def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
         if heading.isupper():
             shared_code[heading] = code
         elif match := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
-            mark, name, slot_list, wording = match.groups()
+            mark, skill_name, slot_list, wording = match.groups()
             slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
-            skills[name] = ApiSkill(name, slots, wording, code.rstrip("\n"), bool(mark))
+            skills[skill_name] = ApiSkill(skill_name, slots, wording, code.rstrip("\n"), bool(mark))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
     return shared_code["PROLOGUE"], skills
@@ -103,9 +103,9 @@ def _fill_in(code_template: str, arguments: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda match: repr(arguments[match[1]]), code_template)
 
 
-def _function(name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
+def _function(tool_name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {parameter: {} for parameter in parameters}}
-    return document(name, description, schema)
+    return document(tool_name, description, schema)
 
 
 _JOINER = ", then "

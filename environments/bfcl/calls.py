@@ -44,8 +44,8 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 def _read_literal(node: ast.expr) -> Any:
     """The value of a literal as JSON. Raises ValueError or TypeError if the node is none."""
-    keys = [key for subnode in ast.walk(node) if isinstance(subnode, ast.Dict) for key in subnode.keys]
-    if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
+    keys = [key_node for subnode in ast.walk(node) if isinstance(subnode, ast.Dict) for key_node in subnode.keys]
+    if not all(isinstance(key_node, ast.Constant) and isinstance(key_node.value, str) for key_node in keys):
         raise ValueError("a key of a dictionary is no text")
     return json.loads(json.dumps(ast.literal_eval(node)))
 

@@ -78,7 +78,7 @@ class Dialogue:
     def state(self) -> Mapping[str, Any]:
         """The public attributes of all instances, the sorted outputs of the calls that worked, and the turn."""
         return {
-            "instances": {name: public_state(instance) for name, instance in self._apis.instances.items()},
+            "instances": {class_name: public_state(instance) for class_name, instance in self._apis.instances.items()},
             "responses": sorted(self._responses),
             "turn": len(self._past_turns),
             "done": self._done,

@@ -42,12 +42,12 @@ class Bfcl:
     def __init__(self, benchmark: Official, category: str, dev_fraction: float):
         self._official = benchmark
         self._classes = {
-            entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
+            doc["function"]["name"]: name for name, docs in benchmark.documentation.items() for doc in docs
         }
         self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
         tasks_by_category = {
-            name: tuple(self._task(*entry, is_long=name == "long_context") for entry in entries)
-            for name, entries in benchmark.entries.items()
+            name: tuple(self._task(*doc, is_long=name == "long_context") for doc in docs)
+            for name, docs in benchmark.entries.items()
         }
         base_tasks = list(tasks_by_category["base"])
         random.Random(_SPLIT_SEED).shuffle(base_tasks)
@@ -63,7 +63,7 @@ class Bfcl:
         self._scenarios = tuple({task.id: task for task in bare_tasks}.values())
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(entry for entries in self._official.documentation.values() for entry in entries)
+        return tuple(tool_doc for tool_docs in self._official.documentation.values() for tool_doc in tool_docs)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The first `count` tasks of a split, or all if it has fewer; `seed` orders only the split `seed`.
@@ -88,9 +88,9 @@ class Bfcl:
     def popularity(self) -> Mapping[str, float]:
         """Tool → rank ** -POPULARITY, by its rank in the documentation of its class."""
         return {
-            entry["function"]["name"]: rank**-POPULARITY
-            for entries in self._official.documentation.values()
-            for rank, entry in enumerate(entries, start=1)
+            tool_doc["function"]["name"]: rank**-POPULARITY
+            for tool_docs in self._official.documentation.values()
+            for rank, tool_doc in enumerate(tool_docs, start=1)
         }
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Bfcl:
     def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], is_long: bool) -> Task:
         """The task of an official entry. The user's text is "" in a turn that announces functions."""
         classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
-        config = {name: state for name, state in entry["initial_config"].items() if name in classes}
+        config = {name: class_state for name, class_state in entry["initial_config"].items() if name in classes}
         setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": is_long}
         if withheld := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
             setup["withheld"] = withheld
@@ -120,8 +120,8 @@ class Bfcl:
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
     def _call(self, call_text: str) -> Call:
-        name, positional, keywords = calls.read(call_text)
-        return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **keywords})
+        tool_name, positional, keywords = calls.read(call_text)
+        return Call(tool_name, {**dict(zip(self._parameters[tool_name], positional, strict=False)), **keywords})
 
 
 def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:
@@ -131,7 +131,7 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
     """
     withheld = {}
     for turn, announced_tools in by_turn.items():
-        early_calls = {calls.read(text)[0] for answer in answers[: int(turn)] for text in answer}
+        early_calls = {calls.read(call_text)[0] for answer in answers[: int(turn)] for call_text in answer}
         if remaining := [tool for tool in announced_tools if tool not in early_calls]:
             withheld[turn] = remaining
     return withheld

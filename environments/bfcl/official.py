@@ -101,9 +101,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
-def _convert(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _convert(tool_doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function. Like the benchmark, it leaves out the description of the response."""
-    return document(entry["name"], entry["description"], _convert_schema(entry["parameters"]))
+    return document(tool_doc["name"], tool_doc["description"], _convert_schema(tool_doc["parameters"]))
 
 
 def _convert_schema(schema_node: Mapping[str, Any]) -> dict[str, Any]:

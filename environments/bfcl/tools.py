@@ -60,26 +60,26 @@ def word(call: Call) -> str | None:
 
     def word_option(match: re.Match[str]) -> str:
         """The words of an option; "" if it is missing or has its default value."""
-        name, default, wording = match.groups()
-        mentions.add(name)
-        if name not in arguments or arguments[name] == json.loads(default):
+        argument_name, default, wording = match.groups()
+        mentions.add(argument_name)
+        if argument_name not in arguments or arguments[argument_name] == json.loads(default):
             return ""
-        if arguments[name] is not True and not _SLOT_PATTERN.search(wording):
-            raise ValueError(f"{name} can only be said to be true")
+        if arguments[argument_name] is not True and not _SLOT_PATTERN.search(wording):
+            raise ValueError(f"{argument_name} can only be said to be true")
         return wording
 
     def word_slot(match: re.Match[str]) -> str:
-        name, true_text, false_text = match.groups()
-        mentions.add(name)
-        if (true_text or false_text) and not isinstance(arguments[name], bool):
-            raise ValueError(f"{name} is neither true nor false")
-        return _word_value(arguments[name], true_text, false_text)
+        argument_name, true_text, false_text = match.groups()
+        mentions.add(argument_name)
+        if (true_text or false_text) and not isinstance(arguments[argument_name], bool):
+            raise ValueError(f"{argument_name} is neither true nor false")
+        return _word_value(arguments[argument_name], true_text, false_text)
 
     try:
-        text = _SLOT_PATTERN.sub(word_slot, _OPTION_PATTERN.sub(word_option, WORDINGS[call.name]))
+        request = _SLOT_PATTERN.sub(word_slot, _OPTION_PATTERN.sub(word_option, WORDINGS[call.name]))
     except (KeyError, ValueError):
         return None
-    return text if set(arguments) <= mentions else None
+    return request if set(arguments) <= mentions else None
 
 
 def _word_value(value: Any, true_text: str | None, false_text: str | None) -> str:
@@ -121,11 +121,11 @@ class Scene:
             return list(value)
         return [] if value is None else [value]
 
-    def field(self, class_name: str, attribute: str, key: str) -> list[Any]:
+    def field(self, class_name: str, attribute: str, record_key: str) -> list[Any]:
         """The entry `key` of every record in a list or among a dict's values."""
         records = self.of(class_name, attribute)
         records = records.values() if isinstance(records, Mapping) else records
-        return [record[key] for record in records if isinstance(record, Mapping) and key in record]
+        return [record[record_key] for record in records if isinstance(record, Mapping) and record_key in record]
 
     def listing(self, item_kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
@@ -149,7 +149,7 @@ def _leaves(value: Any, result_key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(directory: Any, item_kind: str) -> list[str]:
-    return [name for name, item in directory.contents.items() if type(item).__name__ == item_kind]
+    return [item_name for item_name, item in directory.contents.items() if type(item).__name__ == item_kind]
 
 
 def names_below(scene: Scene) -> list[str]:
@@ -257,13 +257,13 @@ def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Ca
 
 def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
     """Yields different calls of the tool in random order. No call has two equal arguments."""
-    values_by_name = {name: list(source(scene)) for name, source in SOURCES[tool].items()}
+    values_by_name = {parameter: list(source(scene)) for parameter, source in SOURCES[tool].items()}
     if not all(values_by_name.values()):
         return
     seen_arguments: set[str] = set()
     for _ in range(3 * _MOST_TRIES):
-        choice = {name: rng.choice(values) for name, values in values_by_name.items()}
-        arguments = {name: value for name, value in choice.items() if value is not OMIT}
+        choice = {parameter: rng.choice(candidates) for parameter, candidates in values_by_name.items()}
+        arguments = {parameter: value for parameter, value in choice.items() if value is not OMIT}
         value_texts = [json.dumps(value) for value in arguments.values()]
         arguments_json = json.dumps(arguments)
         if arguments_json not in seen_arguments and len(set(value_texts)) == len(value_texts):

@@ -62,9 +62,9 @@ class DeskEpisode:
         tools = self._suite.tools.values()
         words_by_slot = {slot: tuple(self._offer_words(slot, rng)) for tool in tools for slot in tool.slots.values()}
         candidates = [
-            Call(tool.name, dict(zip(tool.slots, values, strict=True)))
+            Call(tool.name, dict(zip(tool.slots, argument_words, strict=True)))
             for tool in tools
-            for values in itertools.product(*(words_by_slot[slot] for slot in tool.slots.values()))
+            for argument_words in itertools.product(*(words_by_slot[slot] for slot in tool.slots.values()))
         ]
         working_calls = [call for call in candidates if self._would_work(call)]
         recent_words = [word for seen_words in self._values.values() for word in seen_words[-_MOST_RECENT:]]

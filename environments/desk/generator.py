@@ -71,8 +71,8 @@ def stream(
     if split not in splits:
         raise ValueError(f"split {split!r} not found; available: {', '.join(splits)}")
     split_profile, task_ids = splits[split], set[str]()
-    for index in itertools.count():
-        rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
+    for task_index in itertools.count():
+        rng = random.Random(f"{NAME}/{split}/{seed}/{task_index}")
         # A single suite takes no draw, so that the demo's desk has the random numbers that it always had.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
         task_and_plan = draw(rng, split_profile, suite)
@@ -95,7 +95,7 @@ def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task,
             calls = solve(plan, setup, suite) if plan else None
             if not calls or len(calls) - 1 > profile.most_calls:
                 continue
-            query = JOINER.join(skill.word(words) for skill, words in plan)
+            query = JOINER.join(skill.word(skill_words) for skill, skill_words in plan)
             if bucket(query) not in profile.buckets:
                 return None
             if _do_all_matter(calls, setup, suite):
@@ -111,8 +111,8 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
         return "ok" if call.name == FINISH else perform(state, call, suite.tools)
 
     try:
-        for skill, words in plan:
-            carry_out(skill, words, act)
+        for skill, skill_words in plan:
+            carry_out(skill, skill_words, act)
     except Refused:
         return None
     if calls[-1].name != FINISH:
@@ -136,14 +136,14 @@ def _draw_plan(skills: list[Skill], setup: State, rng: random.Random, suite: Sui
     state = office.copy(setup, suite.shelves)
     for skill in skills:
         for _ in range(6):
-            words = _choose_words(skill, state, rng, suite)
-            calls = solve(((skill, words),), state, suite) if words else None
+            skill_words = _choose_words(skill, state, rng, suite)
+            calls = solve(((skill, skill_words),), state, suite) if skill_words else None
             if calls:
                 break
         else:
             return ()
         _make_calls(calls, state, suite)
-        plan = (*plan, (skill, words))
+        plan = (*plan, (skill, skill_words))
     return plan
 
 
@@ -182,10 +182,10 @@ def _do_all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
     """Whether the solution ends in another state if any one of its changes is left out."""
     goal_state = office.copy(setup, suite.shelves)
     _make_calls(calls, goal_state, suite)
-    for index, call in enumerate(calls):
+    for call_index, call in enumerate(calls):
         if call.name != FINISH and not suite.tools[call.name].gives:
             state = office.copy(setup, suite.shelves)
-            _make_calls(calls[:index] + calls[index + 1 :], state, suite)
+            _make_calls(calls[:call_index] + calls[call_index + 1 :], state, suite)
             if state == goal_state:
                 return False
     return True
@@ -211,12 +211,12 @@ def demonstrate(
         return next(iter(call.arguments.values()))
 
     least_noise, most_noise = noise
-    for skill, words in plan:
+    for skill, skill_words in plan:
         rank = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
         if rng.random() < least_noise + (most_noise - least_noise) * rank**steep:
-            bungle(skill, words, act, rng)
+            bungle(skill, skill_words, act, rng)
         else:
-            carry_out(skill, words, act)
+            carry_out(skill, skill_words, act)
     if calls[-1].name != FINISH:
         calls.append(Call(FINISH))
     return tuple(Action(calls=(call,)) for call in calls)
@@ -233,6 +233,6 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         guessed_words = {look_up.binds: words[look_up.names[0]] for look_up in look_ups}
         follow([template for template in templates if not template.binds], {**words, **guessed_words}, act)
         return
-    index = max(index for index, template in enumerate(templates) if template.tool != FINISH)
-    mistake = skill.template(skill.wrong_tool, templates[index].names, templates[index].binds)
-    follow((*templates[:index], mistake, *templates[index + 1 :]), words, act)
+    last_index = max(last_index for last_index, template in enumerate(templates) if template.tool != FINISH)
+    mistake = skill.template(skill.wrong_tool, templates[last_index].names, templates[last_index].binds)
+    follow((*templates[:last_index], mistake, *templates[last_index + 1 :]), words, act)

@@ -45,17 +45,17 @@ def _is_look_up(call: Call, suite: Suite) -> bool:
 
 
 def _match_skills(
-    calls: list[Step], index: int, prior_looks: frozenset[int], suite: Suite
+    calls: list[Step], last_index: int, prior_looks: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
     """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
         for branch in skill.branches:
-            words = _unify(branch[-1], calls[index][0], {})
+            words = _unify(branch[-1], calls[last_index][0], {})
             look_ups: frozenset[int] = frozenset()
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                match = _find_look_up(template, calls, index, words, prior_looks, suite)
+                match = _find_look_up(template, calls, last_index, words, prior_looks, suite)
                 words, look_ups = (match[1], look_ups | {match[0]}) if match else (None, look_ups)
             if words is not None:
                 words = _fill_slots(skill, branch, words, suite)
@@ -68,8 +68,8 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
     if template.tool != call.name or set(call.arguments) != set(template.parameters):
         return None
     bindings = dict(words)
-    for name, parameter in zip(template.names, template.parameters, strict=True):
-        if bindings.setdefault(name, call.arguments[parameter]) != call.arguments[parameter]:
+    for word_name, parameter in zip(template.names, template.parameters, strict=True):
+        if bindings.setdefault(word_name, call.arguments[parameter]) != call.arguments[parameter]:
             return None
     return bindings
 
@@ -79,23 +79,23 @@ def _find_look_up(
 ) -> tuple[int, dict[str, str]] | None:
     """Finds the latest look-up that fits the template, preferably an unexplained one; and the words it binds."""
     candidates: list[tuple[bool, int, dict[str, str]]] = []
-    for index in range(end):
-        call, observation = calls[index]
+    for call_index in range(end):
+        call, observation = calls[call_index]
         bindings = _unify(template, call, words)
         if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
             arguments = set(call.arguments.values())
             # The observed value must still be right when it is used.
             is_outdated = any(
                 arguments & set(later_call.arguments.values())
-                for later_call, _ in calls[index + 1 : end]
+                for later_call, _ in calls[call_index + 1 : end]
                 if not _is_look_up(later_call, suite)
             )
             if not is_outdated:
-                candidates.append((index not in prior_looks, index, bindings))
+                candidates.append((call_index not in prior_looks, call_index, bindings))
     if not candidates:
         return None
-    _, index, bindings = max(candidates, key=lambda candidate: candidate[:2])
-    return index, bindings
+    _, call_index, bindings = max(candidates, key=lambda candidate: candidate[:2])
+    return call_index, bindings
 
 
 def _fill_slots(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], suite: Suite) -> dict[str, str]:

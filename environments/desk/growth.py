@@ -47,7 +47,7 @@ def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
 
 
 def _invent_names(rng: random.Random) -> Iterator[str]:
-    used_names = {word for words in WORDS.values() for word in words}
+    used_names = {word for kind_words in WORDS.values() for word in kind_words}
     while True:
         name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
         if name not in used_names:
@@ -90,8 +90,8 @@ def _new_office(applications: Sequence[Application], rng: random.Random) -> Stat
 
     return {
         app.name: {
-            name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_BARE}
-            for name in rng.sample(WORDS[app.record], _RECORD_COUNT)
+            record_name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_BARE}
+            for record_name in rng.sample(WORDS[app.record], _RECORD_COUNT)
         }
         for app in applications
     }

@@ -134,7 +134,7 @@ def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tu
     outcome = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
     if isinstance(outcome, str):
         return outcome, ()
-    if all(state[shelf].get(name) == entity for shelf, name, entity in outcome):
+    if all(state[shelf].get(entity_name) == entity for shelf, entity_name, entity in outcome):
         raise Refused("unchanged")
     return "ok", outcome
 
