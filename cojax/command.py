@@ -47,56 +47,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, unless the command itself exits. An unknown command gives 2."""
     global _via_cojax
     _escape_output()
-    name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
-    if name in ("", "-h", "--help", "help"):
+    command_name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    if command_name in ("", "-h", "--help", "help"):
         print(usage())
-        return 0 if name else 2
-    if name == "--version":
+        return 0 if command_name else 2
+    if command_name == "--version":
         print(f"cojax {__version__}")
         return 0
-    if name not in COMMANDS:
-        near = difflib.get_close_matches(name, [*COMMANDS, *_OTHER_NAMES], n=1)
+    if command_name not in COMMANDS:
+        near = difflib.get_close_matches(command_name, [*COMMANDS, *_OTHER_NAMES], n=1)
         hint = (
             f"did you mean {_OTHER_NAMES.get(near[0], near[0])}?" if near else f"expected one of {', '.join(COMMANDS)}"
         )
-        print(f"error: cojax has no command {name!r}; {hint}", file=sys.stderr)
+        print(f"error: cojax has no command {command_name!r}; {hint}", file=sys.stderr)
         return 2
     _via_cojax = True
-    _move_current_folder_last(warn=name in _IMPORTING_COMMANDS)
-    sys.argv = [f"cojax {name}", *command_arguments[:-1]]
-    module = imports.within(COMMANDS[name][0])
-    program = importlib.import_module(module)
+    _move_current_folder_last(warn=command_name in _IMPORTING_COMMANDS)
+    sys.argv = [f"cojax {command_name}", *command_arguments[:-1]]
+    module_name = imports.within(COMMANDS[command_name][0])
+    program = importlib.import_module(module_name)
     if hasattr(program, "__path__"):
-        program = importlib.import_module(f"{module}.__main__")
+        program = importlib.import_module(f"{module_name}.__main__")
     return int(program.main() or 0)
 
 
 def usage() -> str:
     name_width = max(map(len, COMMANDS))
-    lines = [f"  {name:{name_width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {command_name:{name_width}}  {summary}" for command_name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: cojax COMMAND …", "", *lines, "", "cojax COMMAND --help says more; cojax --version names the version."]
     )
 
 
-def run_in_checkout(name: str, module: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs `module`, which only a checkout has. Ends the command `name` where cojax is installed without one."""
+def run_in_checkout(name: str, module_name: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs `module_name`, which only a checkout has. Ends the command `name` where cojax is installed without one."""
     root = Path(__file__).resolve().parents[1]
     if not (root / "benchmarks").is_dir():
         sys.exit(f"error: {name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package")
     sys.path.append(str(root / "tests"))
-    return importlib.import_module(module).main(arguments)
+    return importlib.import_module(module_name).main(arguments)
 
 
-def reword(text: str) -> str:
+def reword(help_text: str) -> str:
     """Rewrites the commands in a help text in the form in which this process was started."""
     command_by_module = {
-        module: f"cojax {command}" if _via_cojax else f"python -m {imports.within(module)}"
-        for command, (module, _) in COMMANDS.items()
+        module_name: f"cojax {command}" if _via_cojax else f"python -m {imports.within(module_name)}"
+        for command, (module_name, _) in COMMANDS.items()
     }
     # A longer name, such as experiments.study.launch, is not one of our commands.
     pattern = rf"python -m ({'|'.join(map(re.escape, command_by_module))})(?![\w.]*\w)"
-    return re.sub(pattern, lambda match: command_by_module[match[1]], text)
+    return re.sub(pattern, lambda match: command_by_module[match[1]], help_text)
 
 
 class CommandLineParser(argparse.ArgumentParser):

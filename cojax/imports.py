@@ -32,7 +32,7 @@ SHARED = tuple(name for name in ("experiments", "environments") if within(name) 
 
 def ours_first() -> None:
     """Imports the packages beside `cojax` from there, whatever the import path is, unless they are already imported."""
-    for package in (name for name in SHARED if name not in sys.modules):
+    for package in (package_name for package_name in SHARED if package_name not in sys.modules):
         spec = importlib.machinery.PathFinder.find_spec(package, [_PARENT_FOLDER])
         if spec is not None and spec.loader is not None:
             sys.modules[package] = importlib.util.module_from_spec(spec)
@@ -46,10 +46,10 @@ def with_current_folder() -> None:
     holds more than our packages.
     """
     ours_first()
-    folder = os.getcwd()
-    if "" not in sys.path and folder not in sys.path:
+    current_folder = os.getcwd()
+    if "" not in sys.path and current_folder not in sys.path:
         has_checkout = _PARENT_FOLDER in sys.path and os.path.exists(os.path.join(_PARENT_FOLDER, "setup.py"))
-        sys.path.insert(sys.path.index(_PARENT_FOLDER) if has_checkout else len(sys.path), folder)
+        sys.path.insert(sys.path.index(_PARENT_FOLDER) if has_checkout else len(sys.path), current_folder)
 
 
 def hidden_file(module: str) -> str:
@@ -81,4 +81,4 @@ def places(module: str) -> list[str]:
     if spec is None or spec.name != package or not (spec.has_location or spec.submodule_search_locations):
         return []
     locations = spec.submodule_search_locations or [str(spec.origin)]
-    return [str(Path(os.path.realpath(path)).parent) for path in locations]
+    return [str(Path(os.path.realpath(location)).parent) for location in locations]

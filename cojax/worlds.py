@@ -45,18 +45,18 @@ def reserved_splits(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(split for source_module in modules for split in vars(source_module).get("RESERVED", ())))
 
 
-def measures(name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
+def measures(environment_name: str, groups: Sequence[Group]) -> Mapping[str, Mapping[str, Any]]:
     """Computes further measures of a split's tasks, by `measures` in the file of an environment of the folder.
 
     Each has `values`, a share for each unit that is drawn, over which its interval is taken, and their number of
     `episodes`. `value` and `count` are those of another mean that it stands for, if there is one.
     """
-    return own(name).get("measures", lambda groups: {})(groups)
+    return own(environment_name).get("measures", lambda groups: {})(groups)
 
 
-def own(name: str) -> Mapping[str, Any]:
+def own(environment_name: str) -> Mapping[str, Any]:
     """What the file of an environment of the folder defines; {} for others, whose names may mean something else."""
-    return vars(module(name)) if name in available() else {}
+    return vars(module(environment_name)) if environment_name in available() else {}
 
 
 @functools.cache
@@ -70,9 +70,9 @@ def find_calls(environment: str) -> None:
             maker(environment)
 
 
-def module(name: str) -> ModuleType:
+def module(environment_name: str) -> ModuleType:
     """Returns the module of the environment of that name. Raises RegistryError for an unknown one."""
-    return sys.modules[maker(name).__module__]
+    return sys.modules[maker(environment_name).__module__]
 
 
 def full_name(name: str) -> str:
@@ -121,14 +121,14 @@ def function(setting: str, name: str) -> Callable[..., Any]:
     return registry.find(setting, name, {})
 
 
-def settings_from_text(name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+def settings_from_text(environment_name: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
-    declarations = registry.settings(maker(name))
+    declarations = registry.settings(maker(environment_name))
     values = {
-        key: registry.from_text(declarations[key].annotation, text) if key in declarations else text
-        for key, text in texts.items()
+        setting: registry.from_text(declarations[setting].annotation, text) if setting in declarations else text
+        for setting, text in texts.items()
     }
-    return registry.check_settings("environment", name, maker(name), values)
+    return registry.check_settings("environment", environment_name, maker(environment_name), values)
 
 
 def examine(name: str, settings: Mapping[str, Any]) -> None:
@@ -141,10 +141,10 @@ def examine(name: str, settings: Mapping[str, Any]) -> None:
     vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **settings})
 
 
-def _is_module(name: str) -> bool:
+def _is_module(module_name: str) -> bool:
     """Whether a module of that name can be imported, also from the current folder."""
     try:
-        spec = importlib.util.find_spec(name) if name else None
+        spec = importlib.util.find_spec(module_name) if module_name else None
     except (ValueError, ImportError):
         return False
-    return spec is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None
+    return spec is not None or importlib.machinery.PathFinder.find_spec(module_name, [os.getcwd()]) is not None

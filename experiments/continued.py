@@ -25,9 +25,9 @@ def get_config(workdir: str) -> ConfigDict:
     try:
         check_shape(run_settings)
         with_tuples = as_tuples(run_settings)
-        for name, value in leaves(with_tuples):
-            if name in RANGES:
-                convert_setting(name, RANGES[name], value)
+        for setting, value in leaves(with_tuples):
+            if setting in RANGES:
+                convert_setting(setting, RANGES[setting], value)
         with config.unlocked(), config.ignore_type():
             config.update(with_tuples)
             config.workdir = workdir  # the run may have been moved

@@ -14,13 +14,13 @@ from cojax.settings.ranges import check_kinds, leaves
 from cojax.storage.files import read_json
 
 
-def get_config(file: str) -> ConfigDict:
-    """The configuration in `file`, an object of settings. Raises FlagError if it holds no configuration."""
+def get_config(config_file: str) -> ConfigDict:
+    """The configuration in `config_file`, an object of settings. Raises FlagError if it holds no configuration."""
     config = base.get_config()
     try:
         with config.unlocked(), config.ignore_type():
-            for name, value in leaves(read_json(Path(file).resolve())):
-                base.put(config, name, as_tuples(value))
+            for setting, value in leaves(read_json(Path(config_file).resolve())):
+                base.put(config, setting, as_tuples(value))
         check_kinds(config)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise FlagError(f"the configuration that was given: {error}") from error

@@ -57,9 +57,9 @@ class Child:
             self._output_file, writer = _open_output()
             own_files.callback(self._output_file.close)
             child_files.callback(writer.close)
-            folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
+            import_folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), folders, *arguments],
+                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), import_folders, *arguments],
                 pass_fds=(owner_read, report_write), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
                 env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
             )  # fmt: skip
@@ -109,12 +109,12 @@ class Child:
 
     def _last_lines(self) -> list[str]:
         try:
-            size = self._output_file.seek(0, os.SEEK_END)
-            self._output_file.seek(max(0, size - _MOST_BYTES))
-            text = self._output_file.read().decode(errors="replace")
+            output_size = self._output_file.seek(0, os.SEEK_END)
+            self._output_file.seek(max(0, output_size - _MOST_BYTES))
+            output_text = self._output_file.read().decode(errors="replace")
         except ValueError:  # it was stopped
             return []
-        return list(collections.deque((line for line in text.splitlines() if line.strip()), _MOST_LINES))
+        return list(collections.deque((line for line in output_text.splitlines() if line.strip()), _MOST_LINES))
 
 
 # A fork of this process must not keep its children's pipes open: they tell the children whether this process is alive.
@@ -131,12 +131,12 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 def _open_output() -> tuple[IO[bytes], IO[bytes]]:
     """Opens a file without a name, to read and to append."""
-    descriptor, path = tempfile.mkstemp(prefix="cojax-")
+    descriptor, output_path = tempfile.mkstemp(prefix="cojax-")
     try:
         os.close(descriptor)
-        return open(path, "rb"), open(path, "ab")
+        return open(output_path, "rb"), open(output_path, "ab")
     finally:
-        os.unlink(path)
+        os.unlink(output_path)
 
 
 def _stop(process: subprocess.Popen[bytes], stop: threading.Event, files: contextlib.ExitStack, owner_pid: int) -> None:

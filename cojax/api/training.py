@@ -102,21 +102,21 @@ class OpenRun:
 
         step_flag = [] if step is None else [f"--step={step}"]
         with tempfile.TemporaryDirectory(prefix="cojax-") as temporary:
-            target = Path(temporary, "policy") if folder is None else Path(folder)
-            finish(["export", f"--workdir={self.workdir}", *step_flag, str(target)])
-            return load(target)
+            model_folder = Path(temporary, "policy") if folder is None else Path(folder)
+            finish(["export", f"--workdir={self.workdir}", *step_flag, str(model_folder)])
+            return load(model_folder)
 
-    def _log(self, name: str) -> Records:
-        return Records(Log(self.workdir / f"{name}.jsonl").read())
+    def _log(self, log_name: str) -> Records:
+        return Records(Log(self.workdir / f"{log_name}.jsonl").read())
 
 
 def open_run(workdir: str | os.PathLike[str]) -> OpenRun:
     """The run in a folder. Raises FileNotFoundError for a folder that holds none."""
-    folder = Path(workdir)
-    if not (folder / "config.json").exists() or not (folder / "metrics.jsonl").exists():
-        problem = "is not a folder" if not folder.is_dir() else "holds no run, or one that has not begun to train"
-        raise FileNotFoundError(f"{folder} {problem}; expected the workdir of a run, such as runs/desk")
-    return OpenRun(folder.absolute())
+    run_folder = Path(workdir)
+    if not (run_folder / "config.json").exists() or not (run_folder / "metrics.jsonl").exists():
+        problem = "is not a folder" if not run_folder.is_dir() else "holds no run, or one that has not begun to train"
+        raise FileNotFoundError(f"{run_folder} {problem}; expected the workdir of a run, such as runs/desk")
+    return OpenRun(run_folder.absolute())
 
 
 def train(
@@ -221,9 +221,9 @@ class Training:
             self._workdir, self._last_step, self._read_bytes = Path(status_report["workdir"]), status_report["step"], 0
         if self._workdir is None:
             return
-        with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as file:
-            file.seek(self._read_bytes)
-            for line in lines_of(file):
+        with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as metrics_file:
+            metrics_file.seek(self._read_bytes)
+            for line in lines_of(metrics_file):
                 if not line.endswith(b"\n"):
                     break
                 self._read_bytes += len(line)
@@ -255,7 +255,7 @@ def evaluate(
         "checkpoint": checkpoint, "model": model, "endpoint": endpoint, "endpoint_model": endpoint_model, "out": out,
         "splits": splits if splits is None or isinstance(splits, str) else ",".join(splits), "samples": samples,
     }  # fmt: skip
-    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    flags = [f"--{flag_name}={value}" for flag_name, value in options.items() if value is not None]
     with config_flag(config) as config_flags:
         report = finish(["evaluate", *config_flags, *flags, *flags_of(settings)], show=show)
     return read_json(Path(report["out"], "result.json"))
@@ -297,7 +297,7 @@ def _start(
 
 def flags_of(settings: Mapping[str, Any]) -> list[str]:
     """The flag --config.NAME=VALUE of each setting. A mapping is a section: {"learner": {"loss": "ppo"}}."""
-    return [f"--config.{name}={_format_value(value)}" for name, value in _flatten_settings(settings).items()]
+    return [f"--config.{setting}={_format_value(value)}" for setting, value in _flatten_settings(settings).items()]
 
 
 @contextlib.contextmanager
@@ -309,25 +309,25 @@ def config_flag(config: Config | None) -> Iterator[list[str]]:
     if config is None or isinstance(config, (str, os.PathLike)):
         yield [] if config is None else [f"--config={os.fspath(config)}"]
         return
-    source = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
-    plain_settings = source.to_dict() if hasattr(source, "to_dict") else source
+    resolved_config = config.copy_and_resolve_references() if hasattr(config, "copy_and_resolve_references") else config
+    plain_settings = resolved_config.to_dict() if hasattr(resolved_config, "to_dict") else resolved_config
     if not isinstance(plain_settings, Mapping):
         raise TypeError(
             f"config is of type {type(config).__name__}; expected a file, a ConfigDict or a dict of settings"
         )
     try:
-        text = json.dumps(_flatten_settings(plain_settings), allow_nan=False)
+        json_text = json.dumps(_flatten_settings(plain_settings), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TypeError(f"config holds an invalid value: {error}; expected numbers, text, tuples and None") from error
-    with tempfile.TemporaryDirectory(prefix="cojax-") as folder:
-        file = Path(folder, "config.json")
-        file.write_text(text, encoding="utf-8")
-        yield [f"--config={_GIVEN_CONFIG}:{file}"]
+    with tempfile.TemporaryDirectory(prefix="cojax-") as temporary_folder:
+        config_file = Path(temporary_folder, "config.json")
+        config_file.write_text(json_text, encoding="utf-8")
+        yield [f"--config={_GIVEN_CONFIG}:{config_file}"]
 
 
 def _flatten_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings by their dotted names."""
-    return {name: value for name, value in flat(settings).items() if not isinstance(value, Mapping)}
+    return {setting: value for setting, value in flat(settings).items() if not isinstance(value, Mapping)}
 
 
 def _format_value(value: Any) -> str:

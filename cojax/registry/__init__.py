@@ -54,27 +54,27 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
             f"{kind} {name!r} not found; available: {', '.join(entries)}, or package.module:name from outside"
         )
     module = _import_module(kind, name, module_name)
-    target = vars(module).get(attribute)
-    if target is None:
+    named_object = vars(module).get(attribute)
+    if named_object is None:
         location = module.__file__ or module_name
         raise RegistryError(f"{kind} {name!r} not found: {location} defines no {attribute!r}{_name_clash(module_name)}")
-    if not callable(target):
-        raise RegistryError(f"{kind} {name!r} is of type {type(target).__name__}; expected a function or a class")
-    return target
+    if not callable(named_object):
+        raise RegistryError(f"{kind} {name!r} is of type {type(named_object).__name__}; expected a function or a class")
+    return named_object
 
 
-def own_module(name: str) -> types.ModuleType:
+def own_module(module_name: str) -> types.ModuleType:
     """Imports a module of `environments` or `experiments`, which a wheel holds within `cojax`.
 
     Raises RegistryError if this process has a user's package in the folder's place.
     """
     imports.ours_first()
-    folder = name.partition(".")[0]
+    folder = module_name.partition(".")[0]
     package = importlib.import_module(imports.within(folder))
     if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder] / "__init__.py"):
         location = package.__file__ or list(package.__path__)
-        raise RegistryError(f"{location} hides cojax's {imports.within(name)}, {imports.FIX}")
-    return importlib.import_module(imports.within(name))
+        raise RegistryError(f"{location} hides cojax's {imports.within(module_name)}, {imports.FIX}")
+    return importlib.import_module(imports.within(module_name))
 
 
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
@@ -92,25 +92,25 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
 
 
 def check_settings(
-    kind: str, name: str, function: Callable[..., Any], overrides: Mapping[str, Any], where: str = ""
+    kind: str, name: str, function: Callable[..., Any], overrides: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
     """Converts the given settings to their declared types, if nothing is lost.
 
-    `where` precedes the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
+    `prefix` precedes the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
     not allowed, and for a required setting that is missing.
     """
     declarations = settings(function)
     for setting in overrides:
         if setting not in declarations:
             choices = f"it has {', '.join(declarations)}" if declarations else "it has none"
-            hint = did_you_mean(setting, declarations, where)
-            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {hint}{choices}")
+            hint = did_you_mean(setting, declarations, prefix)
+            raise RegistryError(f"{kind} {name!r} has no setting {prefix}{setting}; {hint}{choices}")
     for setting, declaration in declarations.items():
         if declaration.default is REQUIRED and setting not in overrides:
             values = description(declaration.annotation)
-            raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
+            raise RegistryError(f"{kind} {name!r} needs its setting {prefix}{setting}: {values}")
     return {
-        setting: convert_setting(f"{where}{setting}", declarations[setting].annotation, value)
+        setting: convert_setting(f"{prefix}{setting}", declarations[setting].annotation, value)
         for setting, value in overrides.items()
     }
 
@@ -134,18 +134,18 @@ def check_call(
         ) from error
 
 
-def _import_module(kind: str, name: str, module: str) -> types.ModuleType:
+def _import_module(kind: str, name: str, module_name: str) -> types.ModuleType:
     """Imports the module of that name. Raises RegistryError if it is missing or cannot be imported."""
     folder = os.getcwd()
     imports.with_current_folder()
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        missing = error.name or module
-        if module == missing or module.startswith(f"{missing}."):
+        missing = error.name or module_name
+        if module_name == missing or module_name.startswith(f"{missing}."):
             raise RegistryError(
                 f"{kind} {name!r} not found: no module {missing!r} in {folder} or among the installed packages"
-                f"{_name_clash(module)}"
+                f"{_name_clash(module_name)}"
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
     except (Exception, SystemExit) as error:  # a module may raise anything
@@ -153,9 +153,9 @@ def _import_module(kind: str, name: str, module: str) -> types.ModuleType:
         raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
-def _name_clash(module: str) -> str:
+def _name_clash(module_name: str) -> str:
     """Adds to an error that the user has a module of that name, which cannot be imported."""
-    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden_file(module)) else ""
+    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden_file(module_name)) else ""
 
 
 def _field_default(field: dataclasses.Field[Any]) -> Any:

@@ -60,13 +60,13 @@ class Range:
         return " and ".join(bound for bound in (low, high) if bound)
 
 
-def convert_setting(name: str, annotation: Any, value: Any) -> Any:
+def convert_setting(setting: str, annotation: Any, value: Any) -> Any:
     """Converts the value to the annotated type. Raises RegistryError, which names the setting, if it is not allowed."""
     try:
         return _convert(annotation, value)
     except ValueError:
         size_note = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
-        raise RegistryError(f"{name} is {quote(value)}; expected {description(annotation)}{size_note}") from None
+        raise RegistryError(f"{setting} is {quote(value)}; expected {description(annotation)}{size_note}") from None
 
 
 def quote(value: object) -> str:
@@ -128,8 +128,8 @@ _TYPE_WORDS = {
 def _convert(annotation: Any, value: Any) -> Any:
     """Converts the value to the annotated type. Raises ValueError if it is not allowed.
 
-    A whole number is also a float; True is neither. NaN and infinity are refused, as config.json cannot hold them; so
-    are whole numbers of more than 64 bits.
+    A whole number is also a float; True is neither. NaN and infinity are refused, because config.json cannot hold
+    them, and whole numbers of more than 64 bits.
     """
     from pydantic.errors import PydanticUserError
 

@@ -35,18 +35,18 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     elif hasattr(function, "__qualname__"):
         attribute = function.__qualname__
     modules = [module, *([sys.modules[module_name]] if colon else [])]
-    files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
-    file_contents = b"".join(Path(file).read_bytes() for file in files)
+    module_files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
+    file_contents = b"".join(Path(module_file).read_bytes() for module_file in module_files)
     origin = {}
-    if colon and (file := vars(sys.modules[module_name]).get("__file__")):
+    if colon and (module_file := vars(sys.modules[module_name]).get("__file__")):
         # The folder from which the module, or the package that holds it, is imported.
-        path = Path(file).absolute()
-        folder = path.parents[sys.modules[module_name].__name__.count(".") + (path.name == "__init__.py")]
-        origin = {"folder": str(folder), "commit": commit(file)}
+        module_path = Path(module_file).absolute()
+        folder = module_path.parents[sys.modules[module_name].__name__.count(".") + (module_path.name == "__init__.py")]
+        origin = {"folder": str(folder), "commit": commit(module_file)}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
-        "hash": hashlib.sha256(file_contents).hexdigest() if files else "",
+        "hash": hashlib.sha256(file_contents).hexdigest() if module_files else "",
         **origin,
     }
 
@@ -59,35 +59,35 @@ def _version(module: types.ModuleType) -> str:
     return importlib.metadata.version(distributions[0]) if distributions else str(vars(module).get("__version__", ""))
 
 
-# Top-level package → its distributions. Cached, as this reads files of every installed distribution.
+# Top-level package → its distributions. Cached, because this reads files of every installed distribution.
 _distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
-def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
+def commit(code_file: str | Path, code: Sequence[str] = _PYTHON) -> str:
     """Returns the commit of the file's repository, followed by " with changes" if its code has changed since.
 
     `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
     belongs to no repository: one that is ignored or installed does not belong to the repository around it.
     """
-    file = Path(file).resolve()
+    code_file = Path(code_file).resolve()
     commands = (
-        ["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", f":(literal){file.name}"],
+        ["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", f":(literal){code_file.name}"],
         ["rev-parse", "HEAD"],
         ["status", "--porcelain", "--untracked-files=no", "--", *code],
     )
     try:
-        listing, head, status = (
+        listing, head, status_text = (
             subprocess.run(
-                ["git", *command], cwd=file.parent, capture_output=True, text=True, timeout=10, check=True
+                ["git", *command], cwd=code_file.parent, capture_output=True, text=True, timeout=10, check=True
             ).stdout
             for command in commands
         )
     except (OSError, subprocess.SubprocessError):
         return UNKNOWN
     is_new = listing.startswith("?")
-    if not listing or (is_new and _PACKAGE_FOLDERS & set(file.parts)):
+    if not listing or (is_new and _PACKAGE_FOLDERS & set(code_file.parts)):
         return UNKNOWN
-    return head.strip() + (" with changes" if is_new or status.strip() else "")
+    return head.strip() + (" with changes" if is_new or status_text.strip() else "")
 
 
 def short_commit(commit: str) -> str:

@@ -78,7 +78,7 @@ def build_parts(config: ConfigDict) -> Parts:
     required_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
-    section = config.evaluation
+    evaluation = config.evaluation
     return Parts(
         environment,
         made_environment(config) if traits_of(environment).reuses else environment,
@@ -87,9 +87,9 @@ def build_parts(config: ConfigDict) -> Parts:
         mesh,
         engine,
         limits(config, environment),
-        environment.tasks(section.split, section.tasks, section.seed),
-        environment.tasks(section.dev_split, section.dev_tasks),
-        environment.tasks(section.challenge_split, section.challenge_tasks) if section.challenge_tasks else (),
+        environment.tasks(evaluation.split, evaluation.tasks, evaluation.seed),
+        environment.tasks(evaluation.dev_split, evaluation.dev_tasks),
+        environment.tasks(evaluation.challenge_split, evaluation.challenge_tasks) if evaluation.challenge_tasks else (),
         kinds(environment, made_signals(config)),
     )
 
@@ -198,8 +198,8 @@ def initial(config: ConfigDict, parts: Parts) -> Synthesis:
 
 def explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """Builds the explorer `name`, by default config.explorer.name. If `journal` is given, it replaces the run's."""
-    make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
-    return make(config, parts, journal or Journal(Path(config.workdir) / "journal.jsonl"))
+    make_explorer = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
+    return make_explorer(config, parts, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
 def validation(config: ConfigDict, parts: Parts, chosen_explorer: Explorer) -> Validation:
@@ -236,7 +236,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
             **parts.signals,
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
-            **{name: find("statistic", name, MEMORIES)() for name in reads(evolve)},
+            **{statistic: find("statistic", statistic, MEMORIES)() for statistic in reads(evolve)},
             **({"prefixes": prefix_replay} if prefix_replay else {}),
         },
         kinds=parts.signals,
@@ -255,7 +255,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),
-        **{name: config[name] for name in _LOOP_SETTINGS},
+        **{setting: config[setting] for setting in _LOOP_SETTINGS},
         **({"prefix": prefix_replay.prefix} if prefix_replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )

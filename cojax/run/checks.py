@@ -150,20 +150,20 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 def _check_pretrained(config: ConfigDict) -> None:
     """Raises ValueError for settings of a warm start that this policy's warm start does not read."""
-    section, model_path = config.warm_start, config.model.path
-    if section.lora.rank and not (model_path and section.steps):
-        why = "warm_start.steps is 0" if model_path else "model.path names no model folder for them to adapt"
+    warm_start, model_path = config.warm_start, config.model.path
+    if warm_start.lora.rank and not (model_path and warm_start.steps):
+        obstacle = "warm_start.steps is 0" if model_path else "model.path names no model folder for them to adapt"
         raise ValueError(
-            f"warm_start.lora.rank is {section.lora.rank}, but {why}; set --config.warm_start.lora.rank=0, or "
+            f"warm_start.lora.rank is {warm_start.lora.rank}, but {obstacle}; set --config.warm_start.lora.rank=0, or "
             f"{'--config.warm_start.steps=34, say' if model_path else '--config.model.path'}"
         )
     rate_settings = ("learning_rate", "pretrained_learning_rate")
     used_rate = rate_settings[bool(model_path)]
     idle_rate = next(rate for rate in rate_settings if rate != used_rate)
-    if section.steps and section[idle_rate] != (default := LEAVES[f"warm_start.{idle_rate}"].default):
-        where = "a model folder is taught" if model_path else "a policy from scratch is taught"
+    if warm_start.steps and warm_start[idle_rate] != (default := LEAVES[f"warm_start.{idle_rate}"].default):
+        lesson = "a model folder is taught" if model_path else "a policy from scratch is taught"
         raise ValueError(
-            f"warm_start.{idle_rate} is {section[idle_rate]:g}, but {where} by warm_start.{used_rate}; set "
+            f"warm_start.{idle_rate} is {warm_start[idle_rate]:g}, but {lesson} by warm_start.{used_rate}; set "
             f"--config.warm_start.{used_rate}, and --config.warm_start.{idle_rate}={default:g}"
         )
 
@@ -189,21 +189,21 @@ def _check_row_capacity(config: ConfigDict) -> None:
 
 def _check_servers(config: ConfigDict) -> None:
     """Raises ValueError for servers that cannot be launched, or cannot do what the loop needs."""
-    section = config.sglang
-    if config.staleness and section.release_memory:
+    sglang = config.sglang
+    if config.staleness and sglang.release_memory:
         raise ValueError(
             "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
             "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
         )
-    if section.port > (highest_port := LAST_PORT - section.servers + 1):
+    if sglang.port > (highest_port := LAST_PORT - sglang.servers + 1):
         raise ValueError(
-            f"sglang.port is {section.port}; {section.servers} servers take as many ports from there on, so it may be "
+            f"sglang.port is {sglang.port}; {sglang.servers} servers take as many ports from there on, so it may be "
             f"at most {highest_port}"
         )
     try:
-        shlex.split(section.flags)
+        shlex.split(sglang.flags)
     except ValueError as error:
-        raise ValueError(f"sglang.flags is {section.flags!r}, which is not a command line: {error}") from error
+        raise ValueError(f"sglang.flags is {sglang.flags!r}, which is not a command line: {error}") from error
 
 
 def _check_validation(config: ConfigDict) -> None:

@@ -40,8 +40,8 @@ def configuration() -> ConfigDict:
     Raises ValueError for an unknown preset or a missing folder, and RegistryError for an unknown entry or for code that
     the run directory names but the flags do not.
     """
-    flag = flags.FLAGS["config"]
-    flag_names = (*config_flags.get_override_values(flag), *OF_ENTRIES)
+    config_flag = flags.FLAGS["config"]
+    flag_names = (*config_flags.get_override_values(config_flag), *OF_ENTRIES)
     config = CONFIG.value
     make_importable(TRUSTED.value)
     workdir = _continued_run()
@@ -58,13 +58,13 @@ def file_record() -> dict[str, dict[str, str]]:
 
     The record is empty if the user gave no file, as when a program passes an object.
     """
-    flag = flags.FLAGS["config"]
-    if not flag.present:
+    config_flag = flags.FLAGS["config"]
+    if not config_flag.present:
         return {}
     if workdir := _continued_run():
         record = read_json(workdir / "config.json").get("file")
         return {"file": record} if isinstance(record, dict) else {}
-    file_path = locate(config_flags.get_config_filename(flag).partition(":")[0])
+    file_path = locate(config_flags.get_config_filename(config_flag).partition(":")[0])
     return {} if file_path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(file_path)}
 
 
@@ -173,7 +173,7 @@ def _start_folders() -> set[str]:
     """Returns the import path's folders, without those of the standard library and of installed packages."""
     installed_folders = [sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
-    prefixes = tuple(os.path.join(os.path.realpath(path), "") for path in installed_folders)
+    prefixes = tuple(os.path.join(os.path.realpath(installed_folder), "") for installed_folder in installed_folders)
     folders = {os.path.realpath(folder) for folder in sys.path if isinstance(folder, str)}
     return {folder for folder in folders if not os.path.join(folder, "").startswith(prefixes)} | {os.path.realpath("")}
 

@@ -172,7 +172,7 @@ ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": loca
 
 
 MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
-_CACHE_SHARE = 0.5  # most of the memory beside the weights that a chosen cache takes
+_CACHE_SHARE = 0.5  # a chosen cache takes at most this share of the memory beside the weights
 _LENGTH_STEP = 128  # tokens; a recommended length is a multiple of it
 
 
@@ -207,9 +207,9 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     replica_count = 1 if mesh is None else len(replicas(mesh))
     lane_count = section.lanes * replica_count
     counts = [lane_count << k for k in range(8) if lane_count << k <= max(MOST_SLOTS, lane_count)]
-    target = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
+    wanted_slots = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
     if available_bytes is None:
-        return set_count or target
+        return set_count or wanted_slots
     weight_bytes, training_bytes = _weight_bytes(config, model, mesh)
     budget_bytes, beside = available_bytes - weight_bytes, "the weights"
     if set_count and set_count * slot_bytes <= budget_bytes:
@@ -217,7 +217,7 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     spare_bytes = budget_bytes - training_bytes if trains else budget_bytes
     room_bytes = _CACHE_SHARE * spare_bytes
     least = lane_count if lane_count * slot_bytes <= spare_bytes else 0
-    best = max((count for count in counts if count <= target and count * slot_bytes <= room_bytes), default=least)
+    best = max((count for count in counts if count <= wanted_slots and count * slot_bytes <= room_bytes), default=least)
     if set_count or not best:
         demand = set_count or lane_count
         if spare_bytes < budget_bytes and not set_count:
@@ -240,7 +240,7 @@ def keep_slots(
 ) -> _T:
     """Calls `make` on the configuration, with the number of slots in engine.json, at `path`, if none is set.
 
-    Free memory decides the number once per run or evaluation, as sampled bits depend on it; one that does not `resume`
+    Free memory decides the number once per run or evaluation, because bits depend on it; one that does not `resume`
     decides anew. `slots_of` returns the number that was chosen, None for any engine but the local one. Raises
     ValueError for a damaged file, and for a number that no longer fits.
     """
@@ -249,14 +249,14 @@ def keep_slots(
         run_config.engine.slots = stored_count
         CONSOLE.print(f"engine: {stored_count} slots, as it began")
     try:
-        product = make(run_config)
+        engine_owner = make(run_config)
     except CacheTooLarge as error:
         if not resume:
             raise
         raise error.for_resumed_run() from error
-    if run_config.engine.slots is None and (chosen_count := slots_of(product)):
+    if run_config.engine.slots is None and (chosen_count := slots_of(engine_owner)):
         write_json(path, with_checksum({"slots": chosen_count}))
-    return product
+    return engine_owner
 
 
 def read_slots(path: Path) -> int | None:

@@ -35,7 +35,7 @@ from cojax.synthesis import ADMISSIONS, EVOLUTIONS, MEMORIES, SELECTIONS, reads
 class Choice:
     """A setting that names an entry.
 
-    `kind` says what it names, `section` holds the entry's settings, and `takes` are the arguments that the entry is
+    `kind` is the entry's kind, `section` holds the entry's settings, and `takes` are the arguments that the entry is
     called with. `takes` is None if the names of the entry's parameters decide them.
     """
 
@@ -50,7 +50,7 @@ def _choice_of(kind: str, table: Mapping[str, Any], section: str = "", takes: tu
     return Choice(kind, functools.partial(registry.find, kind, entries=table), lambda: list(table), section, takes)
 
 
-# Setting → what it may name.
+# Setting → the entries that it may name.
 CHOICES: dict[str, Choice] = {
     "learner.loss": _choice_of("loss", LOSSES, "learner.loss_settings"),
     "learner.advantage": _choice_of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
@@ -130,9 +130,9 @@ def entry(config: ConfigDict, setting: str) -> ChosenEntry:
 def objective_of(config: ConfigDict) -> Objective:
     """Combines loss, advantage and weighting. Raises ValueError if they cannot be combined."""
     if rounds := methods.rounds_of(config):
-        loss, settings = methods.loss_of_rounds(*rounds)
-        return objective(bind(loss, LOSSES, settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
-    loss_entry, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
+        loss, loss_settings = methods.loss_of_rounds(*rounds)
+        return objective(bind(loss, LOSSES, loss_settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
+    loss_entry, advantage, weighting = (entry(config, f"learner.{part}") for part in ("loss", "advantage", "weighting"))
     bound_loss = bind(loss_entry.name, LOSSES, loss_entry.overrides)
     part_count = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
     return objective(bound_loss, advantage.name, advantage.overrides, weighting.name, weighting.overrides, part_count)
@@ -150,10 +150,10 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
 
     The name of a signal from outside is the part after the colon. Raises RegistryError.
     """
-    names = [full_name.strip() for full_name in config.signals.split(",") if full_name.strip()]
-    names.sort(key=lambda full_name: list(SIGNALS).index(full_name) if full_name in SIGNALS else len(SIGNALS))
+    full_names = [full_name.strip() for full_name in config.signals.split(",") if full_name.strip()]
+    full_names.sort(key=lambda full_name: list(SIGNALS).index(full_name) if full_name in SIGNALS else len(SIGNALS))
     entries: dict[str, ChosenEntry] = {}
-    for full_name in names:
+    for full_name in full_names:
         alias = signal_name(full_name)
         if alias in entries and entries[alias].name != full_name:
             raise RegistryError(f"signals {entries[alias].name!r} and {full_name!r} have one name; rename one of them")
@@ -171,16 +171,16 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
 
 def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     """Builds the active signals, by kind. Raises RegistryError for an entry that makes no signal."""
-    kinds: dict[str, SignalKind] = {}
+    kind_by_name: dict[str, SignalKind] = {}
     for signal in signals(config).values():
         try:
             kind = check(signal.bind()(), _RESERVED_NAMES)
         except (ValueError, TypeError) as error:
             raise RegistryError(f"signal {signal.name!r}: {error}") from error
-        if kind.name in kinds:
+        if kind.name in kind_by_name:
             raise RegistryError(f"signal {signal.name!r} has the kind {kind.name!r}, as another one has; rename it")
-        kinds[kind.name] = kind
-    return kinds
+        kind_by_name[kind.name] = kind
+    return kind_by_name
 
 
 def signal_name(full_name: str) -> str:
@@ -217,12 +217,12 @@ def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
                 section = at(config, choice.section)
                 put(config, choice.section, ConfigDict({key: section[key] for key in _own_leaves(choice.section)}))
                 put(config, setting, flags[setting])
-        for setting, text in flags.items():
+        for setting, flag_text in flags.items():
             if setting in LEAVES and setting not in CHOICES:
-                put(config, setting, from_text(LEAVES[setting].range, text))
+                put(config, setting, from_text(LEAVES[setting].range, flag_text))
             elif setting not in CHOICES:
                 declaration = registry.settings(_find_owner(config, setting)[0]).get(setting.rpartition(".")[2])
-                put(config, setting, from_text(declaration.annotation, text) if declaration else text)
+                put(config, setting, from_text(declaration.annotation, flag_text) if declaration else flag_text)
     return config
 
 
@@ -245,7 +245,7 @@ def _find_owner(config: ConfigDict, setting: str) -> tuple[Callable[..., Any], M
     section = setting.rpartition(".")[0]
     if section.startswith(f"{_SIGNAL_SECTION}."):
         alias = section.removeprefix(f"{_SIGNAL_SECTION}.")
-        full_names = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
+        full_names = {signal_name(full_name.strip()): full_name.strip() for full_name in config.signals.split(",")}
         function = SIGNAL.find(full_names.get(alias, alias))
         if alias not in config.signal_settings:
             config.signal_settings[alias] = ConfigDict()

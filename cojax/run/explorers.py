@@ -61,9 +61,9 @@ def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExpl
     )
 
 
-def _explorer_keywords(section: ConfigDict, settings_class: type) -> dict[str, Any]:
+def _explorer_keywords(explorer_section: ConfigDict, settings_class: type) -> dict[str, Any]:
     """Returns the settings that every explorer has, and those of `settings_class`, as keywords."""
-    return {setting: section[setting] for setting in ("runs", "steps", *leaves_of(settings_class))}
+    return {setting: explorer_section[setting] for setting in ("runs", "steps", *leaves_of(settings_class))}
 
 
 def llm(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
@@ -110,30 +110,30 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
 
     Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
-    section = config.validation
+    validation_section = config.validation
     draft_attempts, ask_judge = None, None
     play = watched_play(parts.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = watched_play(parts.limits.environment_deadline, act_timeout_s=config.llm.deadline + config.llm.timeout)
         if attempt_count := attempts(config):
-            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, parts)
+            attempters = choose(ATTEMPTERS, validation_section.attempter, "validation.attempter")(config, parts)
             draft_attempts = Attempts(attempters, attempt_count, parts.limits.max_turns)
-        has_veto = choose(JUDGES, section.judge, "validation.judge")
+        has_veto = choose(JUDGES, validation_section.judge, "validation.judge")
         ask_judge = None if has_veto is None else functools.partial(judge, explorer.chat_model, has_veto)
     return Validation(
         parts.environment,
         Exclusions.of(
             reserved_tasks,
             similarity(config, parts.environment, reserved_tasks),
-            section.evaluation_words,
+            validation_section.evaluation_words,
             parts.evaluation if parts.from_initial else (),
         ),
         enabled=config.validate,
         play=play,
         attempts=draft_attempts,
         judge=ask_judge,
-        safe=section.safe,
-        longest_query=section.longest_query,
+        safe=validation_section.safe,
+        longest_query=validation_section.longest_query,
         control_tokens=tuple(token.content for token in parts.chat.tokenizer.added_tokens_decoder.values()),
     )
 

@@ -179,11 +179,11 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     if not processes.is_enabled(config):
         yield ALONE
         return
-    section, folder = config.distributed, Path(config.workdir)
-    lock = None if preflight or section.process is None else _lock(folder, section.process)
-    if lock and not section.process:
+    distributed, workdir = config.distributed, Path(config.workdir)
+    lock = None if preflight or distributed.process is None else _lock(workdir, distributed.process)
+    if lock and not distributed.process:
         lock.close()  # the run takes it again once all processes are connected
-    process, process_count, connections = start(DistributedSettings(**section))
+    process, process_count, connections = start(DistributedSettings(**distributed))
     if process_count == 1:
         yield ALONE
         return
@@ -191,9 +191,9 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     if process:
         following = Following(config, process, connections)
         try:
-            ask_admission(following.wire, shared_facts, section.startup)
+            ask_admission(following.wire, shared_facts, distributed.startup)
             find_devices()
-            lock = lock or (None if preflight else _lock(folder, process))
+            lock = lock or (None if preflight else _lock(workdir, process))
             yield following
         except Exception:
             _exit_alone(1)
@@ -205,7 +205,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     status, error_line = 1, ""
     try:
         folders = processes.shared_folders(config)
-        admit(leading.wire, process_count, shared_facts, folders, section.startup, keep=not preflight)
+        admit(leading.wire, process_count, shared_facts, folders, distributed.startup, keep=not preflight)
         find_devices()
         processes.check_several(config)
         yield leading.together
@@ -222,11 +222,11 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         leading.end(status, error_line)
 
 
-def _lock(folder: Path, process: int) -> TextIO | None:
+def _lock(workdir: Path, process: int) -> TextIO | None:
     """Locks an existing folder, so that a second process of this number does not disturb the first one's run."""
-    if not folder.is_dir():
+    if not workdir.is_dir():
         return None
-    return lock_folder(folder, "--config.workdir", f".lock-{process}" if process else ".lock")
+    return lock_folder(workdir, "--config.workdir", f".lock-{process}" if process else ".lock")
 
 
 def _common_facts(config: ConfigDict) -> dict[str, Any]:
@@ -243,9 +243,9 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     operation_by_name: dict[str, Callable[..., Any]] = {}
     shapes: list[TrainState] = []  # those of the initial state
 
-    def load(folder: str, seed: int, shape_text: str) -> Params:
+    def load(model_folder: str, seed: int, shape_text: str) -> Params:
         operation_by_name["gather_leaf"] = functools.partial(gather_leaf, shape(shape_text))
-        return processes.read_params(ALONE, folder, shape(shape_text), seed, processes.mesh_of(config))
+        return processes.read_params(ALONE, model_folder, shape(shape_text), seed, processes.mesh_of(config))
 
     def build(shape_text: str, params: Params) -> None:
         learner = assemble.learner_on(config, shape(shape_text), processes.mesh_of(config), params)
@@ -269,8 +269,8 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         operation_by_name["init"] = init
 
-    def save(folder: str, train_state: TrainState, second_state: TrainState | None) -> None:
-        save_arrays(Path(folder), join_states(train_state, second_state))
+    def save(checkpoint_folder: str, train_state: TrainState, second_state: TrainState | None) -> None:
+        save_arrays(Path(checkpoint_folder), join_states(train_state, second_state))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
         return split_states(restore_arrays(Path(folder), join_states(shapes[0], shapes[0] if with_second else None)))
@@ -279,6 +279,6 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     return operation_by_name
 
 
-def shape(text: str) -> ModelConfig:
+def shape(shape_text: str) -> ModelConfig:
     """Parses the model's shape that process 0 sent."""
-    return ModelConfig(**json.loads(text))
+    return ModelConfig(**json.loads(shape_text))

@@ -50,16 +50,16 @@ def initial_policy(
     A warm start is made once and cached. `score(step)` is the success of the engine's policy on the development split.
     `find_tasks` finds D_0. Raises ValueError or OSError, with what to do about it.
     """
-    section, path, chat = config.warm_start, config.model.path, parts.chat
+    section, model_path, chat = config.warm_start, config.model.path, parts.chat
     if not section.steps:
-        origin = {"folder": path, "shown": 0}
+        origin = {"folder": model_path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)")
-        return read_params(parts.together, path, parts.model, config.seed, parts.mesh), origin
-    if path:
+        return read_params(parts.together, model_path, parts.model, config.seed, parts.mesh), origin
+    if model_path:
         plan = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
-        CONSOLE.print(f"policy: pretrained from {path}, to be shown {plan}, once for all runs")
+        CONSOLE.print(f"policy: pretrained from {model_path}, to be shown {plan}, once for all runs")
     solve = functools.partial(demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks))
-    weights_digest = weights_hash(Path(path)) if path else ""
+    weights_digest = weights_hash(Path(model_path)) if model_path else ""
     cache_key = {
         "environment": parts.environment.name,
         "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
@@ -82,7 +82,7 @@ def initial_policy(
         "machine": decides_bits(),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
-    if path:
+    if model_path:
         cache_key |= {
             "weights": weights_digest,
             "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
@@ -96,17 +96,17 @@ def initial_policy(
         }
     folder, _ = warm_start.obtain(cache_key, lambda: _train(config, parts, solve, score), parts.model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
-    origin = trained.warm_start_origin(path, weights_digest, warm_start.read_record(folder))
+    origin = trained.warm_start_origin(model_path, weights_digest, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}")
     return read_params(parts.together, str(folder), parts.model, config.seed, parts.mesh), origin
 
 
 def weights_hash(folder: Path) -> str:
     """SHA-256 of the weights in a model folder, whatever its name. Raises FileNotFoundError if there are none."""
-    digest, files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
-    if not files:
+    digest, weight_files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
+    if not weight_files:
         raise FileNotFoundError(f"no *.safetensors in {folder}; expected a model folder in HF format")
-    for path in files:
+    for path in weight_files:
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
@@ -125,13 +125,13 @@ def demonstrations(
     """
     section = config.warm_start
     if section.split == INITIAL:
-        pairs = [(task, task.solution) for task in find_tasks() if task.solution]
-        if not pairs:
+        solved_tasks = [(task, task.solution) for task in find_tasks() if task.solution]
+        if not solved_tasks:
             raise ValueError(
                 f"the initial tasks of environment {environment.name!r} bring no solutions to learn from; set "
                 "--config.warm_start.steps=0"
             )
-        return pairs
+        return solved_tasks
     if not section.split:
         if isinstance(environment, Demonstrated):
             return environment.demonstrations(section.demonstrations, config.seed, noise_range)

@@ -76,10 +76,10 @@ def loss_of_rounds(method: Method, settings: RoundsSettings) -> tuple[str, Mappi
 
 def hard_negatives(config: ConfigDict) -> HardNegatives | None:
     """The loss of hard negatives, which is added to that of the groups; None if its weight is 0."""
-    section = config.preference
-    if not section.hard_negatives:
+    preference = config.preference
+    if not preference.hard_negatives:
         return None
-    return HardNegatives(section.hard_negatives, beta=section.beta, least_partial=section.hard)
+    return HardNegatives(preference.hard_negatives, beta=preference.beta, least_partial=preference.hard)
 
 
 def update_sizes(config: ConfigDict) -> list[int]:

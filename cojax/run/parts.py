@@ -26,7 +26,7 @@ class Parts:
     """The objects of one configuration. `evaluation`, `development` and `challenge` are the tasks of its splits.
 
     `evaluated_in` is `environment` itself, unless an evaluation episode could read there what a training episode left.
-    `from_initial` says that the evaluation tasks were split off the initial ones, as the environment has none.
+    `from_initial` says that the evaluation tasks were split off the initial ones: the environment has none.
     `together` are the processes of the run.
     """
 
@@ -47,19 +47,19 @@ class Parts:
 
 # Above this cosine, wording does not distinguish tasks.
 _MOST_TELLING_COSINE = 0.95
-# The split to train on where nothing is synthesized.
+# The split to train on if nothing is synthesized.
 TRAIN = "train"
 
 
 def limits(config: ConfigDict, environment: Environment) -> Limits:
     """Returns an episode's limits: at most the environment's concurrency, and its deadline if none is set."""
-    traits, limit_settings = traits_of(environment), settings(config.limits)
-    if traits.concurrency is not None:
-        limit_settings["concurrency"] = min(limit_settings["concurrency"], traits.concurrency)
+    environment_traits, limit_settings = traits_of(environment), settings(config.limits)
+    if environment_traits.concurrency is not None:
+        limit_settings["concurrency"] = min(limit_settings["concurrency"], environment_traits.concurrency)
     if limit_settings["environment_deadline"] is None:
         del limit_settings["environment_deadline"]
-        if traits.deadline is not None:
-            limit_settings["environment_deadline"] = traits.deadline
+        if environment_traits.deadline is not None:
+            limit_settings["environment_deadline"] = environment_traits.deadline
     return Limits(**limit_settings)
 
 

@@ -31,7 +31,7 @@ _LEXICON_TASKS = 500
 _MOST_SETUPS = 50
 
 
-# Printed if documentation is shortened, since that changes the figures.
+# Printed if documentation is shortened, because that changes the figures.
 _NOTES = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 
 
@@ -80,9 +80,9 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
             f"environment {environment.name!r} offers no lexicon, so its words cannot be the tokens; "
             "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
         )
-    names, texts = environment.lexicon()
+    argument_words, texts = environment.lexicon()
     queries = [task.query for task in environment.tasks("seed", _LEXICON_TASKS)]
-    return word_tokenizer(names, [*texts, *queries], environment.tools())
+    return word_tokenizer(argument_words, [*texts, *queries], environment.tools())
 
 
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
@@ -166,7 +166,7 @@ def _setup_texts(environment: Environment, setup: Task) -> Iterator[str]:
 def held_out(config: ConfigDict, environment: Environment) -> Exclusions:
     """Returns the evaluation tasks, whose queries and solutions must not be learned, as exclusions.
 
-    A query that contains another one is allowed, as both are the benchmark's.
+    A query that contains another one is allowed, because both are the benchmark's.
     """
     section = config.evaluation
     return Exclusions.of(environment.tasks(section.split, section.tasks, section.seed), words=0)

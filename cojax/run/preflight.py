@@ -36,8 +36,8 @@ from cojax.run.states import second_agent_in_memory
 from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
 from cojax.types import Group, Message, Task
 
-_VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
-_LOG_BYTES = 200 * 2**20
+_VERSIONS_ON_DISK = 3  # the most versions of the weights on disk at once, while a server takes a new one
+_MOST_LOG_BYTES = 200 * 2**20
 
 
 def check(config: ConfigDict, together: Together = ALONE) -> int:
@@ -169,16 +169,16 @@ def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
     Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
     episode, learner = _require(results, "episode", "episode"), results["learner"]
-    episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
+    episodes = tuple(dataclasses.replace(episode, reward=float(repeat % 2)) for repeat in range(config.group_size))
     try:
         token_advantages(learner.objective.advantage(episodes), episodes)
     except Exception as error:  # a function may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
     group = Group(episode.task, episodes)
-    tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
+    token_total = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
     full = learner.shape
-    shape = RowShape(min(full.length, tokens * config.group_size), min(full.micro, config.group_size), full.routes)
+    shape = RowShape(min(full.length, token_total * config.group_size), min(full.micro, config.group_size), full.routes)
     batches, _ = learner.objective.batches([group], (config.seed, 0), shape)
     token_count = sum(int((batch.weights > 0).sum()) for batch in batches)
     return f"{learner.loss} would learn from {token_count} tokens of {config.group_size} such episodes"
@@ -223,7 +223,7 @@ def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
     _check_writable(workdir)
     _check_writable(warm_start.cache())
     # A new checkpoint is written before the oldest is deleted.
-    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
+    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MOST_LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()

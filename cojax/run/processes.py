@@ -74,7 +74,7 @@ def check(config: ConfigDict) -> None:
             f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
             f"{LAST_PORT}"
         )
-    set_names = [name for name in ("processes", "process") if section[name] is not None]
+    set_names = [setting for setting in ("processes", "process") if section[setting] is not None]
     if set_names and not section.coordinator:
         raise ValueError(
             f"distributed.{set_names[0]} is {section[set_names[0]]}, but distributed.coordinator is empty; set it to "
@@ -217,12 +217,12 @@ def check_mesh(config: ConfigDict) -> None:
     lanes, slots = config.engine.lanes, config.engine.slots
     if (devices := replica_meshes[0].size) > 1:
         why = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
-        halt = "that two threads start may wait for each other for ever"
+        hang_note = "that two threads start may wait for each other for ever"
         if lanes > 1:
-            raise ValueError(f"engine.lanes is {lanes}, {why} {halt}; set --config.engine.lanes=1")
+            raise ValueError(f"engine.lanes is {lanes}, {why} {hang_note}; set --config.engine.lanes=1")
         if config.staleness:
             raise ValueError(
-                f"staleness is {config.staleness}, {why} {halt}: those of sampling and of the update. Set "
+                f"staleness is {config.staleness}, {why} {hang_note}: those of sampling and of the update. Set "
                 "--config.staleness=0, or mesh.data or mesh.fsdp in place of mesh.tensor and mesh.expert, or sample on "
                 "servers by --config.engine=sglang"
             )

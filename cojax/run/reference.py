@@ -67,8 +67,8 @@ def _describe_range(setting: str, leaf: Leaf) -> str:
     return description(leaf.range)
 
 
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
+def _escape(cell_text: str) -> str:
+    return cell_text.replace("|", "\\|")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

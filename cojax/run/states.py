@@ -90,15 +90,15 @@ def prove_fit(config: ConfigDict, loop: Loop, train_state: TrainState, second: T
 
 @contextlib.contextmanager
 def second_agent_in_memory(
-    config: ConfigDict, learner: Learner, train_state: TrainState, second: TrainState | None = None
+    config: ConfigDict, learner: Learner, train_state: TrainState, second_state: TrainState | None = None
 ) -> Iterator[None]:
     """Holds a second agent in memory within the block, if the configuration has one.
 
-    It is `second`, which a resumed run has restored, or else a copy of the policy.
+    It is `second_state`, which a resumed run has restored, or else a copy of the policy.
     """
-    if second is None and methods.has_second_agent(config):
+    if second_state is None and methods.has_second_agent(config):
         with learner.hosts.operation("copy", train_state) as finish:
-            second = finish(copy_arrays(train_state))
+            second_state = finish(copy_arrays(train_state))
     yield
 
 
@@ -131,8 +131,8 @@ def build_parts(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpo
     Raises ValueError as `engines.keep_slots` does.
     """
     engine_path = directory.folder / "engine.json"
-    for name in (engine_path.name, HELD_OUT) if checkpoint is None else ():
-        (directory.folder / name).unlink(missing_ok=True)
+    for file_name in (engine_path.name, HELD_OUT) if checkpoint is None else ():
+        (directory.folder / file_name).unlink(missing_ok=True)
 
     def count_slots(parts: Parts) -> int | None:
         return parts.engine.slots if isinstance(parts.engine, LocalEngine) else None
@@ -158,7 +158,7 @@ def initial_policy(
     """Returns the policy before the first step.
 
     A run resumed from `checkpoint` with a warm-started model folder needs no cache: base/ holds the policy, or the run
-    needs only its shapes, as its checkpoints hold what was learned. `find_d0` finds D_0.
+    needs only its shapes, because its checkpoints hold what was learned. `find_d0` finds D_0.
     """
     folder = run.folder
     if checkpoint is not None and trained.teaches_folder(config) and (folder / "model.json").exists():

@@ -45,7 +45,7 @@ def dev_score(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]
     collector = _collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
     result, by_value = score(groups), _success_by_value(config, groups)
-    value_fields = {f"success/{name}": success for name, success in by_value.items()}
+    value_fields = {f"success/{kind_name}": success for kind_name, success in by_value.items()}
     return {"success": result.success, "partial": result.partial, "lost": result.lost, **value_fields}
 
 
@@ -63,12 +63,12 @@ def held_out_score(
     """
     if not parts.evaluation:
         return {"success": None, "tasks": {}}, ()
-    section, trial_count = config.evaluation, 0
+    evaluation, trial_count = config.evaluation, 0
 
     def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
         nonlocal trial_count
         # At temperature 0 a second trial would repeat the first.
-        temperature = config.sampling.temperature if trial_count else section.temperature
+        temperature = config.sampling.temperature if trial_count else evaluation.temperature
         # The machinery may lose as many episodes as when all tasks are played.
         error_rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if trial_count else description, len(tasks)) as advance:
@@ -97,7 +97,7 @@ def held_out_score(
         return record, sample_trajectories(groups)
     # Notes are bounded in characters. A token has at least one or two, so half of the context is left for notes.
     retry = find("retrial", "reflexion", RETRIALS)
-    last_groups, records = retry(play, parts.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
+    last_groups, records = retry(play, parts.evaluated_in, groups, trials, evaluation.reflect, config.engine.max_length)
     return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, sample_trajectories(groups)
 
 
@@ -191,11 +191,11 @@ def _hard_negative_share(records: Sequence[Mapping[str, Any]]) -> float | None:
 def _exploration_totals(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums up the evolutions' expeditions, and their cost if a model explored."""
     expedition_figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
-    cost_names = {name for totals in expedition_figures for name in totals if name != "failures"}
+    cost_names = {cost_name for totals in expedition_figures for cost_name in totals if cost_name != "failures"}
     return {
         "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
         "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
-        **{name: sum(totals[name] for totals in expedition_figures) for name in sorted(cost_names)},
+        **{cost_name: sum(totals[cost_name] for totals in expedition_figures) for cost_name in sorted(cost_names)},
         **({"failures": _sum_up(totals["failures"] for totals in expedition_figures)} if expedition_figures else {}),
     }
 
@@ -208,10 +208,10 @@ def _probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def _sum_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)
+    total_counts: Counter[str] = Counter()
+    for counts_of_one in counts:
+        total_counts.update(counts_of_one)
+    return dict(total_counts)
 
 
 def zero_shot_score(

@@ -57,8 +57,8 @@ class Stop:
 
     def _receive(self, signal_number: int, frame: FrameType | None) -> None:
         if self.number or not self._is_looping:
-            hint = "" if self._is_looping else "; what was under way (warm start, D_0, an evaluation) starts over"
-            CONSOLE.print(f"stopped; run the same command again to go on{hint}")
+            loss_hint = "" if self._is_looping else "; what was under way (warm start, D_0, an evaluation) starts over"
+            CONSOLE.print(f"stopped; run the same command again to go on{loss_hint}")
             end_all()
             os._exit(128 + signal_number)
         self.number = signal_number
@@ -197,7 +197,7 @@ def _record_steps(
 
     def observe(record: dict[str, Any]) -> None:
         seconds, lap = record.get("seconds", {}), loop.clock.lap()
-        record["seconds"] = {part: seconds.get(part, 0.0) + lap.get(part, 0.0) for part in {**seconds, **lap}}
+        record["seconds"] = {timer: seconds.get(timer, 0.0) + lap.get(timer, 0.0) for timer in {**seconds, **lap}}
         step_seconds.append(record["seconds"]["total"])
         with loop.clock("checkpoint"):
             metrics.write(record)

@@ -135,8 +135,8 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     config = settings_of(workdir)
     tokenizer = _read_tokenizer(workdir / _TOKENIZER_FOLDER, "keeps its tokenizer there; restore it from a copy")
     model = shape_of(workdir, config, tokenizer, base)
-    section = config["learner"]["lora"]
-    lora = Lora(**{**section, "targets": tuple(section["targets"])}) if section["rank"] else None
+    lora_section = config["learner"]["lora"]
+    lora = Lora(**{**lora_section, "targets": tuple(lora_section["targets"])}) if lora_section["rank"] else None
     if lora:
         new_adapters = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
         shapes = {name: leaf.shape for name, leaf in _flatten(new_adapters).items()}
@@ -173,13 +173,13 @@ def shape_of(
 
     Raises CheckpointError.
     """
-    path, section = workdir / _MODEL_FILE, config["model"]
+    path, model_section = workdir / _MODEL_FILE, config["model"]
     try:
         if path.exists():
             return kept_shape(workdir)
-        if section["path"]:
-            return stored_shape(config, _find_model_folder(workdir, section["path"], base))
-        return from_scratch(section, tokenizer)
+        if model_section["path"]:
+            return stored_shape(config, _find_model_folder(workdir, model_section["path"], base))
+        return from_scratch(model_section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
 
@@ -199,10 +199,10 @@ def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     return dataclasses.replace(folder_config, dtype=dtype, param_dtype=param_dtype)
 
 
-def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
+def from_scratch(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
     """Returns the shape of a policy from scratch, by the section `model` of a configuration."""
-    dtypes = {name: section[name] or "float32" for name in ("dtype", "param_dtype")}
-    shape: dict[str, Any] = {**section["shape"], **dtypes}
+    dtypes = {dtype_setting: model_section[dtype_setting] or "float32" for dtype_setting in ("dtype", "param_dtype")}
+    shape: dict[str, Any] = {**model_section["shape"], **dtypes}
     # Matrix products are faster where sizes are multiples of 16.
     return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
 
@@ -288,15 +288,15 @@ def _flatten(tree: Any) -> dict[str, Any]:
 
 def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
-    section, checks = record["key"]["settings"], record["checks"]
+    teaching_settings, checks = record["key"]["settings"], record["checks"]
     batches = checks[-1]["step"]
     return {
         "folder": folder,
         **({"weights": weights} if folder else {}),
-        **{name: record[name] for name in ("demonstrations", "dropped", "shown")},
+        **{count_name: record[count_name] for count_name in ("demonstrations", "dropped", "shown")},
         "batches": batches,
-        "epochs": round(batches * section["batch_size"] / record["shown"], 2),
-        "lora_rank": section["lora"]["rank"] if folder else 0,
+        "epochs": round(batches * teaching_settings["batch_size"] / record["shown"], 2),
+        "lora_rank": teaching_settings["lora"]["rank"] if folder else 0,
         **({"checks": checks} if folder else {}),
     }
 

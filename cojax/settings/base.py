@@ -37,14 +37,14 @@ def get_config() -> ConfigDict:
     return config
 
 
-def at(config: ConfigDict, name: str) -> Any:
+def at(config: ConfigDict, setting: str) -> Any:
     """The setting or section of that dotted name."""
-    return functools.reduce(lambda section, section_key: section[section_key], name.split("."), config)
+    return functools.reduce(lambda section, section_key: section[section_key], setting.split("."), config)
 
 
-def put(config: ConfigDict, name: str, value: Any) -> None:
+def put(config: ConfigDict, setting: str, value: Any) -> None:
     """Sets a leaf by its dotted name, and adds missing sections."""
-    *sections, leaf = name.split(".")
+    *sections, leaf = setting.split(".")
     for key in sections:
         if key not in config:
             config[key] = ConfigDict()
@@ -57,16 +57,16 @@ def expand_flag(argument: str) -> str:
     return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
 
 
-def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
+def choose(table: Mapping[Any, Any], entry_name: str, kind: str) -> Any:
     """Looks up an entry of a registry. Raises ValueError, which lists the others."""
-    if name not in table:
-        raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
-    return table[name]
+    if entry_name not in table:
+        raise ValueError(f"{kind} {entry_name!r} not found; available: {', '.join(table)}")
+    return table[entry_name]
 
 
 def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
     """Returns a section of the configuration as keywords, except those in `without`."""
-    return {name: value for name, value in config.to_dict().items() if name not in without}
+    return {setting: value for setting, value in config.to_dict().items() if setting not in without}
 
 
 def attempts(config: ConfigDict) -> int:

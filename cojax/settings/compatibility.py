@@ -28,10 +28,10 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
     applies now.
     """
     settings = json.loads(json.dumps(raw_settings))
-    if isinstance(path := (model := settings.setdefault("model", {})).get("path"), str) and path:
+    if isinstance(model_path := (model := settings.setdefault("model", {})).get("path"), str) and model_path:
         # Other releases read a relative path from the folder in which the command was started.
-        model["path"] = os.path.abspath(path)
-    if path and "epochs" not in (warm_start := settings.setdefault("warm_start", {})):
+        model["path"] = os.path.abspath(model_path)
+    if model_path and "epochs" not in (warm_start := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm_start["steps"] = 0
     for setting, (value, advice) in GONE.items():
@@ -85,15 +85,15 @@ def settings_of(workdir: Path) -> dict[str, Any]:
 def as_tuples(value: Any) -> Any:
     """Replaces lists by tuples, at every depth, as JSON has no tuples."""
     if isinstance(value, Mapping):
-        return {name: as_tuples(item) for name, item in value.items()}
+        return {key: as_tuples(item) for key, item in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def _fill_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, and the defaults of missing ones."""
     sections = {
-        name: _fill_defaults(section, default)
-        for name, section in settings.items()
-        if isinstance(section, Mapping) and isinstance(default := defaults.get(name), Mapping)
+        key: _fill_defaults(section, section_defaults)
+        for key, section in settings.items()
+        if isinstance(section, Mapping) and isinstance(section_defaults := defaults.get(key), Mapping)
     }
     return {**defaults, **settings, **sections}

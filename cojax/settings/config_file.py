@@ -126,12 +126,12 @@ def locate(path: str) -> Path:
     return default if file.parent == Path(default.parent.name) and not file.exists() and default.is_file() else file
 
 
-def _import_file(path: str) -> ModuleType:
+def _import_file(file_path: str) -> ModuleType:
     """Imports the file as a module: ours by its name, so that it can import others of ours."""
     imports.with_current_folder()
-    if Path(path).resolve().parent == EXPERIMENTS:
-        return importlib.import_module(f"{imports.within('experiments')}.{Path(path).stem}")
-    loader = importlib.machinery.SourceFileLoader("config_config", path)
+    if Path(file_path).resolve().parent == EXPERIMENTS:
+        return importlib.import_module(f"{imports.within('experiments')}.{Path(file_path).stem}")
+    loader = importlib.machinery.SourceFileLoader("config_config", file_path)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
     module = importlib.util.module_from_spec(spec)
@@ -140,13 +140,13 @@ def _import_file(path: str) -> ModuleType:
     return module
 
 
-def _word_error(error: BaseException, path: str) -> str:
+def _word_error(error: BaseException, file_path: str) -> str:
     """Formats the error as one line, after the place of the file's last line that was running."""
-    if isinstance(error, SyntaxError) and _is_same_file(error.filename or path, path):
-        return f"{path}:{error.lineno or 1}: {error.msg}"
+    if isinstance(error, SyntaxError) and _is_same_file(error.filename or file_path, file_path):
+        return f"{file_path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if _is_same_file(frame.filename, path)]
-    position = f"{path}:{own_frames[-1].lineno}" if own_frames else path
+    own_frames = [frame for frame in frames if _is_same_file(frame.filename, file_path)]
+    position = f"{file_path}:{own_frames[-1].lineno}" if own_frames else file_path
     cause: BaseException = error
     while cause.args and isinstance(cause.args[0], BaseException):
         cause = cause.args[0]
@@ -162,12 +162,12 @@ def _word_error(error: BaseException, path: str) -> str:
     return f"{position}: {type_name}: {line}" if line and line != type_name else f"{position}: it ends with {type_name}"
 
 
-def _word_type_error(match: re.Match[str], line: str) -> str:
+def _word_type_error(match: re.Match[str], file_line: str) -> str:
     """Words the error for a value of the wrong type that this line of the file gives to a setting."""
     field, value = match["field"], match["value"]
-    reference = re.search(rf"((?:\w+\.)*){field}\b", line)
+    reference = re.search(rf"((?:\w+\.)*){field}\b", file_line)
     full_name = f"{reference[1]}{field}" if reference else field
-    name_endings = [full_name[word.start() :] for word in re.finditer(r"\b\w", full_name)]
+    name_endings = [full_name[word_match.start() :] for word_match in re.finditer(r"\b\w", full_name)]
     setting = next((key for key in name_endings if key in RANGES or is_section(key) or is_open(key)), field)
     if setting in RANGES:
         allowed_values = description(RANGES[setting])

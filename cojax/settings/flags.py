@@ -61,8 +61,8 @@ def parse(argv: list[str]) -> list[str]:
         if CONFIG.value is not None:
             # Before modules that take seconds to load can use a setting out of its range.
             check_ranges(CONFIG.value)
-            for name in (name for name in OF_ENTRIES if name in LEAVES):
-                convert_setting(name, LEAVES[name].range, from_text(LEAVES[name].range, OF_ENTRIES[name]))
+            for setting in (setting for setting in OF_ENTRIES if setting in LEAVES):
+                convert_setting(setting, LEAVES[setting].range, from_text(LEAVES[setting].range, OF_ENTRIES[setting]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
             if CONFIG.value.same_bits:
@@ -114,8 +114,8 @@ def _expand_workdir(arguments: Sequence[str]) -> list[str]:
         config_flag = [f"--config={CONTINUED}:{workdir}"]
     # After --config, whose value may be the next argument, and not after a flag that lacks its value.
     flag_index = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
-    insert_at = flag_index + 1 + (flag_index >= 0 and "=" not in remaining[flag_index])
-    return [*config_flag, *remaining[:insert_at], f"--config.workdir={workdir}", *remaining[insert_at:]]
+    insert_index = flag_index + 1 + (flag_index >= 0 and "=" not in remaining[flag_index])
+    return [*config_flag, *remaining[:insert_index], f"--config.workdir={workdir}", *remaining[insert_index:]]
 
 
 def _is_there(path: Path) -> bool:
@@ -131,13 +131,13 @@ def _lookup(name_pattern: str, arguments: Sequence[str]) -> str | None:
 
     Raises FlagError for a flag without a value.
     """
-    value = None
+    flag_value = None
     for index, argument in enumerate(_before_separator(arguments)):
         if match := re.match(rf"--?{name_pattern}(?:=(.*))?$", argument, re.DOTALL):
             if match[1] is None and re.match(r"--|$", "".join(arguments[index + 1 : index + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            value = match[1] if match[1] is not None else arguments[index + 1]
-    return value
+            flag_value = match[1] if match[1] is not None else arguments[index + 1]
+    return flag_value
 
 
 def _before_separator(arguments: Iterable[str]) -> Iterator[str]:
@@ -164,11 +164,11 @@ def _check_flags(arguments: Sequence[str]) -> None:
             raise FlagError(_unknown_flag(name))
 
 
-def _unknown_flag(name: str) -> str:
+def _unknown_flag(flag_name: str) -> str:
     """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
-    matches = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{key}" for key in RANGES)], n=1)
-    matches = matches or [f"config.{key}" for key in difflib.get_close_matches(name, RANGES, n=1)]
-    return f"--{name} is not a flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
+    matches = difflib.get_close_matches(flag_name, [*flags.FLAGS, *(f"config.{setting}" for setting in RANGES)], n=1)
+    matches = matches or [f"config.{setting}" for setting in difflib.get_close_matches(flag_name, RANGES, n=1)]
+    return f"--{flag_name} is not a flag; {f'did you mean --{matches[0]}? ' if matches else ''}--help lists the flags"
 
 
 def _reword_error(message: str) -> str:
@@ -201,8 +201,8 @@ def _move_entry_flags(arguments: Sequence[str], entry_flags: dict[str, str]) -> 
         if argument == "--" or not match or not is_free_form(match[1]):
             remaining += [argument, *argument_iterator] if argument == "--" else [argument]
         else:
-            text = next(argument_iterator, "--") if match[2] is None else match[2]
-            if match[2] is None and text.startswith("--"):
+            value_text = next(argument_iterator, "--") if match[2] is None else match[2]
+            if match[2] is None and value_text.startswith("--"):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
-            entry_flags[match[1]] = text
+            entry_flags[match[1]] = value_text
     return remaining

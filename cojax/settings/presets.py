@@ -36,23 +36,23 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
 
     Raises ValueError for an unknown preset, and for one that names a setting that this experiment does not have.
     """
-    result = config.copy_and_resolve_references()
+    resolved_config = config.copy_and_resolve_references()
     if not config.policy:
-        return result
+        return resolved_config
     flag_names = tuple(flags)
     preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
-    for name, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
-        if any(name == flag or name.startswith(f"{flag}.") for flag in flag_names):
+    for setting, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
+        if any(setting == flag or setting.startswith(f"{flag}.") for flag in flag_names):
             continue
-        section, _, leaf = name.rpartition(".")
+        section, _, leaf = setting.rpartition(".")
         try:
-            target = at(result, section) if section else result
-            if leaf not in target:
+            parent_section = at(resolved_config, section) if section else resolved_config
+            if leaf not in parent_section:
                 raise KeyError(f"no {leaf!r} there")
-            target[leaf] = value
+            parent_section[leaf] = value
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(
-                f"preset {config.policy!r} sets {name} to {value!r}, which this experiment does not take: {error}. "
+                f"preset {config.policy!r} sets {setting} to {value!r}, which this experiment does not take: {error}. "
                 "Correct it in cojax/settings/presets.toml"
             ) from error
-    return result
+    return resolved_config

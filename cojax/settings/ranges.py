@@ -74,24 +74,24 @@ def _check_complete(value_by_setting: Mapping[str, Any]) -> None:
         raise RegistryError(f"{min(missing_settings)} is missing from the configuration; begin with base.get_config()")
 
 
-def is_section(name: str) -> bool:
-    """Whether `name` is a section, not a setting."""
-    return name in OPEN or any(setting.startswith(f"{name}.") for setting in RANGES)
+def is_section(section_name: str) -> bool:
+    """Whether `section_name` is a section, not a setting."""
+    return section_name in OPEN or any(setting.startswith(f"{section_name}.") for setting in RANGES)
 
 
-def is_open(name: str) -> bool:
+def is_open(setting: str) -> bool:
     """Whether the setting is in a section whose settings an entry declares."""
-    return any(name == section or name.startswith(f"{section}.") for section in OPEN)
+    return any(setting == section or setting.startswith(f"{section}.") for section in OPEN)
 
 
-def is_free_form(name: str) -> bool:
-    """Whether cojax.run.entries, and not ml_collections, must apply a flag for the setting `name`.
+def is_free_form(setting: str) -> bool:
+    """Whether cojax.run.entries, and not ml_collections, must apply a flag for this setting.
 
     It must if the setting chooses an entry with settings, is a setting of an entry, or may be None.
     """
-    if name in LEAVES and LEAVES[name].default is None:
+    if setting in LEAVES and LEAVES[setting].default is None:
         return True
-    return name in _CHOOSING_SETTINGS or (is_open(name) and name not in OPEN)
+    return setting in _CHOOSING_SETTINGS or (is_open(setting) and setting not in OPEN)
 
 
 def unknown_setting(name: str) -> str:
@@ -115,8 +115,8 @@ def unknown_setting(name: str) -> str:
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields every setting by its dotted name."""
-    for name, value in config.items():
+    for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{name}", value
+            yield f"{prefix}{key}", value

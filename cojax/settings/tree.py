@@ -673,33 +673,33 @@ class Leaf(NamedTuple):
     meaning: str
 
 
-def _sections(section: type, name: str = "") -> Iterator[tuple[str, type]]:
+def _sections(section_class: type, name: str = "") -> Iterator[tuple[str, type]]:
     """Yields the section and those within it, by their dotted names."""
-    yield name, section
-    for key, value in vars(section).items():
+    yield name, section_class
+    for key, value in vars(section_class).items():
         if isinstance(value, type):
             yield from _sections(value, f"{name}.{key}".lstrip("."))
 
 
-def purpose_of(section: type) -> str:
+def purpose_of(section_class: type) -> str:
     """Returns a section's purpose: its docstring without the meanings of settings, in lines of docs/settings.md."""
-    paragraphs = _split_docstring(section)[0].strip().split("\n\n")
+    paragraphs = _split_docstring(section_class)[0].strip().split("\n\n")
     return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs)
 
 
-def leaves_of(section: type) -> dict[str, Leaf]:
+def leaves_of(section_class: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
-    _, *pieces = _split_docstring(section)
+    _, *pieces = _split_docstring(section_class)
     meanings = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
     return {
-        name: Leaf(getattr(section, name), kind, meanings.get(name, ""))
-        for name, kind in inspect.get_annotations(section).items()
+        name: Leaf(getattr(section_class, name), annotation, meanings.get(name, ""))
+        for name, annotation in inspect.get_annotations(section_class).items()
     }
 
 
-def _split_docstring(section: type) -> list[str]:
+def _split_docstring(section_class: type) -> list[str]:
     """The docstring of a section, split at its lines `name: meaning`: purpose, name, meaning, name, meaning, …"""
-    return re.split(r"^(\w+): ", inspect.getdoc(section) or "", flags=re.MULTILINE)
+    return re.split(r"^(\w+): ", inspect.getdoc(section_class) or "", flags=re.MULTILINE)
 
 
 # Dotted name → section; the settings without a section stand under "".
