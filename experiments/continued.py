@@ -24,12 +24,12 @@ def get_config(workdir: str) -> ConfigDict:
     config, run_settings = base.get_config(), settings_of(Path(workdir))
     try:
         check_shape(run_settings)
-        with_tuples = as_tuples(run_settings)
-        for setting, value in leaves(with_tuples):
+        tuple_settings = as_tuples(run_settings)
+        for setting, value in leaves(tuple_settings):
             if setting in RANGES:
                 convert_setting(setting, RANGES[setting], value)
         with config.unlocked(), config.ignore_type():
-            config.update(with_tuples)
+            config.update(tuple_settings)
             config.workdir = workdir  # the run may have been moved
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error

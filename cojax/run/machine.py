@@ -38,7 +38,7 @@ _PRODUCT_SHAPES = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 
 # The gradient of a matrix is a product over rows, which another library computes: [rows, inputs, outputs].
 _GRADIENT_SHAPE = (1024, 128, 512)
 _DIGEST_DIGITS = 12
-Factors = tuple[jax.Array, jax.Array]
+ArrayPair = tuple[jax.Array, jax.Array]
 
 
 def machine() -> dict[str, Any]:
@@ -88,7 +88,7 @@ def arithmetic() -> str:
 
 
 @jax.jit
-def _compute(pairs: list[Factors], gradient: Factors, heads: Factors, x: jax.Array) -> Any:
+def _compute(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: jax.Array) -> Any:
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
     return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)

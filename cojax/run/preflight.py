@@ -51,13 +51,13 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     if scratch_folder is not None:
         config.sglang.folder = str(scratch_folder)
         _copy_notes(weights_folder, scratch_folder)
-    any_failed = False
+    has_failure = False
     for examine in EXAMINATIONS:
         examination = examine.__name__.removeprefix("_")
         try:
             CONSOLE.print(f"ok      {examination}: {examine(config, results)}")
         except Exception as error:
-            any_failed = True
+            has_failure = True
             CONSOLE.print(f"failed  {examination}: {error}", style="bold red")
             if examination == "configuration":
                 break
@@ -67,7 +67,7 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
         _copy_notes(scratch_folder, weights_folder)
         shutil.rmtree(scratch_folder, ignore_errors=True)
     remove_empty(missing_ancestors)
-    return int(any_failed)
+    return int(has_failure)
 
 
 def _copy_notes(source: Path, target: Path) -> None:

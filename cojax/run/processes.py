@@ -185,8 +185,8 @@ def in_words(error: BaseException) -> str:
 
 def mesh_of(config: ConfigDict) -> Mesh | None:
     """The mesh over which the policy is sharded, None for one device."""
-    sizes = settings(config.mesh)
-    return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
+    axis_sizes = settings(config.mesh)
+    return None if all(size == 1 for size in axis_sizes.values()) else make_mesh(**axis_sizes)
 
 
 def devices_in_words(used_devices: Sequence[jax.Device], all_devices: Sequence[jax.Device]) -> str:

@@ -162,7 +162,7 @@ def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
     """Returns the policy with all its parameters stored as `dtype`."""
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
+    params = jax.tree.map(lambda array: array.astype(jnp.dtype(dtype)), policy.params)
     return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
 
 

@@ -16,7 +16,7 @@ _MOST_CHARACTERS = 100
 ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in NAMES["declared"].items() for name in names)
 GONE: Mapping[str, Sequence[Any]] = NAMES["gone"]
 # Settings that choose an entry with settings of its own.
-_CHOOSING_SETTINGS = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
+_ENTRY_CHOICES = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
 
@@ -91,7 +91,7 @@ def is_free_form(setting: str) -> bool:
     """
     if setting in LEAVES and LEAVES[setting].default is None:
         return True
-    return setting in _CHOOSING_SETTINGS or (is_open(setting) and setting not in OPEN)
+    return setting in _ENTRY_CHOICES or (is_open(setting) and setting not in OPEN)
 
 
 def unknown_setting(name: str) -> str:
