@@ -97,7 +97,7 @@ def maker(name: str) -> Callable[..., Environment]:
 
 
 def load(name: str, **settings: Any) -> Environment:
-    """Makes the environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
+    """Makes the environment of that name. Raises RegistryError if it is unknown, and if `make` returns no such object."""
     make = maker(name)
     registry.check_call("environment", name, make, (), settings)
     environment = make(**settings)
@@ -132,7 +132,7 @@ def settings_from_text(environment_name: str, texts: Mapping[str, str]) -> dict[
 
 
 def examine(name: str, settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for settings of which no environment may be made, and which must not be stored.
+    """Raises ValueError for settings from which no environment may be made, and which must not be stored.
 
     The function `examine` of the environment's module decides, if there is one. It gets all settings of `make`, with
     the defaults of those that are not given.

@@ -32,7 +32,7 @@ class Records(list[dict[str, Any]]):
     """Records of a run, each a dict of plain JSON."""
 
     def frame(self) -> "pandas.DataFrame":
-        """A row a record; nested keys are joined with slashes. Raises ModuleNotFoundError without pandas."""
+        """One row for each record; nested keys are joined with slashes. Raises ModuleNotFoundError without pandas."""
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -204,7 +204,7 @@ class Training:
         return self._records.popleft()
 
     def stop(self) -> None:
-        """Stops the run after its step, with a checkpoint; does nothing where it has ended."""
+        """Stops the run after its step, with a checkpoint; does nothing if it has ended."""
         self._child.stop()
         self._resources.close()
 

@@ -18,7 +18,7 @@ from absl import app, flags
 from cojax.host.processes import end_descendants_at_exit
 from cojax.settings.flags import parse
 
-flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
+flags.DEFINE_string("workdir", None, "The run directory; without --config, that of the run to resume.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 
 

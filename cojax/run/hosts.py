@@ -43,7 +43,7 @@ from cojax.storage.checkpoint import restore_arrays, save_arrays
 from cojax.storage.files import lock_folder
 
 _RESTART_HINT = "Run the same command in every process again: the run goes on from its last checkpoint"
-# Other processes notice a loss within the first; they hear the reason within the second, then the connection ends.
+# Seconds for other processes to notice a loss, and for them to hear the reason before this one exits.
 _LOSS_NOTICE_S, _REASON_DELAY_S = 5.0, 0.5
 _FIRST_SIGNAL_STATUS = 128  # runs that a signal stopped exit with this status or a higher one
 

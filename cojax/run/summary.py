@@ -26,7 +26,7 @@ from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Group, Status, Task, Trajectory
 
-SHOWN_TASKS = 24  # evaluation tasks whose episodes a run stores, for its report
+SHOWN_TASKS = 24  # a run stores the episodes of at most this many evaluation tasks, for its report
 
 
 # How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes

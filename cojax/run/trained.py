@@ -62,7 +62,7 @@ class TrainedPolicy:
     content: str
 
     def weights(self) -> Weights:
-        """The weights for an engine, in the dtype in which updates compute."""
+        """Returns the weights for an engine, in the dtype in which updates compute."""
         return Weights(self.step, lambda: to_hf(self.model, cast_for_compute(self.model, self.params)))
 
 

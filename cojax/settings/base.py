@@ -17,7 +17,7 @@ from cojax.settings.tree import LEAVES, OPEN
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
-# What a judge's opinion does to a draft: it is not asked for, it is noted, or it can refuse the draft.
+# What a judge's opinion does: it is not asked for, it is noted, or it can refuse the draft.
 JUDGES = {"off": None, "note": False, "veto": True}
 # Flags with a short form → the setting that each one sets.
 SHORT = {

@@ -26,7 +26,7 @@ from cojax.unicode_forms import plain
 CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
 flags.FLAGS["config"].parser = ConfigFileParser()
 TRUSTED = flags.DEFINE_multi_string(
-    "trust-code", [], "Of a run that goes on by its folder: where code of its own may come from; may be repeated."
+    "trust-code", [], "A folder from which a run resumed by its folder may import its own code; may be repeated."
 )
 CONTINUED = str(EXPERIMENTS / "continued.py")
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
