@@ -97,7 +97,7 @@ def maker(name: str) -> Callable[..., Environment]:
 
 
 def load(name: str, **settings: Any) -> Environment:
-    """Makes the environment of that name. Raises RegistryError if it is unknown, and if `make` returns no such object."""
+    """Makes the environment of that name. Raises RegistryError if it is unknown, or `make` returns something else."""
     make = maker(name)
     registry.check_call("environment", name, make, (), settings)
     environment = make(**settings)
