@@ -148,15 +148,15 @@ class Learner:
             return finish(self.placement.state(params, table, self.compensated_optimizer))
 
     def update(
-        self, state: TrainState, groups: Sequence[Group] | StepBatches, group_sizes: Sequence[int] = ()
+        self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
         """One step of learning from groups or from packed batches. `state` is donated.
 
-        `group_sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the shape
+        `sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the shape
         of the batch, so that a step with fewer groups is not compiled anew. If no row is live, the parameters and the
         optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
         """
-        step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), group_sizes)
+        step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
         pairs = None
         if step_batches.pairs is not None:
             live_count = self.live(step_batches.pairs)
@@ -183,13 +183,13 @@ class Learner:
             state = finish(advance(state))
         return state, {**step_batches.counts, **arithmetic.combine_updates(updates)}
 
-    def pack(self, groups: Sequence[Group], step: int, group_sizes: Sequence[int] = ()) -> StepBatches:
+    def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
         """Packs the batches of the step after `step`, for `update`. Raises what `batch.pack` raises."""
         if step + 1 in self.skip_steps:  # pack no batch: packing may be the step that fails
             return StepBatches((), (), counts=skipped_metrics(groups))
         seed = self.seed, step
-        batches, counts = self.objective.batches(groups, seed, self.shape, group_sizes)
-        pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, group_sizes)
+        batches, counts = self.objective.batches(groups, seed, self.shape, sizes)
+        pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
         order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
         return StepBatches(batches, order, pairs, {**counts, **pair_counts})
 

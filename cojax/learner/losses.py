@@ -93,7 +93,7 @@ def two_sided_mask(log_ratio: jax.Array, low: float | None, high: float | None) 
     return jax.lax.stop_gradient(mask.astype(jnp.float32))
 
 
-def kl_estimate(estimator: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
+def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array:
     """KL(π_θ ‖ π) from a token drawn from π_θ, x = log π − log π_θ (Schulman 2020, "Approximating KL divergence"):
 
     k1 = −x: unbiased, but the mean of its gradient is 0, so that it has no effect as a loss;
@@ -101,9 +101,9 @@ def kl_estimate(estimator: str, logprobs: jax.Array, towards: jax.Array) -> jax.
     k3 = e^x − x − 1 ≥ 0: unbiased, with little variance; the exponential is `bounded_exp`.
     """
     x = towards - logprobs
-    if estimator == "k1":
+    if kind == "k1":
         return -x
-    return 0.5 * x * x if estimator == "k2" else bounded_exp(x) - x - 1.0
+    return 0.5 * x * x if kind == "k2" else bounded_exp(x) - x - 1.0
 
 
 _Clip = Annotated[float, Range(0.0)]
