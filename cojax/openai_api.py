@@ -41,7 +41,7 @@ _TOO_LONG_PATTERN = re.compile(
     r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
 )
 # The deadline of the request that this thread makes, by `time.monotonic`.
-_REQUEST_DEADLINE: ContextVar[float] = ContextVar("until")
+_REQUEST_DEADLINE: ContextVar[float] = ContextVar("request_deadline")
 
 
 class CallFailed(Exception):

@@ -214,7 +214,7 @@ def receive_arrays(descriptions: Sequence[Description]) -> list[np.ndarray]:
 
 
 def _split_bytes(total: int) -> list[tuple[int, int]]:
-    """(start, bytes) of the parts in which `size` bytes travel."""
+    """(start, bytes) of the parts in which `total` bytes travel."""
     large = max(0, math.ceil((total - 16 * _SMALL_BYTES) / _LARGE_BYTES))
     parts = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(0, math.ceil((total - large * _LARGE_BYTES) / _SMALL_BYTES))
     return list(zip(itertools.accumulate(parts, initial=0), parts, strict=False))

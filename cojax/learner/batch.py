@@ -127,7 +127,7 @@ class RowShape:
         return -(-row_count // self.micro) * self.micro
 
     def rows_for(self, unit_count: int, unit_size: int) -> int:
-        """The number of rows, in whole micro-batches, that suffices for any `units` units of `size` sequences each.
+        """The number of rows, in whole micro-batches, that suffices for any `unit_count` units of `unit_size` sequences.
 
         Each unit must fit into one micro-batch.
         """

@@ -194,7 +194,7 @@ class Learner:
         return StepBatches(batches, order, pairs, {**counts, **pair_counts})
 
     def pack_examples(self, examples: Sequence[Example], most_examples: int) -> TrainBatch:
-        """Packs pairs or trajectories into a batch with rows for `most` of them."""
+        """Packs pairs or trajectories into a batch with rows for `most_examples` of them."""
         rows = self.shape.rows_for(most_examples, 2 if self.objective.loss.is_paired else 1)
         return pack_examples(examples, self.shape, rows)
 

@@ -158,7 +158,7 @@ def _outline(output: Any) -> str:
 
 
 def _inputs_of(jaxpr: Jaxpr, input_names: Sequence[str], output_count: int | None) -> frozenset[str]:
-    """The inputs on which the first `results` outputs of a traced loss depend; None means the loss and all facts."""
+    """The inputs on which the first `output_count` outputs of a loss depend; None means the loss and all facts."""
     variables = {output for output in jaxpr.outvars[:output_count] if not isinstance(output, Literal)}
     for equation in reversed(jaxpr.eqns):
         if variables & set(equation.outvars):

@@ -54,7 +54,7 @@ class Placement:
         return NamedSharding(self.mesh, PartitionSpec(None, ROWS))
 
     def micro_batches(self, batch: TrainBatch, row_count: int) -> TrainBatch:
-        """[B, T] on the host → [M, b, T] on the devices, of `rows` rows each."""
+        """[B, T] on the host → [M, b, T] on the devices, of `row_count` rows each."""
         micro_batches = jax.tree.map(lambda array: array.reshape(-1, row_count, *array.shape[1:]), batch)
         if self.batch.is_fully_addressable:
             return jax.device_put(micro_batches, self.batch)

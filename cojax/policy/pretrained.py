@@ -61,7 +61,7 @@ class StoredTensor:
     end: int
 
     def damage(self, file_size: int) -> str:
-        """Says what is wrong with the tensor in a file of `size` bytes; "" if nothing is."""
+        """Says what is wrong with the tensor in a file of `file_size` bytes; "" if nothing is."""
         if self.end > file_size:
             return f"{self.name} in {self.path} ends at byte {self.end}, but the file has {file_size}: it is truncated"
         if self.dtype not in _DTYPE_BY_CODE:
@@ -161,7 +161,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
 
 
 def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
-    """Splits the outlines, in order, into files of at most `largest` bytes; a larger tensor has a file of its own."""
+    """Splits the outlines, in order, into files of `most_bytes` at most; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
     file_size = 0
     for tensor_name, outline in outlines.items():

@@ -206,7 +206,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     if result["samples"] > 1:
         for k in dict.fromkeys(k for split in splits.values() for k in split["pass_at_k"]):
             add_row(f"pass@{k}", lambda split, k=k: _with_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
-    for measure in dict.fromkeys(split_name for split in splits.values() for split_name in split["measures"]):
+    for measure in dict.fromkeys(name for split in splits.values() for name in split["measures"]):
         add_row(measure, lambda split, measure=measure: _with_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
     add_row("partial reward", lambda split: f"{100 * split['partial']:.1f} %")
     add_row("turns", lambda split: f"{split['turns']:.1f}")

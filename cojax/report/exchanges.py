@@ -52,7 +52,7 @@ def places_of(journal: Path) -> dict[Key, list[Place]]:
                     numbers = (int(digits) for digits in re.findall(r"\d{1,9}", purpose)[:2])
                     places_by_key[key].append(((_PART_RANKS[re.split(r"[ /]", purpose)[0]], *numbers), offset, purpose))
                 offset += len(line)
-    return {key: sorted(parsed_place) for key, parsed_place in places_by_key.items()}
+    return {key: sorted(places) for key, places in places_by_key.items()}
 
 
 def _parse_place(quoted_place: bytes) -> tuple[Key, str] | None:

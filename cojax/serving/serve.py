@@ -239,7 +239,7 @@ class Watch:
 
 
 def _fits(size_bytes: int) -> bool:
-    """Whether a folder of `size` bytes fits into /dev/shm, which is memory, with room to spare."""
+    """Whether a folder of `size_bytes` fits into /dev/shm, which is memory, with room to spare."""
     free_bytes = available_bytes() if os.access(_MEMORY_FOLDER, os.W_OK) else None
     return free_bytes is not None and min(free_bytes, shutil.disk_usage(_MEMORY_FOLDER).free) >= _HEADROOM * size_bytes
 

@@ -47,7 +47,7 @@ def _is_look_up(call: Call, suite: Suite) -> bool:
 def _match_skills(
     calls: list[Step], last_index: int, prior_looks: frozenset[int], suite: Suite
 ) -> Iterator[tuple[frozenset[int], str]]:
-    """For each skill that can end with the call at `index`: the look-ups that it needs, and its clause."""
+    """For each skill that can end with the call at `last_index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
         for branch in skill.branches:
             words = _unify(branch[-1], calls[last_index][0], {})

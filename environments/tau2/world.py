@@ -20,7 +20,7 @@ from . import official
 from .official import Domain, Table
 
 _TRANSFER_TOOL = "transfer_to_human_agents"
-# The most characters of the arguments of a call.
+# The arguments of a call take at most this many bytes.
 _MOST_ARGUMENT_BYTES = 100_000
 
 

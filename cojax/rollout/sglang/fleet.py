@@ -251,7 +251,7 @@ class Fleet:
         """Whether to go on waiting for a server that is not up.
 
         A launched server may come up until it is lost. A server at `urls` may come up while nothing answers there, as
-        somebody may start it, and while it has ended fewer than `recoveries` recoveries.
+        somebody may start it, and while fewer of its recoveries have ended than `recoveries` says, by default 1.
         """
         if server.process is not None:
             return server.state != "lost"
