@@ -127,7 +127,8 @@ class RowShape:
         return -(-row_count // self.micro) * self.micro
 
     def rows_for(self, unit_count: int, unit_size: int) -> int:
-        """The number of rows, in whole micro-batches, that suffices for any `unit_count` units of `unit_size` sequences.
+        """The number of rows, in whole micro-batches, that suffices for any `unit_count` units of `unit_size` sequences
+        each.
 
         Each unit must fit into one micro-batch.
         """
