@@ -135,5 +135,5 @@ def _check_json(memory: Mapping[str, Mapping[str, Any]]) -> None:
 
 def apply(memory: Memory, changes: Mapping[str, Mapping[str, Any]]) -> None:
     """Merges the changes into the memory, in place, in O(changes)."""
-    for kind, values in changes.items():
-        memory.setdefault(kind, {}).update(values)
+    for kind, changed_values in changes.items():
+        memory.setdefault(kind, {}).update(changed_values)

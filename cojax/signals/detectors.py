@@ -52,22 +52,22 @@ class Forgetting:
             if not group.valid:
                 continue
             task_id, current_score = group.task.id, group.score
-            recent = changes.get(task_id, memory.get(task_id, []))
-            visits_ago = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
+            recent_scores = changes.get(task_id, memory.get(task_id, []))
+            visits_ago = [ago for ago, score in enumerate(reversed(recent_scores), start=1) if score >= self.threshold]
             if visits_ago and current_score < self.threshold:
                 visits_text = "1 visit" if visits_ago[0] == 1 else f"{visits_ago[0]} visits"
-                evidence = f"solved {visits_text} ago at {recent[-visits_ago[0]]:.2f}, now {current_score:.2f}"
+                evidence = f"solved {visits_text} ago at {recent_scores[-visits_ago[0]]:.2f}, now {current_score:.2f}"
                 failures = (trajectory for trajectory in group.valid if trajectory.reward < self.threshold)
                 signals += signals_on(self.name, group, failures, self.threshold, evidence)
             # Recorded last, so that no visit is compared with itself.
-            changes[task_id] = [*recent, current_score][-self.window :]
+            changes[task_id] = [*recent_scores, current_score][-self.window :]
         return changes, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
         """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones), whatever θ is."""
-        step = step_of(signal.episode)
-        visits_before = [visit for visit in visits if visit.step < step]
-        visits_since = [visit for visit in visits if visit.step >= step]
+        signal_step = step_of(signal.episode)
+        visits_before = [visit for visit in visits if visit.step < signal_step]
+        visits_since = [visit for visit in visits if visit.step >= signal_step]
         return above(0.5, visits_before) * (1.0 - above(0.5, visits_since))
 
 
@@ -94,8 +94,8 @@ class Boundary:
             successes = sum(trajectory.reward > self.threshold for trajectory in group.valid)
             failures = sum(trajectory.reward < self.threshold for trajectory in group.valid)
             if successes and failures:
-                counts = f"{successes} of {len(group.valid)} solved, {failures} failed"
-                evidence = f"{counts}, this one at {{reward:.2f}}"
+                counts_text = f"{successes} of {len(group.valid)} solved, {failures} failed"
+                evidence = f"{counts_text}, this one at {{reward:.2f}}"
                 signals += signals_on(self.name, group, group.valid, self.threshold, evidence)
         return {}, signals
 
@@ -128,8 +128,8 @@ class Rare:
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, int], list[Signal]]:
         """The changed counts, and the signals of these groups."""
-        pairs = ((trajectory, self.patterns(trajectory)) for group in groups for trajectory in group.valid)
-        trajectory_patterns = [(trajectory, patterns) for trajectory, patterns in pairs if patterns]
+        pattern_pairs = ((trajectory, self.patterns(trajectory)) for group in groups for trajectory in group.valid)
+        trajectory_patterns = [(trajectory, patterns) for trajectory, patterns in pattern_pairs if patterns]
         occurrences = Counter(pattern for _, patterns in trajectory_patterns for pattern in patterns)
         total = memory.get(_TOTAL, 0) + occurrences.total()
         counts = {pattern: memory.get(pattern, 0) + count for pattern, count in occurrences.items()} | {_TOTAL: total}

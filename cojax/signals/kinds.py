@@ -34,9 +34,9 @@ class Guidance:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        for name, share in (("rehearse", self.rehearse), ("change", self.change)):
+        for field_name, share in (("rehearse", self.rehearse), ("change", self.change)):
             if not 0.0 <= share <= 1.0:
-                raise ValueError(f"guidance: {name} is {share}; expected a share from 0 to 1")
+                raise ValueError(f"guidance: {field_name} is {share}; expected a share from 0 to 1")
         self.objectives_with("")
 
     def objectives_with(self, tools: str) -> tuple[str, ...]:
@@ -84,5 +84,5 @@ def task_of(name: str) -> str:
 
     The whole name if it is of another form.
     """
-    parts = name.split("-")
-    return parts[1] if len(parts) in (3, 4) else name
+    name_parts = name.split("-")
+    return name_parts[1] if len(name_parts) in (3, 4) else name

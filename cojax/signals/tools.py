@@ -33,7 +33,7 @@ def tools_of(action: Action, environment: str = "") -> tuple[str, ...]:
         return tuple(call.name for call in action.calls)
     own_pattern = CALLS_IN_TEXT.get(environment)
     patterns = dict.fromkeys(CALLS_IN_TEXT.values()) if own_pattern is None else (own_pattern,)
-    return tuple(name for pattern in patterns if pattern for name in re.findall(pattern, action.text))
+    return tuple(tool_name for pattern in patterns if pattern for tool_name in re.findall(pattern, action.text))
 
 
 def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...]:
@@ -82,8 +82,8 @@ def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     """
 
     def verb_of(call: Call) -> Call:
-        command = call.arguments.get(commands.get(call.name, "")) if isinstance(call.arguments, Mapping) else None
-        verb = normalise(command).partition(" ")[0] if isinstance(command, str) else ""
+        command_text = call.arguments.get(commands.get(call.name, "")) if isinstance(call.arguments, Mapping) else None
+        verb = normalise(command_text).partition(" ")[0] if isinstance(command_text, str) else ""
         return Call(f"{call.name} {verb}", call.arguments) if verb else call
 
     def read(trajectory: Trajectory) -> Trajectory:

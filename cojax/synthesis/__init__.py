@@ -83,11 +83,11 @@ def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: boo
     """Why `evolve` made no expedition. `used_up` says that the run may play no more episodes."""
     if environment_failed:
         return "the environment failed to give a setup"
-    evolution = _function(evolve)
-    if evolution is evolutions.static:
+    evolve_function = _function(evolve)
+    if evolve_function is evolutions.static:
         return "evolve=none makes none"
-    places = getattr(evolution, "begins_at", ("signals", "episodes", "setups"))
-    if evolution is evolutions.around_displaced_signals and not inputs.signals:
+    places = getattr(evolve_function, "begins_at", ("signals", "episodes", "setups"))
+    if evolve_function is evolutions.around_displaced_signals and not inputs.signals:
         places = ("signals",)
     budget_note = "; the run's episodes or environment_steps are used up" if used_up else ""
     return " and ".join(_why_none(place, inputs) for place in places) + budget_note
@@ -95,9 +95,9 @@ def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: boo
 
 def _why_none(place: str, inputs: EvolutionInputs) -> str:
     """Why no expedition began at signals, at episodes or at setups."""
-    signals, episodes = len(inputs.signals), len(inputs.episodes)
-    if place == "signals" and signals:
-        return f"none of {signals:,} signals was followed"
+    signal_count, episodes = len(inputs.signals), len(inputs.episodes)
+    if place == "signals" and signal_count:
+        return f"none of {signal_count:,} signals was followed"
     if place == "signals":
         no_signals_text = f"no signals in {episodes:,} episodes since the last evolution"
         return no_signals_text if inputs.kinds else "no signal is switched on (signals)"

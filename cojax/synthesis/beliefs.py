@@ -119,8 +119,8 @@ def _keys_of(actions: Sequence[Action]) -> list[str]:
 def _discount_evidence(record: Sequence[float] | None, current_step: int, discount: float) -> Evidence:
     if record is None:
         return 0.0, 0.0
-    successes, failures, step = record
-    weight = discount ** (current_step - step)
+    successes, failures, last_step = record
+    weight = discount ** (current_step - last_step)
     return weight * successes, weight * failures
 
 
@@ -254,19 +254,19 @@ def posteriors(
 
     def contender() -> tuple[float, Trajectory, tuple[str, ...]]:
         """(success drawn from its belief, trajectory, the tools to use)."""
-        trajectory, offered = rng.choice(parents)
-        plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
-        length = len(plan) + bool(ending)
-        belief = posterior.pair_belief(*plan, length) if len(plan) == 2 else posterior.tool_belief(*plan)
+        trajectory, parent_tools = rng.choice(parents)
+        plan = tuple(rng.sample(parent_tools, min(rng.choice((1, 2)), len(parent_tools))))
+        plan_length = len(plan) + bool(ending)
+        belief = posterior.pair_belief(*plan, plan_length) if len(plan) == 2 else posterior.tool_belief(*plan)
         return rng.betavariate(*belief), trajectory, plan
 
     def make_expedition() -> Expedition | None:
         if not parents:
             return None
         candidates = [contender() for _ in range(contenders)]
-        success, trajectory, plan = max(candidates, key=lambda draw: draw[0] * (1.0 - draw[0]))
-        evidence = f"success with {' and '.join(plan)} drawn as {success:.2f}"
-        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
-        return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
+        drawn_success, trajectory, plan = max(candidates, key=lambda draw: draw[0] * (1.0 - draw[0]))
+        evidence_text = f"success with {' and '.join(plan)} drawn as {drawn_success:.2f}"
+        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence_text, plan)
+        return Expedition(trajectory.task, PLAN, signal=evidence_text, reflect=reflect_on(trajectory, signal, plan))
 
     yield from partly_uniform(inputs, floor, rng, make_expedition)

@@ -83,19 +83,19 @@ def visits_of(
     Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean scores in
     `windows` remain: each counts as a visit of `group_size` trajectories at step 0.
     """
-    counts: dict[str, dict[int, list[float]]] = {}
+    counts_by_task: dict[str, dict[int, list[float]]] = {}
     for episode_id, episode in episodes.items():
         task_id = task_of(episode_id)
-        outcome_counts = counts.setdefault(task_id, {}).setdefault(step_of(episode_id), [0.0, 0.0])
+        outcome_counts = counts_by_task.setdefault(task_id, {}).setdefault(step_of(episode_id), [0.0, 0.0])
         if episode["outcome"] not in INFRASTRUCTURE:
             outcome_counts[episode["reward"] < _HALF] += 1
     visits: dict[str, list[Visit]] = {}
-    for task_id, counts_by_step in counts.items():
-        recent = [Visit(step, *counts_by_step[step]) for step in sorted(counts_by_step)]
-        recent_count = sum(visit.solved + visit.failed > 0 for visit in recent)
+    for task_id, counts_by_step in counts_by_task.items():
+        recent_visits = [Visit(step, *counts_by_step[step]) for step in sorted(counts_by_step)]
+        recent_count = sum(visit.solved + visit.failed > 0 for visit in recent_visits)
         scores = windows.get(task_id, ())
         older = scores[: max(0, len(scores) - recent_count)]
-        visits[task_id] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
+        visits[task_id] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent_visits
     return visits
 
 
@@ -115,14 +115,14 @@ def in_groups(items: Iterable[T], group_of: Callable[[T], Hashable], rng: random
     All orders of the groups are equally likely, whatever their sizes: the first n groups, one item of each, are a fair
     draw among groups. The result depends on `rng` and the items, not on the order in which they are given.
     """
-    groups: dict[Hashable, list[T]] = {}
+    items_by_group: dict[Hashable, list[T]] = {}
     for item in sorted(items, key=repr):
-        groups.setdefault(group_of(item), []).append(item)
-    group_lists = list(groups.values())
-    for members in group_lists:
-        rng.shuffle(members)
-    rng.shuffle(group_lists)
-    return group_lists
+        items_by_group.setdefault(group_of(item), []).append(item)
+    item_lists = list(items_by_group.values())
+    for group_items in item_lists:
+        rng.shuffle(group_items)
+    rng.shuffle(item_lists)
+    return item_lists
 
 
 # If some setups are closed, this many are drawn for each one needed, because closed ones are left out.
@@ -239,8 +239,8 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         trajectory = next(trajectories[signal.kind], None)
         if trajectory is None:
             continue
-        tools = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
-        focus_tools = tuple(rng.sample(tools, min(len(tools), len(signal.focus))))
+        candidate_tools = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
+        focus_tools = tuple(rng.sample(candidate_tools, min(len(candidate_tools), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
         moved_signal = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus_tools)
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved_signal))

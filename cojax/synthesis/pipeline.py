@@ -227,8 +227,8 @@ class _Search:
         for draft in drafts:
             if is_over():
                 raise Interrupted
-            if reason := wordings.why_draft(draft, is_taken) if wordings else "":
-                yield draft, Verdict("discarded", (reason,)), None
+            if duplicate_reason := wordings.why_draft(draft, is_taken) if wordings else "":
+                yield draft, Verdict("discarded", (duplicate_reason,)), None
                 continue
             verdict, task = self.validate(draft, is_taken, explorer)
             if task is not None:
@@ -276,8 +276,8 @@ class _Search:
 
 def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) -> Iterator[Task]:
     """Yields up to `limit` setups, drawn `count` at a time; none if the environment has none."""
-    for round in itertools.count():
-        setups = sample_setups(environment, "seed", count, (*seed, round))
+    for round_number in itertools.count():
+        setups = sample_setups(environment, "seed", count, (*seed, round_number))
         yield from setups[:limit]
         limit -= len(setups)
         if limit <= 0 or not setups:

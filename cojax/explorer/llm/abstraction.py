@@ -104,13 +104,13 @@ def task_draft(
 ) -> TaskDraft:
     """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
     turns = _numbered_turns(draft, len(actions) + 1)
-    step_numbers = [step_number for _, turn_steps in turns for step_number in turn_steps]
+    step_numbers = [step_number for _, turn_step_numbers in turns for step_number in turn_step_numbers]
     steps = [actions[step_number] for step_number in step_numbers if step_number in actions]
     objections = _step_objections(step_numbers, actions) + _turn_objections([steps for _, steps in turns], actions)
     solution: list[Action] = []
     is_done = bool(steps) and steps[-1].observation.done
-    for turn_number, (_, turn_steps) in enumerate(turns, start=1):
-        solution += [actions[step_number].action for step_number in turn_steps if step_number in actions]
+    for turn_number, (_, turn_step_numbers) in enumerate(turns, start=1):
+        solution += [actions[step_number].action for step_number in turn_step_numbers if step_number in actions]
         if not ending.tool and not (is_done and turn_number == len(turns)):
             solution.append(Action())
     answer = (draft.answer or "").strip() if ending.parameter and not is_done else ""
@@ -193,9 +193,9 @@ def _word_purpose(exploration: Exploration, room: int) -> tuple[str, int]:
         return phrases["unguided"], 0
     # If there is too little room, texts are left out in this order.
     texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
-    objectives, focus, query = (text or "" for text in fit_texts(texts, room))
-    purpose = fill(phrases["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
-    return purpose, len(objectives) + len(focus) + len(query)
+    objectives_text, focus_text, query_text = (text or "" for text in fit_texts(texts, room))
+    purpose = fill(phrases["guided"], task=data(query_text), focus=data(focus_text), objectives=data(objectives_text))
+    return purpose, len(objectives_text) + len(focus_text) + len(query_text)
 
 
 def _write_record(actions: Mapping[int, Triplet], room: int) -> str:
@@ -207,7 +207,7 @@ def _write_record(actions: Mapping[int, Triplet], room: int) -> str:
     action_results = [(signature(step.action), step.observation.text) for step in successful_steps.values()]
     fitted_pairs = fit_pairs(action_results, room, _HEADING_LENGTH)
     step_numbers = list(successful_steps)[len(action_results) - len(fitted_pairs) :]
-    run_lines: dict[int, list[str]] = {}
-    for number, (action, result) in zip(step_numbers, fitted_pairs, strict=True):
-        run_lines.setdefault(successful_steps[number].run, []).append(f"[{number}] {action}\n    → {result}")
-    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(lines))}" for run, lines in sorted(run_lines.items()))
+    lines_by_run: dict[int, list[str]] = {}
+    for number, (action, result_text) in zip(step_numbers, fitted_pairs, strict=True):
+        lines_by_run.setdefault(successful_steps[number].run, []).append(f"[{number}] {action}\n    → {result_text}")
+    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(lines))}" for run, lines in sorted(lines_by_run.items()))

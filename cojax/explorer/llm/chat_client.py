@@ -46,16 +46,16 @@ def read_completion(reply: Any, most_prompt_tokens: int) -> ModelReply:
     is not a chat completion.
     """
     choice = reply["choices"][0]
-    text = choice["message"].get("content")
-    text = "" if text is None else text
-    if not isinstance(text, str):
-        raise TypeError(f"content is of type {type(text).__name__}")
-    text = text.encode("utf-8", "replace").decode()  # Python allows half a surrogate pair, UTF-8 does not
+    reply_text = choice["message"].get("content")
+    reply_text = "" if reply_text is None else reply_text
+    if not isinstance(reply_text, str):
+        raise TypeError(f"content is of type {type(reply_text).__name__}")
+    reply_text = reply_text.encode("utf-8", "replace").decode()  # Python allows half a surrogate pair, UTF-8 does not
     truncated = choice.get("finish_reason") == "length"
     tokens_in, tokens_out = (_token_count(reply.get("usage"), key) for key in ("prompt_tokens", "completion_tokens"))
-    if tokens_out is None or (tokens_out == 0 and text):
-        tokens_out = len(text.encode())
-    return ModelReply(text, truncated, (tokens_in or most_prompt_tokens, tokens_out))
+    if tokens_out is None or (tokens_out == 0 and reply_text):
+        tokens_out = len(reply_text.encode())
+    return ModelReply(reply_text, truncated, (tokens_in or most_prompt_tokens, tokens_out))
 
 
 def _token_count(usage: Any, usage_key: str) -> int | None:
@@ -162,8 +162,8 @@ class ChatClient:
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
         """The reply from the journal, at the cost recorded there, or else from the endpoint."""
         # No token is shorter than a byte.
-        parts = {part: body[part] for part in ("messages", "response_format") if part in body}
-        prompt_tokens = len(json.dumps(parts, ensure_ascii=False).encode()) + _ADDED_TOKENS * len(body["messages"])
+        fields = {field: body[field] for field in ("messages", "response_format") if field in body}
+        prompt_tokens = len(json.dumps(fields, ensure_ascii=False).encode()) + _ADDED_TOKENS * len(body["messages"])
         most_tokens = prompt_tokens + self.settings.max_tokens
         budget.check(most_tokens)
         # The key covers the whole request, even parts that are not sent, so that calls with different seeds differ.
@@ -210,7 +210,7 @@ class ChatClient:
         tokens_before, requests_before = budget.tokens, budget.requests
         budget.pay(*earlier_cost)
         self._counters.count(tokens_lost=earlier_cost[0])
-        request = {part: value for part, value in body.items() if part not in self._omitted_parts}
+        request = {field: value for field, value in body.items() if field not in self._omitted_parts}
         try:
             reply = self._completion(request, budget, most_tokens)
         except ChatFailure as failure:
@@ -275,19 +275,19 @@ class ChatClient:
 
     def _failure_of(self, error: CallFailed, request: Mapping[str, Any]) -> ChatFailure:
         """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are tried at all."""
-        hint = _hint(error, request)
-        failure = ChatFailure(error.kind, error.reason + hint)
+        settings_hint = _hint(error, request)
+        failure = ChatFailure(error.kind, error.reason + settings_hint)
         if error.kind == "unauthorised":
             self._final_failure = failure
-        if hint or error.passing:
+        if settings_hint or error.passing:
             self._warn(failure)
         if not error.passing:
             return failure
         with self._lock:
-            now = self._clock()
-            self._failing_since = self._failing_since if self._failures else now
+            failure_time = self._clock()
+            self._failing_since = self._failing_since if self._failures else failure_time
             self._failures += 1
-            if self._failures >= _MOST_IN_A_ROW and (failing_s := now - self._failing_since) >= _DOWN_SECONDS:
+            if self._failures >= _MOST_IN_A_ROW and (failing_s := failure_time - self._failing_since) >= _DOWN_SECONDS:
                 reason = (
                     f"{self._failures} calls failed in a row, over {failing_s:.0f} s, the last with: {failure.reason}"
                 )
@@ -305,10 +305,10 @@ class ChatClient:
 def _hint(error: CallFailed, request: Mapping[str, Any]) -> str:
     """The setting to change, if a refusal names an optional part of the request; else ""."""
     if error.kind == "refused" and error.status in (400, 422):
-        refusal = error.reason.casefold()
-        for part, (refusal_words, setting_name) in _OPTIONAL_PARTS.items():
-            if part in request and any(refusal_word in refusal for refusal_word in refusal_words):
-                return f". If the endpoint does not take {part}, set {setting_name} to False"
+        refusal_text = error.reason.casefold()
+        for field_name, (refusal_words, setting_name) in _OPTIONAL_PARTS.items():
+            if field_name in request and any(refusal_word in refusal_text for refusal_word in refusal_words):
+                return f". If the endpoint does not take {field_name}, set {setting_name} to False"
     return ""
 
 

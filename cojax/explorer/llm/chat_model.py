@@ -89,8 +89,8 @@ class Budget:
     @classmethod
     def of(cls, settings: LLMSettings) -> "Budget":
         """The budget of an evolution that begins now. A useful share pays for eight replies."""
-        until, least = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
-        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, until, least)
+        deadline, least_share = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
+        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, deadline, least_share)
 
     @property
     def seconds(self) -> float:
@@ -373,8 +373,8 @@ class Journal:
                 self._in_memory[key] = keyed_record
             else:
                 checked_record = with_checksum(keyed_record)
-                length = len(canonical(checked_record))  # JSON with ASCII alone: as many bytes as characters
-                line_start = self._log.append([checked_record]) - length - 1
+                record_length = len(canonical(checked_record))  # JSON with ASCII alone: as many bytes as characters
+                line_start = self._log.append([checked_record]) - record_length - 1
             self.length += 1
             self._positions[key] = line_start, self.length
 

@@ -158,8 +158,8 @@ class ChatModelActor:
     def _ask_model(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
         """The action of one reply, and the reply's text."""
         if self.writes_text:
-            text = self._ask_for_text(messages, place, seed)
-            return Action(text), text
+            reply_text = self._ask_for_text(messages, place, seed)
+            return Action(reply_text), reply_text
         move = structured_reply(self.chat_model, messages, Move, budget=self.budget, seed=seed_of(*seed), place=place)
         calls = (Call(move.tool, move.arguments),) if move.tool else ()
         return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
@@ -172,15 +172,15 @@ class ChatModelActor:
             )
             if reply.text.strip() and not reply.truncated:
                 return reply.text
-            problem = "was cut off: write much less at once" if reply.truncated else "was empty"
+            problem_text = "was cut off: write much less at once" if reply.truncated else "was empty"
             failed_answer = Message("assistant", reply.text[:2_000] or "(nothing)")
-            messages = (*messages, failed_answer, Message("user", f"That answer {problem}. Write one action."))
+            messages = (*messages, failed_answer, Message("user", f"That answer {problem_text}. Write one action."))
         self.chat_model.count_failure("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     @functools.cached_property
     def _avoided_keys(self) -> set[tuple[str, ...]]:
-        return {_action_key(line) for line in self.do_not_repeat}
+        return {_action_key(action_line) for action_line in self.do_not_repeat}
 
     def _conversation(self) -> tuple[Message, ...]:
         """The first messages and all exchanges. If they are too long, texts are shortened and the oldest left out.
@@ -190,8 +190,8 @@ class ChatModelActor:
         fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         opening = self.first
         if missing_count := len(self.exchanges) - len(fitted_exchanges):
-            note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing_count))
-            opening = (*opening[:-1], Message(opening[-1].role, f"{opening[-1].content}\n\n{note}"))
+            omission_note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing_count))
+            opening = (*opening[:-1], Message(opening[-1].role, f"{opening[-1].content}\n\n{omission_note}"))
         messages, template = list(opening), prompting.sections(self.prompt)["next"]
         for exchange_number, (reply, observation) in enumerate(fitted_exchanges, start=missing_count + 1):
             steps_left = str(self.steps - exchange_number)
@@ -208,8 +208,8 @@ def _action_key(action_line: str) -> tuple[str, ...]:
     action_line = " ".join(action_line.split())
     if (call := _CALL_LINE.fullmatch(action_line)) is None:
         return (action_line,)
-    arguments = call[2].split(", ")
-    return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (action_line,)
+    argument_texts = call[2].split(", ")
+    return (call[1], *sorted(argument_texts)) if all(map(_ARGUMENT.match, argument_texts)) else (action_line,)
 
 
 def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
@@ -318,9 +318,9 @@ class LLMExplorer:
         """
         self.remaining_budget().check(1)
         start_task = dataclasses.replace(task, solution=())
-        brief, untrusted_length = self._write_brief(tool_documentation(environment), task, context, weights)
-        purpose = self.guidance[context.kind].purpose if context else "Purpose: a survey."
-        about = {"brief": brief, "guidance": purpose, "data_rule": prompting.sections("data")["rule"]}
+        brief_text, untrusted_length = self._write_brief(tool_documentation(environment), task, context, weights)
+        purpose_text = self.guidance[context.kind].purpose if context else "Purpose: a survey."
+        about = {"brief": brief_text, "guidance": purpose_text, "data_rule": prompting.sections("data")["rule"]}
         do_not_repeat = context.do_not_repeat if context else ()
         actor_bounds = self.steps, self.ending, self.window, do_not_repeat, _HINTS_SHOWN, untrusted_length
         make_actor = functools.partial(ChatModelActor, "explore", about, *actor_bounds, chat_model=self.chat_model)
@@ -351,14 +351,14 @@ class LLMExplorer:
             popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_MOST_POPULAR]
             demand = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
             return prompting.fill(phrases["unguided"], popular=demand), 0
-        focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+        focus_tools = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
         # If there is too little room, texts are left out in this order.
         texts = {
-            "do_not_repeat": prompting.bullets(_pick_reminders(context.do_not_repeat, focus)),
+            "do_not_repeat": prompting.bullets(_pick_reminders(context.do_not_repeat, focus_tools)),
             "instability_pattern": context.instability_pattern or "nothing known",
             "summary": context.summary,
             "failure_cause": context.failure_cause or "nothing",
-            "focus": ", ".join(focus) or "all of it",
+            "focus": ", ".join(focus_tools) or "all of it",
             "objectives": prompting.bullets(context.objectives),
             "task": task.query,
         }

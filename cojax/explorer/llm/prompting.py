@@ -26,16 +26,16 @@ _SHORTEST = 120
 def version() -> str:
     """8 hex digits of the SHA-256 of all prompts, by name."""
     digest = hashlib.sha256()
-    for path in sorted(_PROMPT_FOLDER.glob("*.md")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for prompt_path in sorted(_PROMPT_FOLDER.glob("*.md")):
+        digest.update(prompt_path.name.encode() + b"\0" + prompt_path.read_bytes() + b"\0")
     return digest.hexdigest()[:8]
 
 
 @functools.cache
 def sections(prompt_name: str) -> dict[str, str]:
     """The sections of a prompt file, by their headings: lines `# heading`."""
-    _, *pieces = _HEADING.split((_PROMPT_FOLDER / f"{prompt_name}.md").read_text())
-    return {heading: text.strip() for heading, text in zip(pieces[::2], pieces[1::2], strict=True)}
+    _, *fragments = _HEADING.split((_PROMPT_FOLDER / f"{prompt_name}.md").read_text())
+    return {heading: text.strip() for heading, text in zip(fragments[::2], fragments[1::2], strict=True)}
 
 
 def fill(text: str, **values: str) -> str:
@@ -83,13 +83,13 @@ def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) 
 
 def _count_fitting(lengths: Sequence[int], room: int, extra_each: int, least_length: int) -> int:
     """The number of last texts that fit if each takes `extra_each` plus at most `least_length` of its characters."""
-    count = 0
+    fitting_count = 0
     for length in reversed(lengths):
         room -= extra_each + min(length, least_length)
         if room < 0:
             break
-        count += 1
-    return count
+        fitting_count += 1
+    return fitting_count
 
 
 def shorten(text: str, limit: int) -> str:
@@ -173,9 +173,9 @@ def _write_record(trajectory: Trajectory, room: int) -> str:
     fitted_turns = fit_pairs(turns, room - _NOTE_LENGTH, _HEADING_LENGTH)
     omitted_count = len(turns) - len(fitted_turns)
     blocks = [f"[the first {omitted_count} actions are left out]"] if omitted_count else []
-    for turn_index, (action, result) in enumerate(fitted_turns, start=omitted_count):
+    for turn_index, (action_text, result_text) in enumerate(fitted_turns, start=omitted_count):
         status = "worked" if trajectory.turns[turn_index].observation.ok else "failed"
-        blocks.append(f"Action {turn_index + 1}: {action}\nResult ({status}): {result}")
+        blocks.append(f"Action {turn_index + 1}: {action_text}\nResult ({status}): {result_text}")
     return "\n\n".join(blocks)
 
 

@@ -160,11 +160,11 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
 
 def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
     """For each step, the latest earlier steps whose observations hold the values of its arguments."""
-    latest: dict[str, int] = {}  # word → the last step that showed it
+    newest_step: dict[str, int] = {}  # word → the last step that showed it
     sources: list[set[int]] = []
-    for i, step in enumerate(steps):
-        sources.append({latest[value] for value in argument_values(step.action) if value in latest})
-        latest |= dict.fromkeys(words_of(step.observation.text), i)
+    for step_index, step in enumerate(steps):
+        sources.append({newest_step[value] for value in argument_values(step.action) if value in newest_step})
+        newest_step |= dict.fromkeys(words_of(step.observation.text), step_index)
     return sources
 
 
@@ -231,15 +231,15 @@ class ScriptedExplorer:
         failures: list[str] = []
         most_turns = min(self.steps, self._most_actions(context) + _EXTRA_ACTIONS)
         tool_weight = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
-        for run in range(self.runs):
-            rng = random.Random(repr(("explore", seed, run)))
+        for run_number in range(self.runs):
+            rng = random.Random(repr(("explore", seed, run_number)))
             if context:
                 actor = self._make_guided_run(environment, task, context, rng)
             else:
                 actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start_task, actor, max_turns=most_turns)
             if trajectory.valid:
-                triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
+                triplets += [Triplet(turn.action, turn.observation, run_number) for turn in trajectory.turns]
             else:
                 failures.append(trajectory.error)
         return Exploration(task, context, seed, tuple(triplets), tuple(failures))
@@ -366,7 +366,7 @@ class ExplorationRun:
             )
         options = [action for action in possible_actions if tool_of(action) != self.ending] or list(possible_actions)
         # Tools are compared first: signatures are expensive to build.
-        tools = {line.partition("(")[0] for line in self.do_not_repeat}
+        tools = {action_line.partition("(")[0] for action_line in self.do_not_repeat}
         options = [a for a in options if tool_of(a) not in tools or signature(a) not in self.do_not_repeat] or options
         # Before the first action the messages are the task's text, not an observation.
         words = {word for message in messages for word in words_of(message.content)} if self.last_values else set[str]()
