@@ -60,18 +60,18 @@ class Program:
 def parse(text: str) -> Program:
     """Parses the text of `jax.stages.Compiled.as_text`. Raises ValueError for a text without an entry."""
     computations: dict[str, list[Instruction]] = {}
-    entry, instructions = "", list[Instruction]()
-    header, _, _ = text.partition("\n")
+    entry_name, instructions = "", list[Instruction]()
+    header_line, _, _ = text.partition("\n")
     for line in text.splitlines():
         if match := _COMPUTATION.match(line):
             instructions = computations.setdefault(match[2], [])
-            entry = match[2] if match[1] else entry
+            entry_name = match[2] if match[1] else entry_name
         elif assignment := _ASSIGNMENT.match(line):
             result_shape, after_shape = _split_shape(line[assignment.end() :])
             instructions.append(Instruction(assignment[1], result_shape, after_shape.partition("(")[0].strip(), line))
-    if not entry:
+    if not entry_name:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY computation")
-    return Program(computations, entry, len(re.findall(r"(?:may|must)-alias", header)))
+    return Program(computations, entry_name, len(re.findall(r"(?:may|must)-alias", header_line)))
 
 
 def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[Collective]:
@@ -90,8 +90,8 @@ def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[C
         collective = Collective(
             "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
-        channel = re.search(r"channel_id=(\d+)", instruction.line)
-        key = channel[1] if channel else f"{computation_name}/{instruction.name}"
+        channel_match = re.search(r"channel_id=(\d+)", instruction.line)
+        key = channel_match[1] if channel_match else f"{computation_name}/{instruction.name}"
         if key not in by_channel or (collective.runs, collective.bytes) > (by_channel[key].runs, by_channel[key].bytes):
             by_channel[key] = collective
     return list(by_channel.values())
@@ -104,14 +104,14 @@ def kernels(program: Program) -> dict[str, int]:
     """
     counts: Counter[str] = Counter()
     for instruction in program.instructions():
-        call_target = re.search(r'custom_call_target="([^"]*)"', instruction.line)
+        target_match = re.search(r'custom_call_target="([^"]*)"', instruction.line)
         if instruction.opcode == "dot" and "ragged_dot" in instruction.line:
             counts["ragged_dot_as_dense"] += 1
-        elif call_target and call_target[1] == "tpu_custom_call":
+        elif target_match and target_match[1] == "tpu_custom_call":
             counts[re.sub(r"[.\d]+$", "", instruction.name)] += 1
-        elif call_target and "triton" in call_target[1]:
-            triton_name = re.search(r'\bname = "([^"]*)"', instruction.line)
-            counts[triton_name[1] if triton_name else "triton"] += 1
+        elif target_match and "triton" in target_match[1]:
+            triton_match = re.search(r'\bname = "([^"]*)"', instruction.line)
+            counts[triton_match[1] if triton_match else "triton"] += 1
     return dict(sorted(counts.items()))
 
 
@@ -127,12 +127,12 @@ def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str
         for instruction in program.computations.get(caller, ()):
             yield caller, instruction, runs, loops
             if instruction.opcode == "while":
-                body = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
+                body_match = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
                 loop_rounds, inner_open = _fixed_rounds(program, instruction), open_loops
                 if loop_rounds is None:
                     loop_rounds, inner_open = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
-                if body:
-                    yield from walk(body[1], runs * loop_rounds, loops + 1, inner_open)
+                if body_match:
+                    yield from walk(body_match[1], runs * loop_rounds, loops + 1, inner_open)
                 continue
             for callee in _callees(instruction.line):
                 yield from walk(callee, runs, loops, open_loops)
@@ -142,23 +142,23 @@ def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str
 
 @functools.lru_cache(maxsize=4096)
 def _callees(line: str) -> tuple[str, ...]:
-    branches = _BRANCHES.search(line)
-    branch_names = re.findall(r"[\w.\-]+", branches[1]) if branches else []
+    branches_match = _BRANCHES.search(line)
+    branch_names = re.findall(r"[\w.\-]+", branches_match[1]) if branches_match else []
     return (*_CALL.findall(line), *branch_names)
 
 
 def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
     """The loop's rounds: the compiler's note, or the constant with which its condition compares the index."""
-    if note := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
-        return int(note[1])
-    condition = re.search(r"\bcondition=%?([\w.\-]+)", loop.line)
-    instructions = program.computations.get(condition[1], ()) if condition else ()
+    if count_match := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
+        return int(count_match[1])
+    condition_match = re.search(r"\bcondition=%?([\w.\-]+)", loop.line)
+    instructions = program.computations.get(condition_match[1], ()) if condition_match else ()
     comparisons = [op for op in instructions if op.opcode == "compare" and "direction=LT" in op.line]
     constants = {op.name: op.line for op in instructions if op.opcode == "constant"}
     for comparison in comparisons:
         for operand in re.findall(r"%([\w.\-]+)", comparison.line.partition("compare(")[2].partition(")")[0]):
-            if operand in constants and (constant := re.search(r"constant\((\d+)\)", constants[operand])):
-                return int(constant[1])
+            if operand in constants and (constant_match := re.search(r"constant\((\d+)\)", constants[operand])):
+                return int(constant_match[1])
     return None
 
 
@@ -189,23 +189,23 @@ def _result(instruction: Instruction) -> list[tuple[int, tuple[int, ...]]]:
 def _sized_arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays in the text of a shape."""
     sized_arrays = []
-    for dtype, sizes in _ARRAY.findall(shape):
-        axes = tuple(int(size) for size in sizes.split(",") if size)
-        bits = _BITS_BY_DTYPE.get(dtype) or int(re.findall(r"\d+", dtype)[0])
-        sized_arrays.append((math.prod(axes) * bits // 8, axes))
+    for dtype, sizes_text in _ARRAY.findall(shape):
+        axes = tuple(int(size) for size in sizes_text.split(",") if size)
+        bit_count = _BITS_BY_DTYPE.get(dtype) or int(re.findall(r"\d+", dtype)[0])
+        sized_arrays.append((math.prod(axes) * bit_count // 8, axes))
     return sized_arrays
 
 
 def _group_size(line: str, devices: int) -> int:
     """The number of devices in each group of a collective; the text writes groups in one of three ways."""
-    if grid := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
-        return int(grid[1])
-    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
-        sizes = {axis_name: int(axis_size) for axis_name, axis_size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
-        axis_parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh[2])
+    if grid_match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
+        return int(grid_match[1])
+    if mesh_match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
+        sizes = {axis_name: int(axis_size) for axis_name, axis_size in re.findall(r"'([^']+)'=(\d+)", mesh_match[1])}
+        axis_parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh_match[2])
         return math.prod(int(axis_part) if axis_part else sizes[axis_name] for axis_name, axis_part in axis_parts)
-    match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    return len(match[1].split(",")) if match else devices
+    groups_match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    return len(groups_match[1].split(",")) if groups_match else devices
 
 
 def _split_shape(text: str) -> tuple[str, str]:

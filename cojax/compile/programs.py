@@ -60,8 +60,8 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     mesh = make_mesh(**settings(config.mesh), devices=targets.devices(target))
     check_rows(config, mesh)
     check_divides(model, mesh)
-    learner, outline = make_outline(config, model, mesh)
-    figures = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
+    learner, state_outline = make_outline(config, model, mesh)
+    figures = report(learner, state_outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
     if not figures["fits"]:
         devices = list(mesh.devices.flat)
         figures["suggestion"] = suggestion(
@@ -117,14 +117,14 @@ def suggestion(config: ConfigDict, figures: Mapping[str, Any], chip: Chip, make_
     tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
     if no change is estimated to fit.
     """
-    unchanged = make_variant(config)
-    single_changes = list(changes(config, unchanged[0], chip))
+    base = make_variant(config)
+    single_changes = list(changes(config, base[0], chip))
     joint_changes = list(itertools.accumulate(single_changes, operator.or_))[1:]
     for change in (*single_changes, *joint_changes):
-        share = float(change.get(_MEMORY_SHARE, 0.0))
-        limit = int(chip.memory * share) if share else chip.limit
-        if (peak := estimated_peak(config, figures, unchanged, change, make_variant)) <= limit:
-            return {"settings": change, "bytes_peak_estimated": peak, "bytes_limit": limit}
+        memory_share = float(change.get(_MEMORY_SHARE, 0.0))
+        limit_bytes = int(chip.memory * memory_share) if memory_share else chip.limit
+        if (peak_bytes := estimated_peak(config, figures, base, change, make_variant)) <= limit_bytes:
+            return {"settings": change, "bytes_peak_estimated": peak_bytes, "bytes_limit": limit_bytes}
     return {"settings": {}}
 
 
@@ -162,18 +162,18 @@ def estimated_peak(
     make_variant: MakeLearner,
 ) -> int:
     """Estimates a device's peak bytes with these settings, from the report without them."""
-    variant = config.copy_and_resolve_references()
-    with variant.unlocked(), variant.ignore_type():
+    variant_config = config.copy_and_resolve_references()
+    with variant_config.unlocked(), variant_config.ignore_type():
         for setting_name, value in change.items():
             if setting_name != _MEMORY_SHARE:
-                put(variant, setting_name, value)
-    changed = make_variant(variant)
+                put(variant_config, setting_name, value)
+    changed = make_variant(variant_config)
     update_report = figures["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, changed)]
-    gradients = [device_bytes(state.params) for _, state in (base, changed)]
-    activations = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradients[0])
+    gradient_bytes = [device_bytes(state.params) for _, state in (base, changed)]
+    activation_bytes = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradient_bytes[0])
     state_bytes = methods.agents(config) * device_bytes(changed[1]) + device_bytes(changed[0].reference)
-    return state_bytes + gradients[1] + activations * tokens[1] // tokens[0]
+    return state_bytes + gradient_bytes[1] + activation_bytes * tokens[1] // tokens[0]
 
 
 # Beginning of a kernel's name → the kernel's family.
@@ -192,9 +192,9 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     step_batch, pairs = full_batches(learner, sizes)
     frozen = None if learner.lora is None else learner.reference
     # The arguments of each program; all else that a step holds stays in memory beside them.
-    arguments_of = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
-    arguments_of["pairs"] = arguments_of["old"]
-    resident = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
+    arguments_by_program = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
+    arguments_by_program["pairs"] = arguments_by_program["old"]
+    resident_bytes = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
     batches = [learner.placement.abstract(x, learner.micro_rows) for x in (step_batch, pairs) if x is not None]
     batch_bytes = device_bytes(batches)
     device_count = len(learner.placement.devices)
@@ -202,18 +202,18 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     with lowered_for(learner.placement.devices[0]):
         lowerings = {name: lower() for name, lower in learner.programs(state, step_batch, pairs).items()}
     for name, lowering in lowerings.items():
-        argument_bytes = device_bytes(arguments_of[name])
+        argument_bytes = device_bytes(arguments_by_program[name])
         program_report = _compile(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
-        programs[name] = {**program_report, "bytes_beside": resident - argument_bytes}
+        programs[name] = {**program_report, "bytes_beside": resident_bytes - argument_bytes}
     peak_bytes = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
-    totals = _sum_collectives(programs, learner)
+    sums_by_kind = _sum_collectives(programs, learner)
     held_bytes = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
     flops = step_flops(learner, step_batch, pairs)
-    bounds = {
+    bound_seconds = {
         "compute": flops / (device_count * chip.flops),
         "memory": learner.updates_per_batch * held_bytes / chip.bandwidth,
-        "interconnect": sum(collective_kind["bytes"] for collective_kind in totals.values()) / chip.interconnect,
+        "interconnect": sum(collective_kind["bytes"] for collective_kind in sums_by_kind.values()) / chip.interconnect,
     }
     return {
         "fits": not refusals and peak_bytes <= chip.limit,
@@ -221,13 +221,13 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
         "bytes_temporary": max(program["bytes_temporary"] for program in programs.values()),
         "bytes_peak": peak_bytes,
         "bytes_limit": chip.limit,
-        "collectives": totals,
+        "collectives": sums_by_kind,
         "kernels": families(kernel for program in programs.values() for kernel in program["kernels"]),
         "seconds": sum(program["seconds"] for program in programs.values()),
         "cpu_seconds": sum(program["cpu_seconds"] for program in programs.values()),
         "flops": flops,
-        "bounds": bounds,
-        "bound_seconds": max(bounds.values()),
+        "bounds": bound_seconds,
+        "bound_seconds": max(bound_seconds.values()),
         "parameters": parameter_count(learner.config),
         "programs": programs,
     }
@@ -325,7 +325,7 @@ def by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
     sums_by_kind = defaultdict[str, Counter[str]](Counter)
     for collective in collectives:
         sums_by_kind[collective.kind].update(count=collective.runs, bytes=collective.runs * collective.bytes)
-    return {kind: dict(figures) for kind, figures in sorted(sums_by_kind.items())}
+    return {kind: dict(sums) for kind, sums in sorted(sums_by_kind.items())}
 
 
 def vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> list[Collective]:
@@ -354,10 +354,10 @@ def logits_arrays(program: Program, learner: Learner, row_length: int) -> list[t
     vocabulary, width = _vocabulary_and_width(learner)
     row_count, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, row_length)
     lengths = {row_length, row_length - 1, -(-(row_length - 1) // chunk) * chunk}
-    tokens = lengths | {row_count * n for n in lengths}
+    token_counts = lengths | {row_count * length for length in lengths}
     return [
         axes for axes in program_text.arrays(program)
-        if vocabulary & set(axes) and (tokens - width) & set(axes)
+        if vocabulary & set(axes) and (token_counts - width) & set(axes)
     ]  # fmt: skip
 
 
@@ -366,9 +366,9 @@ def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner
     sums_by_kind = defaultdict[str, Counter[str]](Counter)
     for program_name, program in programs.items():
         call_count = learner.updates_per_batch if program_name == "update" else learner.objective.splits
-        for kind, figures in program["collectives"].items():
-            sums_by_kind[kind].update({figure_name: call_count * value for figure_name, value in figures.items()})
-    return {kind: dict(figures) for kind, figures in sorted(sums_by_kind.items())}
+        for kind, sums in program["collectives"].items():
+            sums_by_kind[kind].update({figure_name: call_count * value for figure_name, value in sums.items()})
+    return {kind: dict(sums) for kind, sums in sorted(sums_by_kind.items())}
 
 
 def table(figures: Mapping[str, Any]) -> Table:
@@ -377,8 +377,8 @@ def table(figures: Mapping[str, Any]) -> Table:
     grid = Table(title=title, title_justify="left", show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column()
-    mesh = " × ".join(f"{name} {size}" for name, size in figures["mesh"].items()) or "one device"
-    grid.add_row("mesh", mesh)
+    mesh_text = " × ".join(f"{name} {size}" for name, size in figures["mesh"].items()) or "one device"
+    grid.add_row("mesh", mesh_text)
     grid.add_row("learner", f"{figures['method']}, {figures['loss']}, remat {figures['remat']}")
     grid.add_row("micro-batch", f"{figures['micro_rows']} rows of {figures['row_length']:,} tokens")
     grid.add_row("fits", "yes" if figures["fits"] else "no")
@@ -390,17 +390,17 @@ def table(figures: Mapping[str, Any]) -> Table:
     for name, program in figures["programs"].items():
         grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
     grid.add_row("operations", f"{figures['flops'] / 1e15:,.2f} PFLOP a step")
-    bounds = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures["bounds"].items())
-    grid.add_row("at least", f"{figures['bound_seconds']:.2f} s a step ({bounds})")
+    bounds_text = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures["bounds"].items())
+    grid.add_row("at least", f"{figures['bound_seconds']:.2f} s a step ({bounds_text})")
     return grid
 
 
 def in_one_line(figures: Mapping[str, Any]) -> str:
     """The report in one line, for a preflight."""
-    traffic = sum(sums["bytes"] for sums in figures["collectives"].values()) / GIB
+    traffic_gib = sum(sums["bytes"] for sums in figures["collectives"].values()) / GIB
     return (
         f"{figures['bytes_peak'] / GIB:.1f} of {figures['bytes_limit'] / GIB:.1f} GiB a device, each sends "
-        f"{traffic:,.0f} GiB a step, kernels: {', '.join(figures['kernels']) or 'none'}; a step takes at least "
+        f"{traffic_gib:,.0f} GiB a step, kernels: {', '.join(figures['kernels']) or 'none'}; a step takes at least "
         f"{figures['bound_seconds']:.2g} s"
     )
 
@@ -409,13 +409,13 @@ def advice(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yields what to change if the programs do not fit."""
     if figures["fits"]:
         return
-    change = figures["suggestion"]["settings"]
-    if not change:
+    setting_changes = figures["suggestion"]["settings"]
+    if not setting_changes:
         yield "it does not fit, and no setting is estimated to make it fit; take more devices"
         return
-    flags = [name_and_value(name, value) for name, value in change.items()]
-    peak = figures["suggestion"]["bytes_peak_estimated"] / GIB
-    yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak:.1f} GiB. Compile again to confirm it"
+    flags = [name_and_value(name, value) for name, value in setting_changes.items()]
+    peak_gib = figures["suggestion"]["bytes_peak_estimated"] / GIB
+    yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak_gib:.1f} GiB. Compile again to confirm it"
 
 
 def name_and_value(setting_name: str, value: Any) -> str:
@@ -433,13 +433,13 @@ def layer_weights(config: ModelConfig) -> int:
 
     L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
     """
-    width, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
-    attention = 2 * width * config.head_dim * heads
-    feed_forward = 3 * width * config.intermediate_size
+    width, head_count = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
+    attention_weights = 2 * width * config.head_dim * head_count
+    feed_forward_weights = 3 * width * config.intermediate_size
     if config.sparse:
         expert_weights = 3 * width * config.moe_intermediate_size * config.num_experts_per_tok
-        feed_forward = width * config.num_experts + expert_weights
-    return config.num_hidden_layers * (attention + feed_forward)
+        feed_forward_weights = width * config.num_experts + expert_weights
+    return config.num_hidden_layers * (attention_weights + feed_forward_weights)
 
 
 def forward_flops(config: ModelConfig, lengths: Sequence[int], scored_tokens: int) -> int:
@@ -449,6 +449,6 @@ def forward_flops(config: ModelConfig, lengths: Sequence[int], scored_tokens: in
     attends by two products to itself and those before it. Norms, rotations and softmaxes do not count.
     """
     products = 2 * layer_weights(config) * sum(lengths) + 2 * config.hidden_size * config.vocab_size * scored_tokens
-    pairs = sum(n * (n + 1) // 2 for n in lengths)
-    width = config.num_attention_heads * config.head_dim
-    return products + 4 * config.num_hidden_layers * width * pairs
+    token_pairs = sum(length * (length + 1) // 2 for length in lengths)
+    attention_width = config.num_attention_heads * config.head_dim
+    return products + 4 * config.num_hidden_layers * attention_width * token_pairs

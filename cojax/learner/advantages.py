@@ -56,8 +56,8 @@ def overlong_penalty(
 
     The penalty falls from 0 at `longest` − `margin` to −1 at `longest`, and stays there.
     """
-    lengths = np.array([sum(len(turn.action_tokens) for turn in t.turns) for t in trajectories], np.float64)
-    penalty = np.clip((longest - margin - lengths) / margin, -1.0, 0.0)
+    action_lengths = np.array([sum(len(turn.action_tokens) for turn in t.turns) for t in trajectories], np.float64)
+    penalty = np.clip((longest - margin - action_lengths) / margin, -1.0, 0.0)
     return _normalise(rewards(trajectories) + penalty, epsilon)
 
 
@@ -86,12 +86,12 @@ def turn_level(
     Â_k is `group_relative`. o_kj is 1 where the environment accepted the action of turn j of trajectory k, else 0; its
     mean and deviation are over all turns of the group (after MT-GRPO, arXiv 2505.11821, which rewards turns itself).
     """
-    outcome = _normalise(rewards(trajectories), epsilon)
+    outcome_advantages = _normalise(rewards(trajectories), epsilon)
     ok_flags = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
     all_flags = np.concatenate(ok_flags)
     credit = coefficient * _normalise(all_flags, epsilon) if all_flags.size >= 2 else np.zeros_like(all_flags)
     boundaries = np.cumsum([len(flags) for flags in ok_flags])[:-1]
-    return [value + credits for value, credits in zip(outcome, np.split(credit, boundaries), strict=True)]
+    return [value + credits for value, credits in zip(outcome_advantages, np.split(credit, boundaries), strict=True)]
 
 
 def token_advantages(entries: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -111,7 +111,7 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
     where = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{where} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
-    credit, masks = [np.zeros(0)], [np.zeros(0, bool)]
+    credit, mask_parts = [np.zeros(0)], [np.zeros(0, bool)]
     for entry, turn in zip(entries, turns, strict=True):
         prompt, action = len(turn.prompt_tokens), len(turn.action_tokens)
         numbers, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
@@ -119,13 +119,13 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
             raise ValueError(
                 f"{where} has {len(numbers)} entries for {action} tokens of a turn; expected a number, or one a token"
             )
-        prompt_number, prompt_mask = (numbers, entry_mask) if _is_scalar(entry) else (0.0, False)
-        credit += [np.full(prompt, prompt_number, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
-        masks += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
-    values, is_learned = np.concatenate(credit), np.concatenate(masks)
-    if not np.isfinite(values[is_learned]).all():
-        raise ValueError(f"{where} is not finite: {values[is_learned]}; mask the entries to leave out with numpy.ma")
-    return np.where(is_learned, values, 0.0), is_learned
+        prompt_value, prompt_mask = (numbers, entry_mask) if _is_scalar(entry) else (0.0, False)
+        credit += [np.full(prompt, prompt_value, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
+        mask_parts += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
+    values, learned_mask = np.concatenate(credit), np.concatenate(mask_parts)
+    if not np.isfinite(values[learned_mask]).all():
+        raise ValueError(f"{where} is not finite: {values[learned_mask]}; mask the entries to leave out with numpy.ma")
+    return np.where(learned_mask, values, 0.0), learned_mask
 
 
 def _is_scalar(value: Any) -> bool:

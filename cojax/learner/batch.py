@@ -153,9 +153,9 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
             )
     size = [len(segment.tokens) for segment in segments]
     rows: list[list[int]] = []
-    free: list[int] = []
+    free_lengths: list[int] = []
     for unit in sorted(units.values(), key=lambda unit: -sum(size[index] for index in unit)):
-        assignment = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free, shape)
+        assignment = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free_lengths, shape)
         if assignment is None:
             raise ValueError(
                 f"{segments[unit[0]].name} and those it is compared with have {sum(size[i] for i in unit)} tokens, and "
@@ -164,9 +164,9 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
         for index, row in assignment:
             while row >= len(rows):
                 rows.append([])
-                free.append(shape.length)
+                free_lengths.append(shape.length)
             rows[row].append(index)
-            free[row] -= size[index]
+            free_lengths[row] -= size[index]
     return rows
 
 
@@ -233,11 +233,11 @@ def pack(
 
 def count_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Counts groups with two valid trajectories, the live ones among them (rewards differ), and what was dropped."""
-    usable = _comparable_groups(groups)
+    usable_groups = _comparable_groups(groups)
     counts = {
-        "groups": len(usable),
-        "groups_live": sum(group.live for group in usable),
-        "groups_dropped": len(groups) - len(usable),
+        "groups": len(usable_groups),
+        "groups_live": sum(group.live for group in usable_groups),
+        "groups_dropped": len(groups) - len(usable_groups),
         "trajectories_invalid": sum(len(group.trajectories) - len(group.valid) for group in groups),
     }
     return {name: float(count) for name, count in counts.items()}

@@ -99,11 +99,11 @@ class Learner:
     def __post_init__(self) -> None:
         loss = self.objective.loss
         _check_settings(self)
-        routes = required_route_shape(self.routes, self.config, self.loss, loss.routes)
-        object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, routes))
+        route_shape = required_route_shape(self.routes, self.config, self.loss, loss.routes)
+        object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, route_shape))
         if self.reference is not None:
-            reference = cast_for_compute(self.config, self.reference)
-            object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
+            reference_params = cast_for_compute(self.config, self.reference)
+            object.__setattr__(self, "reference", self.placement.params(reference_params, parameters(self.config)))
 
     @functools.cached_property
     def objective(self) -> Objective:
@@ -120,8 +120,8 @@ class Learner:
     @functools.cached_property
     def compensated_optimizer(self) -> optax.GradientTransformation:
         """The optimiser; for parameters stored as bfloat16 it also keeps the bits that rounding would lose."""
-        stored_half = self.lora is None and self.config.param_dtype == "bfloat16"
-        return compensate_rounding(self.optimizer) if stored_half else self.optimizer
+        stores_half = self.lora is None and self.config.param_dtype == "bfloat16"
+        return compensate_rounding(self.optimizer) if stores_half else self.optimizer
 
     @property
     def reads_reference(self) -> bool:
@@ -167,7 +167,7 @@ class Learner:
             self.prepare(state, batch, micro_count) if micro_count else None
             for batch, micro_count in zip(step_batches.batches, micro_counts, strict=True)
         ]
-        updates: list[Metrics] = []
+        update_metrics: list[Metrics] = []
         for batch_number in step_batches.order:
             batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
@@ -175,13 +175,13 @@ class Learner:
             with self.hosts.operation("update", state, batch, micro_count, pairs) as finish:
                 shardings = self.placement.shardings(state)
                 state, sums = finish(self._update(state, self._frozen, batch, micro_count, pairs, shardings=shardings))
-            updates.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
-            if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
+            update_metrics.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
+            if not np.isfinite([update_metrics[-1]["loss"], update_metrics[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
-                raise NonFiniteUpdate(state, host_batch, updates[-1], len(updates) - 1)
+                raise NonFiniteUpdate(state, host_batch, update_metrics[-1], len(update_metrics) - 1)
         with self.hosts.operation("advance", state) as finish:
             state = finish(advance(state))
-        return state, {**step_batches.counts, **arithmetic.combine_updates(updates)}
+        return state, {**step_batches.counts, **arithmetic.combine_updates(update_metrics)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
         """Packs the batches of the step after `step`, for `update`. Raises what `batch.pack` raises."""
@@ -190,8 +190,8 @@ class Learner:
         seed = self.seed, step
         batches, counts = self.objective.batches(groups, seed, self.shape, sizes)
         pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
-        order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
-        return StepBatches(batches, order, pairs, {**counts, **pair_counts})
+        batch_order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
+        return StepBatches(batches, batch_order, pairs, {**counts, **pair_counts})
 
     def pack_examples(self, examples: Sequence[Example], most_examples: int) -> TrainBatch:
         """Packs pairs or trajectories into a batch with rows for `most_examples` of them."""
@@ -210,14 +210,14 @@ class Learner:
         with self.hosts.operation("prepare", state, batch, live_count, hard) as finish:
             device_batch = self.placement.micro_batches(batch, self.micro_rows)
             if hard:
-                reference = self._forward(self._frozen, state.params, device_batch, live_count)
-                return finish(dataclasses.replace(device_batch, reference_logprobs=reference))
+                reference_logprobs = self._forward(self._frozen, state.params, device_batch, live_count)
+                return finish(dataclasses.replace(device_batch, reference_logprobs=reference_logprobs))
             if not self.on_policy:
-                old = self._forward(self._frozen, state.params, device_batch, live_count)
-                device_batch = dataclasses.replace(device_batch, old_logprobs=old)
+                old_logprobs = self._forward(self._frozen, state.params, device_batch, live_count)
+                device_batch = dataclasses.replace(device_batch, old_logprobs=old_logprobs)
             if self.reads_reference:
-                reference = self._forward(self.reference, None, device_batch, live_count)
-                device_batch = dataclasses.replace(device_batch, reference_logprobs=reference)
+                reference_logprobs = self._forward(self.reference, None, device_batch, live_count)
+                device_batch = dataclasses.replace(device_batch, reference_logprobs=reference_logprobs)
             elif self.round_reference == "round":
                 device_batch = dataclasses.replace(device_batch, reference_logprobs=device_batch.old_logprobs)
             return finish(device_batch)
@@ -289,14 +289,14 @@ class Learner:
 
         The policy is `params` or `frozen`, whichever is given; if both are, it is `frozen` with adapters `params`.
         """
-        policy = frozen if params is None else params
+        policy_params = frozen if params is None else params
         if frozen is not None and params is not None:
             assert self.lora is not None
-            policy = add_adapters(self.config, self.lora, frozen, params)
-        assert policy is not None
+            policy_params = add_adapters(self.config, self.lora, frozen, params)
+        assert policy_params is not None
         rows = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
-            self.config, policy, *rows, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
+            self.config, policy_params, *rows, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
             mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
         )  # fmt: skip
 
@@ -308,9 +308,9 @@ class Learner:
 
 def _check_settings(learner: Learner) -> None:
     """Raises ValueError that says what to set instead."""
-    for setting, choices in _CHOICES.items():
-        if (choice := vars(learner)[setting]) not in choices:
-            raise ValueError(f"{setting} {choice!r} not found; available: {', '.join(sorted(choices))}")
+    for setting_name, choices in _CHOICES.items():
+        if (choice := vars(learner)[setting_name]) not in choices:
+            raise ValueError(f"{setting_name} {choice!r} not found; available: {', '.join(sorted(choices))}")
     if learner.config.dtype == "float16":
         raise ValueError(
             "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
@@ -367,15 +367,15 @@ def learn_round(
         learner.pack_examples(permutation[start : start + batch_size], batch_size)
         for start in range(0, len(permutation), batch_size)
     ]
-    order = [
+    batch_order = [
         batch_number
         for epoch in range(epochs)
         for batch_number in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches))
     ]
-    state, metrics = learner.update(state, StepBatches(batches, order))
-    counts = [describe(batches[batch_number]) for batch_number in order]
-    sums = {name: sum(count[name] for count in counts) for name in ("tokens_trained", "tokens_processed")}
-    return state, {**arithmetic.combine_updates(counts), **metrics, **sums}
+    state, metrics = learner.update(state, StepBatches(batches, batch_order))
+    batch_counts = [describe(batches[batch_number]) for batch_number in batch_order]
+    sums = {name: sum(counts[name] for counts in batch_counts) for name in ("tokens_trained", "tokens_processed")}
+    return state, {**arithmetic.combine_updates(batch_counts), **metrics, **sums}
 
 
 def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:

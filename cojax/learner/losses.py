@@ -49,10 +49,10 @@ def bounded_exp(log_ratio: jax.Array) -> jax.Array:
     Value and slope stay finite. The slope is at most e^B ≈ 22,026 and never falls, so that a token with a large ratio
     is still pulled back. A log-ratio of 10 nats is beyond any sound update; float32's exponential is infinite at 89.
     """
-    bound = LARGEST_LOG_RATIO
+    largest = LARGEST_LOG_RATIO
     # Not by a minimum: where its arguments are equal, it halves the slope.
-    bounded = jnp.exp(jnp.where(log_ratio > bound, bound, log_ratio))
-    return jnp.where(log_ratio > bound, math.exp(bound) * (1.0 + log_ratio - bound), bounded)
+    bounded = jnp.exp(jnp.where(log_ratio > largest, largest, log_ratio))
+    return jnp.where(log_ratio > largest, math.exp(largest) * (1.0 + log_ratio - largest), bounded)
 
 
 def where_learned(learned: jax.Array, x: jax.Array) -> jax.Array:
@@ -74,8 +74,8 @@ def summed_by(ids: jax.Array, x: jax.Array) -> jax.Array:
 def sequence_mean(sequences: jax.Array, learned: jax.Array, x: jax.Array) -> jax.Array:
     """For each learned token, the mean of x over the learned tokens of its sequence."""
     sums = summed_by(sequences, where_learned(learned, x))
-    counts = summed_by(sequences, learned.astype(jnp.float32))
-    return where_learned(learned, sums / jnp.maximum(counts, 1.0))
+    token_counts = summed_by(sequences, learned.astype(jnp.float32))
+    return where_learned(learned, sums / jnp.maximum(token_counts, 1.0))
 
 
 def two_sided_mask(log_ratio: jax.Array, low: float | None, high: float | None) -> jax.Array:
@@ -100,10 +100,10 @@ def kl_estimate(kind: str, logprobs: jax.Array, towards: jax.Array) -> jax.Array
     k2 = x² / 2: biased, of the right gradient;
     k3 = e^x − x − 1 ≥ 0: unbiased, with little variance; the exponential is `bounded_exp`.
     """
-    x = towards - logprobs
+    log_ratio = towards - logprobs
     if kind == "k1":
-        return -x
-    return 0.5 * x * x if kind == "k2" else bounded_exp(x) - x - 1.0
+        return -log_ratio
+    return 0.5 * log_ratio * log_ratio if kind == "k2" else bounded_exp(log_ratio) - log_ratio - 1.0
 
 
 _Clip = Annotated[float, Range(0.0)]
@@ -314,8 +314,8 @@ def dpo(
     learned = weights > 0
     signed_log_ratio = where_learned(learned, (logprobs - reference_logprobs) * advantages)
     margin = beta * summed_by(groups, signed_log_ratio)
-    better = where_learned(learned & (advantages > 0) & (rewards >= 1.0), logprobs)
-    per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * summed_by(groups, better)
+    better_logprobs = where_learned(learned & (advantages > 0) & (rewards >= 1.0), logprobs)
+    per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * summed_by(groups, better_logprobs)
     return where_learned(learned, per_token), {"preferred": (margin > 0).astype(jnp.float32), "margin": margin}
 
 

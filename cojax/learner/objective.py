@@ -88,13 +88,13 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
         return () if faults else output
 
     try:
-        program = jax.make_jaxpr(call)(*inputs)
+        loss_program = jax.make_jaxpr(call)(*inputs)
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, loss_inputs = (_inputs_of(program.jaxpr, input_names, output_count) for output_count in (None, 1))
+    uses, loss_inputs = (_inputs_of(loss_program.jaxpr, input_names, output_count) for output_count in (None, 1))
     if not loss_inputs & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, learns_from_flat = _read_declaration(function)
@@ -112,10 +112,10 @@ def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
 
 def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a loss, including defaults, that are parameters of `condition`."""
-    values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
+    setting_values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
     parameters = inspect.signature(condition).parameters
     takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in values.items() if takes_all or name in parameters}
+    return {name: value for name, value in setting_values.items() if takes_all or name in parameters}
 
 
 def _inputs(name: str, function: Loss) -> tuple[str, ...]:
@@ -134,13 +134,13 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
 def _faults(name: str, output: Any) -> list[str]:
     """Says why this is not a pair of loss and facts with one float for each token in every array; [] if it is."""
     is_pair = isinstance(output, (tuple, list)) and len(output) == 2
-    if not is_pair or not isinstance(output[1], dict) or not all(isinstance(fact, str) for fact in output[1]):
+    if not is_pair or not isinstance(output[1], dict) or not all(isinstance(fact_name, str) for fact_name in output[1]):
         return [
             f"loss {name!r} returns {_outline(output)[:100]}; expected a pair, the loss of each token and a dict of "
             "facts: return per_token, {}"
         ]
     per_token, facts = output
-    arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
+    arrays = {"its loss": per_token, **{f"its fact {fact_name!r}": array for fact_name, array in facts.items()}}
     return [
         f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
         for what, array in arrays.items()
@@ -187,14 +187,14 @@ class Objective:
         of rows. Raises what `pack` raises.
         """
         packed = []
-        rows = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
+        row_count = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
         for split_groups in self._deal(groups, seed):
             if self.loss.is_paired:
-                batch, counts = packing.pack_pairs(split_groups, seed, shape, rows)
+                batch, counts = packing.pack_pairs(split_groups, seed, shape, row_count)
             else:
                 batch, counts = packing.pack(
                     split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.uses_flat,
-                    together=self.loss.needs_groups, rows=rows,
+                    together=self.loss.needs_groups, rows=row_count,
                 )  # fmt: skip
             packed.append((batch, counts | packing.staleness(batch, version=seed[1])))
         return [batch for batch, _ in packed], _sum_counts([counts for _, counts in packed], shape.length)
@@ -211,9 +211,9 @@ class Objective:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
         if self.splits == 1:
             return [list(groups)]
-        order = list(range(len(groups)))
-        random.Random(repr((*seed, "parts"))).shuffle(order)
-        return [[groups[index] for index in sorted(order[split :: self.splits])] for split in range(self.splits)]
+        group_order = list(range(len(groups)))
+        random.Random(repr((*seed, "parts"))).shuffle(group_order)
+        return [[groups[index] for index in sorted(group_order[split :: self.splits])] for split in range(self.splits)]
 
 
 def objective(
@@ -254,14 +254,14 @@ def _sum_counts(parts: Sequence[Mapping[str, float]], row_length: int) -> dict[s
     if len(parts) == 1:
         return dict(parts[0])
     names = dict.fromkeys(name for part in parts for name in part if name not in ("fill", "staleness", "staleness_max"))
-    total = {name: sum(part[name] for part in parts) for name in names}
-    total["fill"] = total["tokens_processed"] / (total["rows"] * row_length) if total["rows"] else 0.0
+    totals = {name: sum(part[name] for part in parts) for name in names}
+    totals["fill"] = totals["tokens_processed"] / (totals["rows"] * row_length) if totals["rows"] else 0.0
     stale_parts = [part for part in parts if "staleness" in part]
     if stale_parts:
         token_count = sum(part["tokens_trained"] for part in stale_parts)
-        total["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in stale_parts) / token_count
-        total["staleness_max"] = max(part["staleness_max"] for part in stale_parts)
-    return total
+        totals["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in stale_parts) / token_count
+        totals["staleness_max"] = max(part["staleness_max"] for part in stale_parts)
+    return totals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,5 +299,5 @@ class HardNegatives:
             "hard_negatives": float(sum(trajectory.partial >= self.least_partial for trajectory in failures)),
             "hard_pairs": float(len(pairs)),
         }
-        rows = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
-        return packing.pack_examples(pairs, shape, rows), counts
+        row_count = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
+        return packing.pack_examples(pairs, shape, row_count), counts

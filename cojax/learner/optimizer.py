@@ -37,11 +37,11 @@ def adamw(
             f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, decay_to={decay_to}; expected numbers of updates "
             "and a share of the rate from 0 to 1"
         )
-    rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
-    decay = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
+    rate_schedule = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    decay_schedule = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
 
     def schedule(count: jax.Array) -> jax.Array:
-        return rate(count) * decay(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+        return rate_schedule(count) * decay_schedule(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
 
     def mask_decay(params: Params) -> Any:
         return jax.tree_util.tree_map_with_path(
@@ -98,10 +98,10 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
         updates, inner_state = inner.update(updates, state.inner, exact)
         target_bits = jax.tree.map(lambda value, change: _bits(value + change.astype(jnp.float32)), exact, updates)
         # Round to the nearest bfloat16: add half of its last bit, then keep the upper 16 bits.
-        upper = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)
-        low = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), target_bits, upper)
-        changes = jax.tree.map(lambda high, param: _from_bits(high) - param.astype(jnp.float32), upper, params)
-        return changes, CompensatedState(inner_state, low)
+        upper_bits = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)
+        low_bits = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), target_bits, upper_bits)
+        changes = jax.tree.map(lambda high, param: _from_bits(high) - param.astype(jnp.float32), upper_bits, params)
+        return changes, CompensatedState(inner_state, low_bits)
 
     return optax.GradientTransformation(init, update)
 

@@ -187,12 +187,12 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
     if hosts is ONE_PROCESS:
         yield from to_hf(config, params)
         return
-    for index, parameter in enumerate(parameters(config)):
-        layers = range(config.num_hidden_layers) if "layers" in parameter.lead_axes else (None,)
+    for parameter_index, parameter in enumerate(parameters(config)):
+        layer_indices = range(config.num_hidden_layers) if "layers" in parameter.lead_axes else (None,)
         stacked_names = parameter.hf_names(config)
-        for layer in layers:
-            with hosts.operation("gather_leaf", params, index, layer) as finish:
-                array = on_host(finish(gather_leaf(config, params, index, layer)))
+        for layer in layer_indices:
+            with hosts.operation("gather_leaf", params, parameter_index, layer) as finish:
+                array = on_host(finish(gather_leaf(config, params, parameter_index, layer)))
             array_count = 1 if layer is None else int(np.prod(parameter.shape(config)[1 : len(parameter.lead_axes)]))
             for stack_index, hf_name in itertools.islice(stacked_names, array_count):
                 yield hf_name, parameter.to_hf(array[stack_index[1:]], config)
@@ -227,7 +227,7 @@ def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folde
 def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
     """bool[rows], complete on every host: whether each parameter's numbers are all finite when cast to `dtype`."""
     table = parameters(config)
-    return replicate(_all_within([leaf_of(params, row) for row in table], _infinity_bound(dtype)))  # type: ignore[no-any-return]
+    return replicate(_all_within([leaf_of(params, parameter) for parameter in table], _infinity_bound(dtype)))  # type: ignore[no-any-return]
 
 
 def _infinity_bound(dtype: str) -> np.float32:

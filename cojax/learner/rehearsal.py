@@ -41,11 +41,11 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            local_devices = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(least_bytes(learner) * local_devices // len(devices), advice)
+            local_count = sum(device.process_index == jax.process_index() for device in devices)
+            check_fits(least_bytes(learner) * local_count // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
             programs = [lower().compile() for lower in learner.programs(state, step_batch, pairs).values()]
-            check_fits(needed_bytes(programs, local_devices, _batch_bytes(step_batch, pairs)), advice)
+            check_fits(needed_bytes(programs, local_count, _batch_bytes(step_batch, pairs)), advice)
         batch = learner.prepare(state, step_batch, live_count)
         pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is finite.
@@ -64,13 +64,13 @@ def fastest_that_fits(learner: Learner, state: TrainState, group_sizes: Sequence
     but not run. If free memory is unknown, the last entry is taken.
     """
     devices = learner.placement.devices
-    available, fastest_first = free_bytes(devices), tuple(REMAT)
-    if available is not None and available >= least_bytes(learner):
+    budget_bytes, fastest_first = free_bytes(devices), tuple(REMAT)
+    if budget_bytes is not None and budget_bytes >= least_bytes(learner):
         step_batch, pairs = full_batches(learner, group_sizes)
         for remat in fastest_first[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
             programs = [lower().compile() for lower in candidate.programs(state, step_batch, pairs).values()]
-            if needed_bytes(programs, len(devices), _batch_bytes(step_batch, pairs) + beside) <= available:
+            if needed_bytes(programs, len(devices), _batch_bytes(step_batch, pairs) + beside) <= budget_bytes:
                 return candidate
     return dataclasses.replace(learner, remat=fastest_first[-1])
 
@@ -123,11 +123,11 @@ def full_batch(rows: int, shape: RowShape) -> TrainBatch:
 
 def _advice(learner: Learner) -> str:
     """Advises settings that make an update smaller and are not in use yet."""
-    advice = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
-    advice += ["set learner.remat=layers"] if learner.remat != "layers" else []
-    advice += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
-    advice += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
-    return ", ".join([*advice, "or spread it over more devices by mesh"])
+    hints = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
+    hints += ["set learner.remat=layers"] if learner.remat != "layers" else []
+    hints += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
+    hints += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
+    return ", ".join([*hints, "or spread it over more devices by mesh"])
 
 
 def check_fits(needed: int, advice: str) -> None:
@@ -179,13 +179,13 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
     Cached files count as available. None if the system does not report it (it is not Linux).
     """
     match = re.search(r"MemAvailable:\s+(\d+) kB", _read_system_file(proc / "meminfo"))
-    candidates = [int(match[1]) * 1024] if match else []
+    candidate_bytes = [int(match[1]) * 1024] if match else []
     for cgroup_folder in _memory_cgroups(proc, cgroups):
-        limit = _read_number(cgroup_folder, "memory.max", "memory.limit_in_bytes")
-        usage = _read_number(cgroup_folder, "memory.current", "memory.usage_in_bytes")
-        if limit is not None and usage is not None:
-            candidates.append(max(0, limit - usage + _cached_bytes(cgroup_folder)))
-    return min(candidates, default=None)
+        limit_bytes = _read_number(cgroup_folder, "memory.max", "memory.limit_in_bytes")
+        usage_bytes = _read_number(cgroup_folder, "memory.current", "memory.usage_in_bytes")
+        if limit_bytes is not None and usage_bytes is not None:
+            candidate_bytes.append(max(0, limit_bytes - usage_bytes + _cached_bytes(cgroup_folder)))
+    return min(candidate_bytes, default=None)
 
 
 def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
@@ -216,7 +216,7 @@ def _read_number(folder: Path, *file_names: str) -> int | None:
 
 def _cached_bytes(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
-    counts = dict(re.findall(r"^(\w+) (\d+)$", _read_system_file(folder / "memory.stat"), re.MULTILINE))
+    count_by_name = dict(re.findall(r"^(\w+) (\d+)$", _read_system_file(folder / "memory.stat"), re.MULTILINE))
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.
-    prefix = "total_" if "total_inactive_file" in counts else ""
-    return sum(int(counts.get(prefix + counter, 0)) for counter in ("inactive_file", "active_file"))
+    prefix = "total_" if "total_inactive_file" in count_by_name else ""
+    return sum(int(count_by_name.get(prefix + counter_name, 0)) for counter_name in ("inactive_file", "active_file"))

@@ -23,13 +23,13 @@ def group_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def sequence_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
     """1 / (G · K · |τ_k|): each trajectory averages over its own tokens (GRPO, arXiv 2402.03300, Eq. 3)."""
-    return [1.0 / (len(lengths) * len(group) * np.maximum(group, 1)) for group in lengths]
+    return [1.0 / (len(lengths) * len(group_lengths) * np.maximum(group_lengths, 1)) for group_lengths in lengths]
 
 
 def batch_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
     """1 / Σ_g Σ_k|τ_k|: every token of the batch weighs the same (DAPO, arXiv 2503.14476, Eq. 8)."""
-    total = max(1, sum(int(group.sum()) for group in lengths))
-    return [np.full(len(group), 1.0 / total) for group in lengths]
+    token_count = max(1, sum(int(group_lengths.sum()) for group_lengths in lengths))
+    return [np.full(len(group_lengths), 1.0 / token_count) for group_lengths in lengths]
 
 
 def constant_length(lengths: Sequence[np.ndarray], *, length: Annotated[int, Range(1)]) -> list[np.ndarray]:
@@ -37,8 +37,8 @@ def constant_length(lengths: Sequence[np.ndarray], *, length: Annotated[int, Ran
 
     `length` is that of the longest possible answer (Dr. GRPO, arXiv 2503.20783, §3.2).
     """
-    count = sum(len(group) for group in lengths)
-    return [np.full(len(group), 1.0 / (count * length)) for group in lengths]
+    trajectory_count = sum(len(group) for group in lengths)
+    return [np.full(len(group), 1.0 / (trajectory_count * length)) for group in lengths]
 
 
 WEIGHTINGS: Mapping[str, Weighting] = {

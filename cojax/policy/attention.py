@@ -160,8 +160,8 @@ _attend.defvjp(_forward, _backward)
 
 def _query_blocks(length: int) -> Iterator[tuple[int, int]]:
     """Start and end of each block of queries; a block's keys are those before its end."""
-    block = max(_SMALLEST_BLOCK, math.ceil(length / _BLOCK_COUNT))
-    return ((start, min(start + block, length)) for start in range(0, length, block))
+    block_size = max(_SMALLEST_BLOCK, math.ceil(length / _BLOCK_COUNT))
+    return ((start, min(start + block_size, length)) for start in range(0, length, block_size))
 
 
 def block_scores_bytes(length: int) -> int:

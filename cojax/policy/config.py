@@ -138,20 +138,20 @@ def _read_scaling(kind: str, rope: Mapping[str, Any], field: str, hf: Mapping[st
     if kind == "yarn" and positions and rope.get("factor") is None:
         rope = {**rope, "factor": longest / positions}
     # transformers has no defaults for these.
-    for number in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
-        if not isinstance(rope.get(number), (int, float)):
-            raise ValueError(f"config.json has {field}.{number}={rope.get(number)!r:.80}; expected a number")
+    for factor_name in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
+        if not isinstance(rope.get(factor_name), (int, float)):
+            raise ValueError(f"config.json has {field}.{factor_name}={rope.get(factor_name)!r:.80}; expected a number")
     factor = float(rope["factor"])
     if kind == "linear":
         return RopeScaling(kind, factor)
     if kind == "llama3":
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        return RopeScaling(kind, factor, int(positions), low_freq_factor=low, high_freq_factor=high)
+        low_factor, high_factor = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return RopeScaling(kind, factor, int(positions), low_freq_factor=low_factor, high_freq_factor=high_factor)
     attention = _attention_factor(factor, rope)
     if not 0 < attention < math.inf:
         raise ValueError(f"config.json has {field} with attention factor {attention}; expected a positive number")
-    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-    return RopeScaling(kind, factor, int(positions), attention, fast, slow, bool(rope.get("truncate", True)))
+    beta_fast, beta_slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+    return RopeScaling(kind, factor, int(positions), attention, beta_fast, beta_slow, bool(rope.get("truncate", True)))
 
 
 def _attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
@@ -346,16 +346,16 @@ def _read_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     field_names = {field.name for field in dataclasses.fields(ModelConfig)}
     # Some families' files name a window although no layer has one.
     field_names -= set() if SLIDING in family.layers else {"sliding_window"}
-    values = family.defaults(hf) | {name: hf[name] for name in field_names if hf.get(name) is not None}
-    _refuse_unsupported(hf, family, family.layers if values.get("sliding_window") else (FULL,))
-    values["rope_theta"], values["rope_scaling"] = read_rope(
+    field_values = family.defaults(hf) | {name: hf[name] for name in field_names if hf.get(name) is not None}
+    _refuse_unsupported(hf, family, family.layers if field_values.get("sliding_window") else (FULL,))
+    field_values["rope_theta"], field_values["rope_scaling"] = read_rope(
         {**hf, "rope_theta": hf.get("rope_theta") or family.rope_theta}
     )
-    values["tie_word_embeddings"] = bool(values.get("tie_word_embeddings"))
-    values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
+    field_values["tie_word_embeddings"] = bool(field_values.get("tie_word_embeddings"))
+    field_values["dtype"] = field_values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if family.sparse:
-        return values | _read_sparse_fields(hf)
-    return {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
+        return field_values | _read_sparse_fields(hf)
+    return {name: value for name, value in field_values.items() if name not in _SPARSE_FIELDS}
 
 
 def _check_numbers(config: ModelConfig) -> None:
@@ -377,11 +377,11 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layer_kinds: tupl
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layer_kinds, "mlp_bias": False}
     requirements["attention_bias"] = family.attention_bias
-    for field, requirement in {**requirements, **family.requirements}.items():
-        value = hf.get(field)
+    for field_name, requirement in {**requirements, **family.requirements}.items():
+        value = hf.get(field_name)
         if value is not None and value != requirement:
-            scope = f"for {family.model_type} only" if field == "attention_bias" else "only"
-            raise ValueError(f"config.json has {field}={value!r:.80}; {scope} {requirement!r} is supported")
+            scope = f"for {family.model_type} only" if field_name == "attention_bias" else "only"
+            raise ValueError(f"config.json has {field_name}={value!r:.80}; {scope} {requirement!r} is supported")
     for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layer_kinds), strict=False):
         if value != requirement:
             raise ValueError(f"config.json has layer_types with {value!r:.80}; only {requirement!r} is supported there")
@@ -392,8 +392,8 @@ def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layer_kinds: tupl
 def _read_sparse_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
     """The experts' fields. Raises ValueError for one that is missing."""
     # transformers 5 writes the number of experts under another name.
-    values = {**hf, "num_experts": hf.get("num_experts") or hf.get("num_local_experts")}
-    values["norm_topk_prob"] = bool(hf.get("norm_topk_prob"))
-    if missing_names := [name for name in _SPARSE_FIELDS if values.get(name) is None]:
+    hf_fields = {**hf, "num_experts": hf.get("num_experts") or hf.get("num_local_experts")}
+    hf_fields["norm_topk_prob"] = bool(hf.get("norm_topk_prob"))
+    if missing_names := [name for name in _SPARSE_FIELDS if hf_fields.get(name) is None]:
         raise ValueError(f"config.json is incomplete: {missing_names[0]} is missing; qwen3_moe needs it")
-    return {name: values[name] for name in _SPARSE_FIELDS}
+    return {name: hf_fields[name] for name in _SPARSE_FIELDS}

@@ -77,7 +77,7 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    hidden, differing = routed_hidden_states(
+    hidden, differing_shares = routed_hidden_states(
         config, params, tokens, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh
     )
     if tokens.shape[1] < 2:
@@ -96,9 +96,9 @@ def token_scores(
     # Cast before the gather, so that devices send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
     scores: tuple[jax.Array, ...] = _scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
-    if routes is not None and differing is not None:
+    if routes is not None and differing_shares is not None:
         has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
-        scores = *scores, jnp.where(has_routes, differing[:, :-1], 0.0), has_routes.astype(jnp.float32)
+        scores = *scores, jnp.where(has_routes, differing_shares[:, :-1], 0.0), has_routes.astype(jnp.float32)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
@@ -134,12 +134,12 @@ def _forward(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array
     ) -> tuple[jax.Array, ...]:
         order = order_by_mask(mask, setup.chunk)
-        states, goals = gather(hidden, order), gather(targets, order)
+        states, sorted_targets = gather(hidden, order), gather(targets, order)
 
         def score_chunk(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             logits = _make_logits(setup, matrix, take_chunk(states, index, setup.chunk))
             log_sum = _log_sum(setup, logits)
-            is_target = _is_target(setup, take_chunk(goals, index, setup.chunk), logits)
+            is_target = _is_target(setup, take_chunk(sorted_targets, index, setup.chunk), logits)
             scores = [_sum_vocabulary(setup, jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)) - log_sum, log_sum]
             if setup.entropy != "none":
                 mean_logit = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
@@ -215,10 +215,10 @@ def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, r
     if setup.mesh is None:
         return compute
     axes = _matrix_axes(setup)
-    gathered = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
-    sharded = PartitionSpec(*(RULES[axis] for axis in axes))
+    gathered_spec = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
+    sharded_spec = PartitionSpec(*(RULES[axis] for axis in axes))
     logits_spec = PartitionSpec(ROWS, None, "tensor")
-    specs = {"r": PartitionSpec(ROWS), "m": gathered, "s": sharded, "l": logits_spec, ".": PartitionSpec()}
+    specs = {"r": PartitionSpec(ROWS), "m": gathered_spec, "s": sharded_spec, "l": logits_spec, ".": PartitionSpec()}
     in_specs, out_specs = (tuple(specs[letter] for letter in layouts) for layouts in (arguments, results))
     return jax.shard_map(compute, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 

@@ -119,10 +119,10 @@ def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Ker
     local_experts = first + jnp.arange(local_count)
     shares = jnp.sum(jnp.where(experts[:, :, None] == local_experts, weights[:, :, None], 0.0), axis=1)
     multiply = functools.partial(jnp.einsum, "nd,edf->nef", x)
-    inner = jax.nn.silu(multiply(gate)) * multiply(up)
+    inner_states = jax.nn.silu(multiply(gate)) * multiply(up)
     # A select and not only a product: the output of an expert that was not chosen need not be finite.
-    inner = jnp.where(shares[..., None] > 0, inner * shares[..., None].astype(inner.dtype), 0)
-    return inner.reshape(x.shape[0], -1) @ down.reshape(-1, width)
+    inner_states = jnp.where(shares[..., None] > 0, inner_states * shares[..., None].astype(inner_states.dtype), 0)
+    return inner_states.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
 def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> jax.Array:

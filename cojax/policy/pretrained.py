@@ -79,11 +79,11 @@ class StoredTensor:
         array = np.empty(math.prod(self.shape), _DTYPE_BY_CODE[self.dtype])
         with open(self.path, "rb", buffering=0, opener=regular_file) as file:
             file.seek(self.start)
-            unread = memoryview(array.view(np.uint8).data)
-            while unread and (read_count := file.readinto(unread)):
-                unread = unread[read_count:]
-        if unread:
-            raise DamagedFile(f"{self.name}: {self.path} ended {len(unread)} bytes before the end of the tensor")
+            unread_bytes = memoryview(array.view(np.uint8).data)
+            while unread_bytes and (read_count := file.readinto(unread_bytes)):
+                unread_bytes = unread_bytes[read_count:]
+        if unread_bytes:
+            raise DamagedFile(f"{self.name}: {self.path} ended {len(unread_bytes)} bytes before the end of the tensor")
         return array.reshape(self.shape)
 
 
@@ -106,7 +106,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(header_json)
         header.pop("__metadata__", None)
-        return {name: _read_entry(path, name, entry, 8 + length) for name, entry in header.items()}
+        return {tensor_name: _read_entry(path, tensor_name, entry, 8 + length) for tensor_name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: its header is damaged: {error}. Copy or make it again.") from error
 
@@ -307,15 +307,15 @@ def _check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig, fol
     """Raises ValueError that names every tensor that is missing, unexpected, or of another shape or dtype."""
     parameter_by_name = {name: parameter for parameter in parameters(config) for _, name in parameter.hf_names(config)}
     faults = [f"{name} is missing" for name in parameter_by_name if name not in tensors]
-    for name, stored in tensors.items():
+    for name, tensor in tensors.items():
         if name not in parameter_by_name:
             faults.append(f"{name} is not part of this model")
-        elif stored.shape != (shape := parameter_by_name[name].hf_shape(config)):
-            faults.append(f"{name} has shape {stored.shape}, expected {shape}")
-        elif folder_dtype and stored.dtype != dtype_code(folder_dtype):
-            faults.append(f"{name} has dtype {stored.dtype}, expected {dtype_code(folder_dtype)} as {CONFIG} declares")
-        elif stored.dtype not in _DTYPE_BY_CODE:
-            faults.append(f"{name} has dtype {stored.dtype}, expected one of {', '.join(_DTYPE_BY_CODE)}")
+        elif tensor.shape != (shape := parameter_by_name[name].hf_shape(config)):
+            faults.append(f"{name} has shape {tensor.shape}, expected {shape}")
+        elif folder_dtype and tensor.dtype != dtype_code(folder_dtype):
+            faults.append(f"{name} has dtype {tensor.dtype}, expected {dtype_code(folder_dtype)} as {CONFIG} declares")
+        elif tensor.dtype not in _DTYPE_BY_CODE:
+            faults.append(f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPE_BY_CODE)}")
     raise_faults(faults)
 
 

@@ -211,8 +211,8 @@ def _initialize(config: ModelConfig, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     rngs = nnx.Rngs(random_key)
     make_layers = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
-    ends, layers = nnx.state(EmbeddingAndHead(config, rngs), nnx.Param), nnx.state(make_layers(rngs), nnx.Param)
-    return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
+    end_params, layers = nnx.state(EmbeddingAndHead(config, rngs), nnx.Param), nnx.state(make_layers(rngs), nnx.Param)
+    return {**nnx.to_pure_dict(end_params), "layers": nnx.to_pure_dict(layers)}
 
 
 def hidden_states(
@@ -229,8 +229,8 @@ def hidden_states(
     REMAT, which decides what is kept for the backward pass. With a `mesh`, activations are spread over it and each
     device computes its own experts; B must be a multiple of data × fsdp.
     """
-    packed = tokens, positions, segment_ids
-    return routed_hidden_states(config, params, *packed, routes=None, replay=False, **settings)[0]
+    packed_rows = tokens, positions, segment_ids
+    return routed_hidden_states(config, params, *packed_rows, routes=None, replay=False, **settings)[0]
 
 
 def routed_hidden_states(
@@ -378,9 +378,9 @@ def cached_layer(
         new_cache = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
         if slots is None:
             return _attend_cache(query, new_cache, positions, window)
-        in_span = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
-        view = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in in_span))
-        return _attend_cache(query, view, positions, window)
+        span_cache = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
+        slot_cache = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in span_cache))
+        return _attend_cache(query, slot_cache, positions, window)
 
     block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
     if with_routes:
@@ -399,10 +399,10 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: 
     query = jnp.moveaxis(query, 1, 3).reshape(rows, kv_heads, -1, head_dim)
     scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
     scores = scores.reshape(rows, kv_heads, -1, chunk, length)
-    visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
+    is_visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
     if window is not None:
-        visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
+        is_visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
+    weights = jax.nn.softmax(jnp.where(is_visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
     output = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
     return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, head_dim), 3, 1).reshape(rows, chunk, heads, head_dim)
 
@@ -420,8 +420,8 @@ def scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
 def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
     """float32[..., V]: the product of hidden states [..., D] and `scoring_matrix`, summed in float32."""
     axis = 1 if config.tie_word_embeddings else 0
-    dimensions = (((hidden.ndim - 1,), (axis,)), ((), ()))
+    dimension_numbers = (((hidden.ndim - 1,), (axis,)), ((), ()))
     dtype = jnp.dtype(config.dtype)
     return jax.lax.dot_general(
-        hidden.astype(dtype), matrix.astype(dtype), dimensions, preferred_element_type=jnp.float32
+        hidden.astype(dtype), matrix.astype(dtype), dimension_numbers, preferred_element_type=jnp.float32
     )
