@@ -100,8 +100,8 @@ def plain(value: Any) -> Any:
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record of metrics.jsonl except its step, by name: the keys joined with slashes."""
-    items = flat(record, "/").items()
-    return {name: float(value) for name, value in items if name != "step" and isinstance(value, numbers.Real)}
+    flat_items = flat(record, "/").items()
+    return {name: float(value) for name, value in flat_items if name != "step" and isinstance(value, numbers.Real)}
 
 
 def _open_board(folder: Path, records: Sequence[Mapping[str, Any]]) -> "EventsWriter":

@@ -113,8 +113,8 @@ def with_retries(
             if failure.resend:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
-            backoff = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
-            pause = max(backoff, failure.wait)
+            backoff_s = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
+            pause = max(backoff_s, failure.wait)
             failure.attempts = attempt_no
             if not failure.passing or attempt_no >= most_attempts or pause > LONGEST_WAIT or pause >= seconds_left():
                 raise
@@ -275,14 +275,14 @@ def _read_body(response: Any, most_bytes: int) -> bytes | None:
 
 def error_message(content: bytes) -> str:
     """The message of an error in OpenAI's format, otherwise the whole body, without JSON escapes."""
-    text = content.decode("utf-8", "replace")
+    body_text = content.decode("utf-8", "replace")
     try:
-        parsed_body = json.loads(text)
+        parsed_body = json.loads(body_text)
         error = parsed_body.get("error", parsed_body) if isinstance(parsed_body, dict) else parsed_body
         message = error.get("message") if isinstance(error, dict) else error
         return message if isinstance(message, str) else json.dumps(parsed_body, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return text
+        return body_text
 
 
 def _parse_retry_after(header: str) -> float:

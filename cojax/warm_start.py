@@ -73,8 +73,8 @@ class Schedule:
 
     def reach(self, step: int, pool_size: int) -> int:
         """From how many of `pool_size` demonstrations, shortest first, batch `step` draws; at least `batch_size`."""
-        share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
-        return min(pool_size, max(self.batch_size, round(share * pool_size)))
+        pool_share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
+        return min(pool_size, max(self.batch_size, round(pool_share * pool_size)))
 
     def draw(self, seed: int, step: int, pool_size: int) -> list[int]:
         """The demonstrations of batch `step`, from 1 on: indices into `pool_size` of them, the shortest first."""
@@ -82,8 +82,8 @@ class Schedule:
             return _random(seed, step).sample(range(self.reach(step, pool_size)), self.batch_size)
         draw_numbers = range((step - 1) * self.batch_size, step * self.batch_size)
         epochs = {draw_number // pool_size for draw_number in draw_numbers}
-        orders = {epoch: _random(seed, "epoch", epoch).sample(range(pool_size), pool_size) for epoch in epochs}
-        return [orders[draw_number // pool_size][draw_number % pool_size] for draw_number in draw_numbers]
+        order_by_epoch = {epoch: _random(seed, "epoch", epoch).sample(range(pool_size), pool_size) for epoch in epochs}
+        return [order_by_epoch[draw_number // pool_size][draw_number % pool_size] for draw_number in draw_numbers]
 
 
 def demonstrate(
@@ -223,9 +223,9 @@ def describe(folder: Path) -> str:
     """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
     record = read_record(folder)
     score = record["checks"][-1]
-    note = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
+    dropped_note = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
     return (
-        f"{record['demonstrations']} demonstrations{note}, {score['step']} batches, loss {score['loss']:.3f}, "
+        f"{record['demonstrations']} demonstrations{dropped_note}, {score['step']} batches, loss {score['loss']:.3f}, "
         f"dev success {100 * score['success']:.1f} %"
     )
 
@@ -237,9 +237,9 @@ def cache() -> Path:
 
 def fingerprint() -> str:
     """A hash of the code that decides the result, for the cache's key. Comments and docstrings do not count."""
-    code = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_KEY_MODULES)]
+    code_texts = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_KEY_MODULES)]
     # Templates and tables that are in files beside that code.
-    return content_hash([*code, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
+    return content_hash([*code_texts, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 
 def without_prose(source_code: str) -> str:

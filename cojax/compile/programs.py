@@ -330,10 +330,10 @@ def by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
 
 def vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> list[Collective]:
     """Collectives of the scoring matrix or its gradient within an inner loop of a micro-batch, which repeats them."""
-    vocabulary, width = _vocabulary_and_width(learner)
+    vocab_sizes, widths = _vocabulary_and_width(learner)
     return [
         collective for collective in collectives
-        if collective.loops >= 2 and any(vocabulary & set(axes) and width & set(axes) for axes in collective.arrays)
+        if collective.loops >= 2 and any(vocab_sizes & set(axes) and widths & set(axes) for axes in collective.arrays)
     ]  # fmt: skip
 
 
@@ -351,13 +351,13 @@ def _chunk(learner: Learner, row_length: int) -> int:
 
 def logits_arrays(program: Program, learner: Learner, row_length: int) -> list[tuple[int, ...]]:
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
-    vocabulary, width = _vocabulary_and_width(learner)
+    vocab_sizes, widths = _vocabulary_and_width(learner)
     row_count, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, row_length)
     lengths = {row_length, row_length - 1, -(-(row_length - 1) // chunk) * chunk}
     token_counts = lengths | {row_count * length for length in lengths}
     return [
         axes for axes in program_text.arrays(program)
-        if vocabulary & set(axes) and (token_counts - width) & set(axes)
+        if vocab_sizes & set(axes) and (token_counts - widths) & set(axes)
     ]  # fmt: skip
 
 

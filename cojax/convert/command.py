@@ -39,8 +39,8 @@ def convert(path: Path, folder: Path) -> ModelConfig:
         write_arrays(partial_folder, config, arrays_of(file, config))
         save_tokenizer(partial_folder, tokenizer)
     if mark_by_token := tool_marks(file):
-        listing = " and ".join(f"{token_id} is {mark}" for token_id, mark in mark_by_token.items())
-        CONSOLE.print(f"calls of tools take fewer tokens: spare token {listing}")
+        marks_text = " and ".join(f"{token_id} is {mark}" for token_id, mark in mark_by_token.items())
+        CONSOLE.print(f"calls of tools take fewer tokens: spare token {marks_text}")
     return config
 
 

@@ -177,10 +177,10 @@ class _Header:
 
 def _read_entry(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
-    tensor_name, rank = header.name(), header.number("<I")
-    if not 1 <= rank <= _LARGEST_RANK:
-        raise header.damage(f"{tensor_name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
-    shape = tuple(reversed([header.number("<Q") for _ in range(rank)]))
+    tensor_name, axis_count = header.name(), header.number("<I")
+    if not 1 <= axis_count <= _LARGEST_RANK:
+        raise header.damage(f"{tensor_name} has {axis_count} axes, expected 1 to {_LARGEST_RANK}")
+    shape = tuple(reversed([header.number("<Q") for _ in range(axis_count)]))
     type_code, start = header.number("<I"), header.number("<Q")
     quantisation = _readable_type(type_code)
     if quantisation is None:

@@ -48,15 +48,15 @@ def shape_of(file: GgufFile) -> ModelConfig:
     if architecture != "llama":
         raise ValueError(f"{file.path} has architecture {architecture!r:.80}; only llama can be converted; {ADVICE}")
     _refuse_unsupported(file)
-    heads = _read_count(file, "attention.head_count")
-    width, layers = _read_count(file, "embedding_length"), _read_count(file, "block_count")
-    if layers > len(file.arrays):
-        raise ValueError(f"{file.path} has llama.block_count {layers}, but only {len(file.arrays)} tensors")
-    head_dim = _read_count(file, "attention.key_length", _read_count(file, "rope.dimension_count", width // heads))
+    head_count = _read_count(file, "attention.head_count")
+    width, layer_count = _read_count(file, "embedding_length"), _read_count(file, "block_count")
+    if layer_count > len(file.arrays):
+        raise ValueError(f"{file.path} has llama.block_count {layer_count}, but only {len(file.arrays)} tensors")
+    head_dim = _read_count(file, "attention.key_length", _read_count(file, "rope.dimension_count", width // head_count))
     for size_key in ("rope.dimension_count", "attention.value_length"):
-        if (count := _read_count(file, size_key, head_dim)) != head_dim:
+        if (key_size := _read_count(file, size_key, head_dim)) != head_dim:
             raise ValueError(
-                f"{file.path} has llama.{size_key} {count}; only that of a head, {head_dim}, is supported: {ADVICE}"
+                f"{file.path} has llama.{size_key} {key_size}; only that of a head, {head_dim}, is supported: {ADVICE}"
             )
     if EMBEDDING not in file.arrays:
         raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")
@@ -66,9 +66,9 @@ def shape_of(file: GgufFile) -> ModelConfig:
             "vocab_size": _read_count(file, "vocab_size", file.arrays[EMBEDDING].shape[0]),
             "hidden_size": width,
             "intermediate_size": _read_count(file, "feed_forward_length"),
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": _read_count(file, "attention.head_count_kv", heads),
+            "num_hidden_layers": layer_count,
+            "num_attention_heads": head_count,
+            "num_key_value_heads": _read_count(file, "attention.head_count_kv", head_count),
             "head_dim": head_dim,
             "rope_theta": _read_number(file, "rope.freq_base", 10_000.0),
             "rms_norm_eps": _read_number(file, "attention.layer_norm_rms_epsilon"),
@@ -82,11 +82,11 @@ def shape_of(file: GgufFile) -> ModelConfig:
 
 def arrays_of(file: GgufFile, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (Hugging Face name, float32 array), one at a time, in the order of `write_arrays`."""
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+    head_counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
     for hf_name, gguf_name, _ in _array_names(config):
         array = file.read(gguf_name)
         if hf_name.endswith(_REORDERED):
-            array = halves_apart(array, heads[hf_name.split(".")[-2][0]])
+            array = halves_apart(array, head_counts[hf_name.split(".")[-2][0]])
         yield hf_name, array
 
 
@@ -122,8 +122,8 @@ def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
         elif array.shape != shapes[name]:
             faults.append(f"{name} has shape {array.shape}, expected {shapes[name]}")
     if faults:
-        more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}; {ADVICE}")
+        more_text = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more_text}; {ADVICE}")
 
 
 def _refuse_unsupported(file: GgufFile) -> None:

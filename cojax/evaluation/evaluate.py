@@ -115,9 +115,9 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 
         address, model = subject.identity["endpoint"], subject.identity["model"]
         # It must end before the episode's own deadline.
-        tokens, deadline = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
+        most_tokens, timeout_s = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
         yield EndpointActors(
-            chat_endpoint(address, model, temperature=temperature, max_tokens=tokens, deadline=deadline)
+            chat_endpoint(address, model, temperature=temperature, max_tokens=most_tokens, deadline=timeout_s)
         )
         return
     engine_config = config.copy_and_resolve_references()
@@ -314,14 +314,14 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
     A folder holds the episodes of one identity only.
     """
     config_record = json.loads(json.dumps(config.to_dict()))
-    splits = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
-    record: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
+    split_hashes = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
+    record: dict[str, Any] = {"policy": dict(subject.identity), "splits": split_hashes, "samples": samples}
     for setting_key in _RESULT_KEYS + (_MODEL_KEYS if subject.policy else ()):
-        section, _, leaf = setting_key.rpartition(".")
+        section, _, leaf_key = setting_key.rpartition(".")
         if section:
-            record.setdefault(section, {})[leaf] = config_record[section][leaf]
+            record.setdefault(section, {})[leaf_key] = config_record[section][leaf_key]
         else:
-            record[leaf] = config_record[leaf]
+            record[leaf_key] = config_record[leaf_key]
     # Where episodes are played does not decide how they end.
     del record["environment"]["cluster"]
     if subject.policy and config.engine.name == "local" and any(size != 1 for size in config_record["mesh"].values()):
@@ -391,8 +391,8 @@ def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples:
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
         out = Path(folder) if folder else out_parent / name.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
-            for path in (out_parent, out):
-                expect_no_link(path)
+            for result_path in (out_parent, out):
+                expect_no_link(result_path)
         tell(out=str(out.absolute()))
         held_out = held_out_by(checkpoint) if checkpoint else ()
         result = evaluate(config, subject, splits, samples, out, held_out)

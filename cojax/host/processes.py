@@ -43,10 +43,10 @@ def adopt_orphans(adopt: bool = True) -> None:
 def family(pid: int) -> list[int]:
     """The process, then the running processes that it started, then those that they started, and so on."""
     children_by_pid, running_pids = defaultdict(set), {pid}
-    for child, parent_pid, _, is_running in _list_processes():
+    for child_pid, parent_pid, _, is_running in _list_processes():
         # A process that has ended may still have children in the list.
-        children_by_pid[parent_pid].add(child)
-        running_pids |= {child} if is_running else set()
+        children_by_pid[parent_pid].add(child_pid)
+        running_pids |= {child_pid} if is_running else set()
     member_pids = [pid]
     for member_pid in member_pids:
         member_pids += sorted(children_by_pid[member_pid].difference(member_pids))
@@ -106,9 +106,9 @@ def end_all(grace: float | None = None) -> None:
     """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
     after `grace` seconds, GRACE by default, are killed."""
     own_pid = os.getpid()
-    for child in children(own_pid):
+    for child_pid in children(own_pid):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGTERM)
+            os.kill(child_pid, signal.SIGTERM)
     if survivors := end(lambda: descendants(own_pid), GRACE if grace is None else grace):
         print(f"processes {sorted(survivors)} could not be ended; kill them", file=sys.stderr, flush=True)
     else:
@@ -185,13 +185,13 @@ class GuardedProcess:
         from cojax.durable import own_file  # imported here: the guard runs isolated, without our packages
 
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_path, "ab", opener=own_file) as output:
-            output.write(f"\n=== {shlex.join(command)}\n".encode())
-            output.flush()
+        with open(log_path, "ab", opener=own_file) as log_file:
+            log_file.write(f"\n=== {shlex.join(command)}\n".encode())
+            log_file.flush()
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", str(_GUARD_PROGRAM), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=log_file,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.

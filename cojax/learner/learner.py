@@ -331,7 +331,7 @@ def _check_settings(learner: Learner) -> None:
 
 
 def required_route_shape(routes: str, config: ModelConfig, loss: str, loss_reads_routes: bool) -> RouteShape | None:
-    """The shape of the routes that batches hold; None if they hold none. `reads`: whether the loss reads routes.
+    """The shape of the routes that batches hold; None if they hold none.
 
     Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
     """

@@ -142,8 +142,8 @@ def _faults(name: str, output: Any) -> list[str]:
     per_token, facts = output
     arrays = {"its loss": per_token, **{f"its fact {fact_name!r}": array for fact_name, array in facts.items()}}
     return [
-        f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
-        for what, array in arrays.items()
+        f"loss {name!r}: {label} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
+        for label, array in arrays.items()
         if getattr(array, "shape", None) != _TRACE_SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
     ]
 
@@ -186,7 +186,7 @@ class Objective:
         `group_sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the number
         of rows. Raises what `pack` raises.
         """
-        packed = []
+        results = []
         row_count = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
         for split_groups in self._deal(groups, seed):
             if self.loss.is_paired:
@@ -196,8 +196,8 @@ class Objective:
                     split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.uses_flat,
                     together=self.loss.needs_groups, rows=row_count,
                 )  # fmt: skip
-            packed.append((batch, counts | packing.staleness(batch, version=seed[1])))
-        return [batch for batch, _ in packed], _sum_counts([counts for _, counts in packed], shape.length)
+            results.append((batch, counts | packing.staleness(batch, version=seed[1])))
+        return [batch for batch, _ in results], _sum_counts([counts for _, counts in results], shape.length)
 
     def rows(self, group_sizes: Sequence[int], shape: RowShape) -> int:
         """The number of rows of each batch of a step whose groups have `group_sizes` trajectories."""
@@ -293,7 +293,7 @@ class HardNegatives:
         """
         trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least_partial)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
-        failures = [t for group in groups for t in group.valid if t.reward < 1.0]
+        failures = [failure for group in groups for failure in group.valid if failure.reward < 1.0]
         counts = {
             "failures": float(len(failures)),
             "hard_negatives": float(sum(trajectory.partial >= self.least_partial for trajectory in failures)),

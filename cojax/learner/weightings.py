@@ -18,7 +18,7 @@ Weighting = Callable[..., Any]
 
 def group_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
     """1 / (G · Σ_k|τ_k|): each group averages over its own tokens, and the batch over groups (CoEvolve, Eq. 1)."""
-    return [np.full(len(group), 1.0 / (len(lengths) * max(1, int(group.sum())))) for group in lengths]
+    return [np.full(len(counts), 1.0 / (len(lengths) * max(1, int(counts.sum())))) for counts in lengths]
 
 
 def sequence_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:

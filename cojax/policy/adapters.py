@@ -67,12 +67,12 @@ def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
 
 def adapted_parameters(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
     """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
-    rows = {
+    by_target = {
         row.path[2]: row for row in parameters(config) if row.lead_axes and row.input_axes and "router" not in row.axes
     }
-    if unknown_targets := [target for target in lora.targets if target not in rows]:
-        raise ValueError(f"lora.targets has {unknown_targets[0]!r}; the model's matrices are {', '.join(rows)}")
-    return tuple(row for target, row in rows.items() if target in (lora.targets or rows))
+    if unknown_targets := [target for target in lora.targets if target not in by_target]:
+        raise ValueError(f"lora.targets has {unknown_targets[0]!r}; the model's matrices are {', '.join(by_target)}")
+    return tuple(row for target, row in by_target.items() if target in (lora.targets or by_target))
 
 
 def factors(matrix: Parameter) -> tuple[Parameter, Parameter]:

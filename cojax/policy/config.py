@@ -56,9 +56,9 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "yarn", "llama3"):
             raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn, llama3")
-        for field in ("factor", "beta_fast", "beta_slow", "high_freq_factor"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"rope scaling has {field} {getattr(self, field)}; expected a positive number")
+        for key in ("factor", "beta_fast", "beta_slow", "high_freq_factor"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ValueError(f"rope scaling has {key} {getattr(self, key)}; expected a positive number")
         if self.factor < 1:
             raise ValueError(f"rope scaling has factor {self.factor}; expected at least 1")
         if self.kind != "linear" and self.original_max_position_embeddings < 1:
@@ -362,7 +362,7 @@ def _check_numbers(config: ModelConfig) -> None:
     """Raises ValueError for a size that is not a whole number, and for a number that no model can have."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        is_whole, is_real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
+        is_whole, is_real = (isinstance(value, cls) and not isinstance(value, bool) for cls in (Integral, Real))
         largest = _LARGEST_COUNTS.get(field.name, _LARGEST_SIZE)
         if field.type is int and not (is_whole and value <= largest):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {largest:,}")

@@ -149,13 +149,13 @@ class Batcher:
 
     def _reuse(self, request: Request) -> None:
         """Gives the request's slot the chunks before `next_chunk`, which some slot holds."""
-        session, names, holders = request.session, request.chunk_names[: request.next_chunk], self._prefixes.holders
-        source_slot = next(iter(holders[names[-1]]))
-        session.cache_length = sum(request.chunks.popleft() for _ in names)
+        session, digests, holders = request.session, request.chunk_names[: request.next_chunk], self._prefixes.holders
+        source_slot = next(iter(holders[digests[-1]]))
+        session.cache_length = sum(request.chunks.popleft() for _ in digests)
         self.reused += session.cache_length
-        if session.slot not in holders[names[-1]]:
+        if session.slot not in holders[digests[-1]]:
             self._copies.append((source_slot, session.slot, self._span(session.cache_length)))
-        for chunk_name in names:
+        for chunk_name in digests:
             request.routes.append(holders[chunk_name][source_slot])
             self._prefixes.add(session.slot, chunk_name, holders[chunk_name][source_slot])
 
@@ -198,11 +198,11 @@ class Batcher:
         A copy may be longer than needed: the rest of its target is stale anyway.
         """
         while self._copies:
-            batch, self._copies = self._copies[: self._slots], self._copies[self._slots :]
+            due_copies, self._copies = self._copies[: self._slots], self._copies[self._slots :]
             slot_pairs = np.zeros((2, self._slots), np.int32)
-            slot_pairs[:, : len(batch)] = np.array([copy[:2] for copy in batch], np.int32).T
-            span = max(span for *_, span in batch)
-            self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(batch)), span)
+            slot_pairs[:, : len(due_copies)] = np.array([copy[:2] for copy in due_copies], np.int32).T
+            span = max(span for *_, span in due_copies)
+            self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(due_copies)), span)
 
     def _prefill_is_due(self) -> bool:
         """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.
@@ -224,11 +224,11 @@ class Batcher:
 
     def _prefill(self) -> None:
         chunk, span = shape = self._prefill_shape(self._prefilling[0])
-        batch = [request for request in self._prefilling if self._prefill_shape(request) == shape][: self._rows]
+        requests = [request for request in self._prefilling if self._prefill_shape(request) == shape][: self._rows]
         tokens = np.full((self._rows, chunk), -1, np.int32)
         first_positions = np.zeros(self._rows, np.int32)
         slots = np.full(self._rows, self._slots, np.int32)
-        for row, request in enumerate(batch):
+        for row, request in enumerate(requests):
             session = request.session
             fed = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
             tokens[row, : len(fed)] = fed
@@ -242,7 +242,7 @@ class Batcher:
         self._cache, routes = prefill(
             self._config, self._params, self._cache, tokens, first_positions, slots, span, self._routes, self._mesh
         )
-        for row, request in enumerate(batch):
+        for row, request in enumerate(requests):
             # Of this row alone: a chunk that a slot holds keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
             request.routes.append(row_routes)
@@ -274,8 +274,8 @@ class Batcher:
             request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         self._steps_since_prefill += 1
-        batch, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
-        return [request for request in batch if request.completion is not None]
+        requests, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
+        return [request for request in requests if request.completion is not None]
 
     def _completion(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
@@ -457,12 +457,12 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
 
     uniform, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
     """
-    greedy = temperature == 0
-    logits = scores / jnp.where(greedy, 1.0, temperature)[:, None]
+    is_greedy = temperature == 0
+    logits = scores / jnp.where(is_greedy, 1.0, temperature)[:, None]
     max_logit = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - max_logit[:, None])
     draws, weight_sum = _draw(weights, uniform)
-    tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
+    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
     token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return tokens, token_logits - max_logit - jnp.log(weight_sum)
 

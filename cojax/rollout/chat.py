@@ -281,8 +281,8 @@ class Chat:
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
         text = action.text or self.write(action.calls)
-        thought = "</think>\n\n" if self._in_thought and "</think>" not in text else ""
-        return (*self._control_tokens.encode_action(thought + text), self.end)
+        thought_end = "</think>\n\n" if self._in_thought and "</think>" not in text else ""
+        return (*self._control_tokens.encode_action(thought_end + text), self.end)
 
     def read(self, tokens: Sequence[int]) -> Action:
         """The action in sampled tokens, with its calls parsed; never raises."""

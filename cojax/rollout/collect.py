@@ -175,12 +175,12 @@ class EpisodeThreads:
             return None
         # If an episode without actions is `truncated`, it was evaluated.
         is_at_fault = job.follows == () and result.outcome == "truncated"
-        loss, job.loss, job.follows = job.loss, None, None
+        prior_loss, job.loss, job.follows = job.loss, None, None
         if not is_at_fault:
-            return loss
+            return prior_loss
         job.hung = True  # it was played again already
-        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, loss.error)
-        return dataclasses.replace(loss, outcome="timeout")
+        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, prior_loss.error)
+        return dataclasses.replace(prior_loss, outcome="timeout")
 
     def _queue_retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds. Returns False if the result is final.
@@ -214,19 +214,19 @@ class EpisodeThreads:
 
     def _end_late(self, result_by_index: dict[int, Trajectory]) -> None:
         """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
-        now = running()
-        for job in [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]:
+        now_s = running()
+        for job in [job for job in self.running.values() if now_s - job.progress.since > self._deadline(job)]:
             phase, progress = job.progress.phase, job.progress
             self._abandon(job)
             if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
                 self._record_result(job, progress.result, result_by_index)
                 continue
-            error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
+            error_text = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
-                error += ADVICE
+                error_text += ADVICE
             hang_outcomes = _CODE_HANG_OUTCOMES if self.policy_code else _HANG_OUTCOMES
             outcome: Outcome = hang_outcomes.get(phase, "environment_error")
-            trajectory = job.to_trajectory(outcome, error)
+            trajectory = job.to_trajectory(outcome, error_text)
             progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
             self._record_result(job, trajectory, result_by_index)
 
@@ -276,9 +276,9 @@ class EpisodeCollector:
             EpisodeRequest(index, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
             for index, (task, sample) in enumerate(itertools.product(tasks, samples))
         ]
-        by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
+        result_by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
-        trajectories = threads.play(jobs, by_index, lambda results: self._has_enough(results, len(jobs)), stop)
+        trajectories = threads.play(jobs, result_by_index, lambda results: self._has_enough(results, len(jobs)), stop)
         _check_loss_rate(self.limits.error_rate, trajectories)
         return [Group(task, tuple(trajectories[index * size : (index + 1) * size])) for index, task in enumerate(tasks)]
 
@@ -287,8 +287,8 @@ class EpisodeCollector:
         size = self.group_size
         quorum = math.ceil(self.quorum * size - 1e-9)
         groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, total, size))
-        is_complete = (sum(episode.valid for episode in group) >= quorum or len(group) == size for group in groups)
-        return quorum < size and all(is_complete)
+        completions = (sum(episode.valid for episode in group) >= quorum or len(group) == size for group in groups)
+        return quorum < size and all(completions)
 
 
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
@@ -300,8 +300,8 @@ def _check_loss_rate(rate: float, trajectories: Sequence[Trajectory]) -> None:
     losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
     if len(losses) <= rate * len(trajectories):
         return
-    causes = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
-    cause, cause_count = causes.most_common(1)[0]
+    cause_counts = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
+    cause, cause_count = cause_counts.most_common(1)[0]
     raise RolloutError(
         f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
         f"error_rate allows; {cause_count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."

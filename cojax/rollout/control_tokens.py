@@ -60,8 +60,8 @@ class ControlTokens:
         mask_literals, mask_characters, restore = self._cached_placeholders(private_codes)
         by_literal, by_character = template(mask_literals), template(mask_characters)
         inspects_input = restore(by_literal) != restore(by_character)
-        same_controls = inspects_input and self._pattern.findall(by_literal) == self._pattern.findall(by_character)
-        return self._encode(by_literal if same_controls else by_character, restore)
+        has_same_controls = inspects_input and self._pattern.findall(by_literal) == self._pattern.findall(by_character)
+        return self._encode(by_literal if has_same_controls else by_character, restore)
 
     def mask_json(self, json_value: Any, mask: Mask) -> Any:
         """The JSON value with every text in it masked, keys too, except the words of JSON schemas."""
@@ -118,16 +118,16 @@ class ControlTokens:
         """
         count = len(self.ids) + len(self._literal_characters)
         codes = list(itertools.islice((code for code in _PRIVATE_CODES if code not in private_codes), count))
-        replacements: dict[int, str] = {}
+        replacement_by_code: dict[int, str] = {}
         if len(codes) < count:
-            codes, replacements = list(_PRIVATE_CODES[:count]), dict.fromkeys(_PRIVATE_CODES, "\ufffd")
+            codes, replacement_by_code = list(_PRIVATE_CODES[:count]), dict.fromkeys(_PRIVATE_CODES, "\ufffd")
         placeholder_by_literal = dict(zip(self.ids, map(chr, codes), strict=False))
         letters = dict(zip(self._literal_characters, map(chr, codes[len(self.ids) :]), strict=True))
         character_table = str.maketrans(letters)
         meaning = {ord(placeholder): text for text, placeholder in (placeholder_by_literal | letters).items()}
 
         def clean(text: str) -> str:
-            return _valid_unicode(text).translate(replacements) if replacements else _valid_unicode(text)
+            return _valid_unicode(text).translate(replacement_by_code) if replacement_by_code else _valid_unicode(text)
 
         def mask_literals(text: str) -> str:
             return self._pattern.sub(lambda match: placeholder_by_literal[match[0]], clean(text))

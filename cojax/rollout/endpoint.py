@@ -80,18 +80,18 @@ def _first_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
     A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
     """
     message = reply["choices"][0]["message"]
-    text = message.get("content") or ""
+    reply_text = message.get("content") or ""
     calls = [
         (str(call.get("id") or ""), call["function"]["name"], call["function"].get("arguments") or "{}")
         for call in (message.get("tool_calls") or ())[:_MOST_CALLS]
     ]
-    if not all(isinstance(field, str) for field in (text, *(field for call in calls for field in call))):
+    if not all(isinstance(field, str) for field in (reply_text, *(field for call in calls for field in call))):
         raise TypeError("content, names and arguments must be text")
 
     def mask(text: str) -> str:
         return redact(text.encode("utf-8", "replace").decode())
 
-    return mask(text[:MOST_TEXT]), tuple((mask(call_id), mask(name), mask(raw)) for call_id, name, raw in calls)
+    return mask(reply_text[:MOST_TEXT]), tuple((mask(call_id), mask(name), mask(raw)) for call_id, name, raw in calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +113,11 @@ class EndpointActors:
             history.extend(environment_messages(messages, waiting_ids))
             start_time = time.perf_counter()
             reply = self.complete(history, tools, cancel_event)
-            seconds = time.perf_counter() - start_time
+            engine_seconds = time.perf_counter() - start_time
             action = action_of(reply)
             message, waiting_ids = assistant_message(reply, action, turn=len(history))
             history.append(message)
-            return Turn(action, engine_seconds=seconds)
+            return Turn(action, engine_seconds=engine_seconds)
 
         return act
 

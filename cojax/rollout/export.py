@@ -126,7 +126,7 @@ def replace_folder(folder: Path, label: str = "") -> Iterator[Path]:
     If the block fails, an older folder stays. Raises OSError with the fix if writing fails.
     """
     folder = folder.absolute()
-    new_folder, old_folder = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
+    new_folder, old_folder = (folder.with_name(f".{folder.name}.{os.getpid()}.{role}.tmp") for role in ("new", "old"))
     for path in folder.parent.glob(".*.tmp"):  # what a killed writer left behind
         if _TEMPORARY_NAME.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)

@@ -355,10 +355,10 @@ class LocalEngine:
                 return
             if session in self._waiting_events:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
-            event = self._waiting_events[session] = threading.Event()
+            slot_event = self._waiting_events[session] = threading.Event()
             self._assign_lanes()
         with waiting():  # for the sessions that have slots; their deadlines bound this
-            event.wait()
+            slot_event.wait()
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""
@@ -371,8 +371,8 @@ class LocalEngine:
     def _stop(self, reason: str) -> None:
         with self._lock:
             self._failure = self._failure or reason
-            for event in self._waiting_events.values():
-                event.set()
+            for slot_event in self._waiting_events.values():
+                slot_event.set()
             self._waiting_events.clear()
         for lane in self._lanes:
             lane.stop(self._failure)

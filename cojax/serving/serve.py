@@ -185,7 +185,7 @@ class Watch:
     """Looks for the newest version every `poll` seconds, on its own thread: a network folder may hang.
 
     `newest` is the newest version that could be read; `on_change` is called on that thread after each new one. `fault`
-    says why the last check failed. A check that takes longer than `deadline` seconds is late.
+    says why the last check failed. A check that takes longer than `timeout_s` seconds is late.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
     connections = Connections()
     fleet = routed_fleet = router_task = None
     try:
-        target = previous = await _await_first_version(config, watch, follows, run)
+        target = previous_target = await _await_first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
         source.model = source.model or model
         dtype = section.dtype or config.model.dtype or model.dtype
@@ -327,10 +327,10 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
             change_event.clear()
             watch.tell_if_late()
             if (newest := watch.newest and _with_label(watch.newest)) and newest != target:
-                target, previous = newest, target
+                target, previous_target = newest, target
                 _LOG.info("%s as %s", target.folder, target.label)
                 fleet.set_target(target)
-            local.prune([target.folder, previous.folder, *fleet.reading()])
+            local.prune([target.folder, previous_target.folder, *fleet.reading()])
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await asyncio.to_thread(watch.stop)
@@ -377,9 +377,9 @@ def _with_label(target: LabelledWeights) -> LabelledWeights:
 def run(host: str, follow: str, router: str) -> None:
     """Serves until the process is stopped."""
     end_descendants_at_exit()
-    stop = threading.Event()
+    stop_event = threading.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, lambda *_: stop.set())
+        signal.signal(signal_number, lambda *_: stop_event.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
@@ -387,7 +387,7 @@ def run(host: str, follow: str, router: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     try:
         config = configuration()
-        sys.exit(serve(config, host, stop, follow, router))
+        sys.exit(serve(config, host, stop_event, follow, router))
     except FAULTS as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         sys.exit(1)
@@ -430,12 +430,12 @@ class RoutedFleet:
             await asyncio.sleep(_ROUTER_POLL)
 
     async def _update_router(self) -> None:
-        urls, now = await self._router_client.servers(), time.monotonic()
+        urls, now_s = await self._router_client.servers(), time.monotonic()
         for server in self._fleet.servers:
             url = self._server_url(server)
-            if server.up and url not in urls and now - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
+            if server.up and url not in urls and now_s - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
                 await self._router_client.add(url)
-                self._times[url] = now
+                self._times[url] = now_s
                 _LOG.info("%s is behind the router %s", url, self._router_client.url)
             if server.state == "lost" and url in urls:
                 await self._router_client.remove(url)

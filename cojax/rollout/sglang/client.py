@@ -101,16 +101,16 @@ class Connections:
             raise ServerFailed(f"{url}: {type(error).__name__} {error}".rstrip()) from error
         finally:
             idle_clients.append(client)
-        status = response.status_code
+        status_code = response.status_code
         if response.is_success:
             try:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
                 excerpt = one_line(content[:_QUOTE_LENGTH].decode("utf-8", "replace"))
                 raise ServerFailed(f"{url} answered with invalid JSON: {excerpt!r}") from error
-        is_retryable, is_client_error = status in (408, 429, 503), 400 <= status < 500
+        is_retryable, is_client_error = status_code in (408, 429, 503), 400 <= status_code < 500
         failure_type = RequestFailed if is_retryable else RequestRefused if is_client_error else ServerFailed
-        raise failure_type(f"{url} answered {status}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
+        raise failure_type(f"{url} answered {status_code}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
 
     def _new_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -123,7 +123,7 @@ class Connections:
 
     async def aclose(self) -> None:
         """Closes all connections; none may be in use."""
-        await asyncio.gather(*(client.aclose() for idle in self._idle_clients.values() for client in idle))
+        await asyncio.gather(*(client.aclose() for clients in self._idle_clients.values() for client in clients))
 
 
 async def _read_content(response: httpx.Response, most_bytes: int) -> bytes:
@@ -209,8 +209,8 @@ def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens:
         raise ValueError(f"a log-prob is {outliers[0]:g}, which no sampled token has")
     if not set(stop_tokens).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
-    versions = meta_info["weight_versions"]
-    spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
+    version_spans = meta_info["weight_versions"]
+    spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in version_spans)
     if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
     return ServerReply(tokens, logprobs, spans, finish_reason["type"] == "stop", int(meta_info.get("cached_tokens", 0)))

@@ -109,28 +109,28 @@ def newest_version(folder: Path, current: LabelledWeights | None = None) -> Labe
     missing_versions: list[tuple[Path, int]] = []
     for _ in range(_READ_ATTEMPTS):
         try:
-            versions = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
-            write_times = {path: path.stat().st_mtime_ns for path in versions}
+            version_folders = [path for path in (folder.absolute() / "weights").iterdir() if is_number(path.name)]
+            write_times = {path: path.stat().st_mtime_ns for path in version_folders}
         except FileNotFoundError:
             continue
         if not write_times:
             return None
         # By time, not by number: a run that is resumed from an old step writes lower numbers.
-        newest = max(write_times, key=lambda path: (write_times[path], int(path.name)))
+        newest_folder = max(write_times, key=lambda path: (write_times[path], int(path.name)))
         try:
-            label = export.read_label(newest)
-            if LabelledWeights(newest, label) == current:
+            label = export.read_label(newest_folder)
+            if LabelledWeights(newest_folder, label) == current:
                 return current
-            (export.check_item if export.is_item(newest) else export.check_weights)(newest)
+            (export.check_item if export.is_item(newest_folder) else export.check_weights)(newest_folder)
             # It may have been replaced between reading the label and checking the files.
-            if export.read_label(newest) == label:
-                return LabelledWeights(newest, label)
+            if export.read_label(newest_folder) == label:
+                return LabelledWeights(newest_folder, label)
         except FileNotFoundError as error:
-            missing_versions.append((newest, write_times[newest]))
+            missing_versions.append((newest_folder, write_times[newest_folder]))
             # A version that is being removed would have changed meanwhile.
-            is_stable = time.time() - write_times[newest] / 1e9 > _SETTLE_SECONDS
+            is_stable = time.time() - write_times[newest_folder] / 1e9 > _SETTLE_SECONDS
             if is_stable and missing_versions == [missing_versions[0]] * _READ_ATTEMPTS:
-                raise DamagedFile(f"{newest} is not whole: {error}") from error
+                raise DamagedFile(f"{newest_folder} is not whole: {error}") from error
             time.sleep(_RETRY_SECONDS)
     return None
 
@@ -262,7 +262,7 @@ class SGLangEngine:
         self.fleet = Fleet(
             self._connections,
             [url.rstrip("/") for url in urls],
-            [ServerProcess(launch, index) for index in range(settings.servers)] if launch else [],
+            [ServerProcess(launch, server_index) for server_index in range(settings.servers)] if launch else [],
             settings,
             memory_file=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
             routes=routes,
@@ -326,7 +326,7 @@ class SGLangEngine:
         if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         most_tokens = min(sampling.max_tokens, self._length - len(tokens))
-        digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+        digest = hashlib.sha256(repr(tuple(int(number) for number in seed)).encode()).digest()
         seed_number = int.from_bytes(digest[:8], "little") >> 1
         completion_call = self._complete(tokens, sampling, most_tokens, session, seed_number)
         return self._loop.call(completion_call, f"session {session!r} was released while generating")
@@ -437,9 +437,9 @@ class SGLangEngine:
         spans_by_version = itertools.groupby(reply.spans, key=lambda span: self._version_by_label[span[0]])
         spans = [(version, sum(count for _, count in spans)) for version, spans in spans_by_version]
         at_stop = reply.at_stop or reply.tokens[-1] in sampling.stop_tokens
-        reason: Literal["stop", "length"] = "stop" if at_stop else "length"
-        several = tuple(spans) if len(spans) > 1 else ()
-        return Completion(reply.tokens, reply.logprobs, spans[-1][0], reason, several, reply.routes)
+        finish_reason: Literal["stop", "length"] = "stop" if at_stop else "length"
+        mixed_spans = tuple(spans) if len(spans) > 1 else ()
+        return Completion(reply.tokens, reply.logprobs, spans[-1][0], finish_reason, mixed_spans, reply.routes)
 
 
 def _check_following(settings: SGLangSettings) -> None:

@@ -118,8 +118,8 @@ class Fleet:
     async def abort(self, server: Server, request_id: str) -> None:
         """Ends a request whose answer is no longer wanted; behind a router, on any server that runs it."""
         servers = self.servers if server is self._router_server else [server]
-        aborts = (member.client.abort(request_id) for member in servers if member.client.url)
-        await asyncio.gather(*aborts, return_exceptions=True)
+        abort_calls = (member.client.abort(request_id) for member in servers if member.client.url)
+        await asyncio.gather(*abort_calls, return_exceptions=True)
 
     def faults(self) -> str:
         """What is wrong with each server that is not up."""
@@ -170,8 +170,8 @@ class Fleet:
         if not self._servers_up():
             is_absent, startup_s = any(server.absent for server in self.servers), self.settings.startup_deadline
             advice = f"start them first; waited sglang.startup_deadline={startup_s:g} s" if is_absent else ""
-            reasons = "; ".join(filter(None, (self.faults(), advice)))
-            raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
+            reasons_text = "; ".join(filter(None, (self.faults(), advice)))
+            raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons_text}")
 
     def _attach(self, url: str) -> Server:
         memory = client.ReleasedMemory(url, self._memory_file)
@@ -230,10 +230,10 @@ class Fleet:
 
     async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target in parallel, or leaves them out."""
-        have_answered = [server.state != "new" for server in servers]
+        answered_flags = [server.state != "new" for server in servers]
         for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
-        await asyncio.gather(*map(self._update_server, servers, [target] * len(servers), have_answered))
+        await asyncio.gather(*map(self._update_server, servers, [target] * len(servers), answered_flags))
 
     async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
@@ -438,24 +438,24 @@ class Fleet:
         A server that failed is left out at once, and one that does not answer after `_MOST_MISSES` checks. A healthy
         server that was down gets requests again once it has the current weights.
         """
-        prior_state, prior_target = server.state, self.target
-        assert prior_target is not None
+        old_state, old_target = server.state, self.target
+        assert old_target is not None
         fault, label = None, ""
         try:
             label = await self._probe(server)
         except (RequestFailed, RequestRefused) as error:
             fault = error
-        if (server.state, self.target) != (prior_state, prior_target):
+        if (server.state, self.target) != (old_state, old_target):
             server.check_now.set()  # a sync or a fault came in between: this result is out of date
         elif fault is not None:
             await self._note_fault(server, fault)
         else:
             server.replies = server.missed_checks = 0
             server.silent_since = 0.0
-            if server.released_memory or (label != prior_target.label and not self._any_weights):
+            if server.released_memory or (label != old_target.label and not self._any_weights):
                 await self._set_state(server, "down", f"it serves weights {label!r}")
                 await self._recover(server)
-            elif prior_state == "down":
+            elif old_state == "down":
                 _LOG.warning("%s is back", server.name)
                 server.label = label
                 await self._bring_up(server)

@@ -160,17 +160,17 @@ class ServerProcess:
 
 def free_port(host: str, port: int = 0) -> int:
     """`port`, or any free one for 0. Raises OSError, which names the fix, if the port is taken."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe_socket:
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe_socket.bind((host, port))
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"port {port} of {host} cannot be used for an SGLang server: {error.strerror}. Stop what listens "
                 "there, or choose another --config.sglang.port (0 takes any free one)",
             ) from error
-        return int(probe.getsockname()[1])
+        return int(probe_socket.getsockname()[1])
 
 
 _LOG = logging.getLogger(__name__)
