@@ -53,7 +53,7 @@ def local(tmp_path: Path):
 def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
     store = WeightsFolder(folder)
     saved = Weights(version, weights(version).arrays, save=functools.partial(save_params, initialize(config, 0)))
-    store.write(saved, config, "", label, together=True)
+    store.write(saved, config, "", label, is_joint=True)
     store.close()
 
 
