@@ -55,8 +55,8 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
     if not any(unicodedata.category(char)[0] in "LN" and char not in _INVISIBLE_LETTERS for char in query):
         return "the query has no letter and no digit; expected words that ask for something"
     folded_query = _fold(query)
-    if match := _CONTROL_TOKEN.search(folded_query):
-        return f"the query holds {match[0]!r}, a control token of chat templates"
+    if control_match := _CONTROL_TOKEN.search(folded_query):
+        return f"the query holds {control_match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
         if len(literal.strip()) > 2 and _SIGN.search(literal) and _fold(literal) in folded_query:
@@ -71,7 +71,7 @@ def oversize(solution: Sequence[Action]) -> str:
     calls = [call for action in solution for call in action.calls]
     if any(len(action.calls) > _MOST_CALLS for action in solution):
         return f"an action has more than {_MOST_CALLS} calls"
-    length, value_count = 0, 0
+    total_length, value_count = 0, 0
     stack: list[tuple[int, Any]] = [(0, action.text) for action in solution]
     for call in calls:
         stack += [(0, call.name), (0, call.arguments)]
@@ -79,8 +79,8 @@ def oversize(solution: Sequence[Action]) -> str:
         depth, value = stack.pop()
         value_count += 1
         if isinstance(value, str):
-            length += len(value)
-            if length <= _LONGEST_TEXT and any(unicodedata.category(char) == "Cs" for char in value):
+            total_length += len(value)
+            if total_length <= _LONGEST_TEXT and any(unicodedata.category(char) == "Cs" for char in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
@@ -89,14 +89,14 @@ def oversize(solution: Sequence[Action]) -> str:
                 stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
             # An estimate: Python takes long to write out a number with millions of digits.
-            length += value.bit_length() // 3
+            total_length += value.bit_length() // 3
         elif isinstance(value, float) and math.isfinite(value):
-            length += 24
+            total_length += 24
         elif value is not None:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
         if depth > _DEEPEST:
             return f"arguments of the solution nest deeper than {_DEEPEST} levels"
-        if length > _LONGEST_TEXT or value_count > _MOST_VALUES:
+        if total_length > _LONGEST_TEXT or value_count > _MOST_VALUES:
             return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MOST_VALUES:,} values"
     return ""
 

@@ -75,8 +75,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     Readers see the old file or the new one. A link at `path` is replaced, and what it points to stays as it is. Raises
     OSError.
     """
-    temporary = passing_name(path)
-    file = open(temporary, "xb", opener=own_file)  # noqa: SIM115  closed below
+    temporary_path = passing_name(path)
+    file = open(temporary_path, "xb", opener=own_file)  # noqa: SIM115  closed below
     try:
         with file:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -85,9 +85,9 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary_path, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         raise
     if sync:
         sync_folder(path.parent)

@@ -96,12 +96,12 @@ class TaskPool:
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
         Spirakis 2006).
         """
-        waiting_times = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
-        return [position for _, position in heapq.nsmallest(count, waiting_times)]
+        timed_positions = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
+        return [position for _, position in heapq.nsmallest(count, timed_positions)]
 
     def since(self, position: int) -> Iterator[Task]:
         """The tasks from this position on, in the order of their arrival; costs O(tasks returned)."""
-        return (self._tasks[i] for i in range(position, self._length))
+        return (self._tasks[index] for index in range(position, self._length))
 
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""
@@ -128,7 +128,7 @@ def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task
     """The task of a record of tasks.jsonl. Raises ValueError if the id does not match the content."""
     place = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
     try:
-        task = from_json(Task, {name: value for name, value in record.items() if name != "id"})
+        task = from_json(Task, {field_name: value for field_name, value in record.items() if field_name != "id"})
     except (TypeError, KeyError) as error:
         raise ValueError(f"{place}: not a task: {error}. Restore the file, or begin a new run.") from error
     if record.get("id") != task.id:

@@ -68,12 +68,12 @@ def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
 
 def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """For each row: the cosine to the nearest target (0 without any), and the mean distance to targets; float64[N]."""
-    nearest, mean_distances = np.zeros(len(embeddings)), np.zeros(len(embeddings))
+    nearest_cosines, mean_distances = np.zeros(len(embeddings)), np.zeros(len(embeddings))
     if len(targets):
         for block_start, cosines, distances in _compare_blocks(unit(embeddings), unit(targets)):
-            nearest[block_start : block_start + len(cosines)] = cosines.max(axis=1)
+            nearest_cosines[block_start : block_start + len(cosines)] = cosines.max(axis=1)
             mean_distances[block_start : block_start + len(cosines)] = distances.mean(axis=1, dtype=np.float64)
-    return nearest, mean_distances
+    return nearest_cosines, mean_distances
 
 
 def relative_energy(target_distances: Floats, own_distance: float | None, target_spread: float | None) -> float | None:
@@ -193,8 +193,8 @@ def endpoint_embedding(
 
         try:
             return with_retries(attempt, attempts, lambda: call_deadline - time.monotonic(), time.sleep)
-        except CallFailed as failed:
-            raise EmbeddingError(f"{model} gave no embeddings: {failed.reason}") from None
+        except CallFailed as failure:
+            raise EmbeddingError(f"{model} gave no embeddings: {failure.reason}") from None
 
     def embed(texts: Sequence[str]) -> Floats:
         if cache is not None and not row_by_key:
@@ -207,7 +207,7 @@ def endpoint_embedding(
             new_rows = dict(zip(keys, request_rows([text_by_key[key] for key in keys], call_deadline), strict=True))
             if cache is not None:
                 encoded_rows = {key: base64.b64encode(row.astype("<f4").tobytes()) for key, row in new_rows.items()}
-                cache.append({"key": key, "vector": encoded.decode()} for key, encoded in encoded_rows.items())
+                cache.append({"key": key, "vector": encoded_row.decode()} for key, encoded_row in encoded_rows.items())
             row_by_key.update(new_rows)
         rows = [row_by_key[hash_text(text)] for text in texts]
         if len({len(row) for row in rows}) > 1:

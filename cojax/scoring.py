@@ -36,18 +36,18 @@ class Score:
 
 def score(groups: Sequence[Group]) -> Score:
     """avg@k over the tasks that have a valid episode. Raises ValueError if none has."""
-    means = [group.score for group in groups if group.valid]
-    if not means:
+    task_means = [group.score for group in groups if group.valid]
+    if not task_means:
         raise ValueError("no valid episode to score; see the outcomes in run.log for why all were lost")
     partial_means = [sum(t.partial for t in group.valid) / len(group.valid) for group in groups if group.valid]
-    mean_reward = sum(means) / len(means)
-    variance = sum((task_mean - mean_reward) ** 2 for task_mean in means) / max(1, len(means) - 1)
+    mean_reward = sum(task_means) / len(task_means)
+    variance = sum((task_mean - mean_reward) ** 2 for task_mean in task_means) / max(1, len(task_means) - 1)
     trajectories = [t for group in groups for t in group.trajectories]
     return Score(
         success=mean_reward,
-        error=math.sqrt(variance / len(means)),
+        error=math.sqrt(variance / len(task_means)),
         partial=sum(partial_means) / len(partial_means),
-        tasks=len(means),
+        tasks=len(task_means),
         outcomes=count_outcomes(trajectories),
         lost=sum(not t.valid for t in trajectories) / len(trajectories),
         bounds=(_average_with(groups, 0.0), _average_with(groups, 1.0)),
@@ -78,9 +78,9 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
     upper = max(count, episodes)
     n = min(upper, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (upper if 0 < p < 1 else count)
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    half_width = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     # At 0 and 1 the interval ends at the value itself, which rounding could miss by the last bits.
-    low, high = 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half)
+    low, high = 0.0 if p == 0 else max(0.0, centre - half_width), 1.0 if p == 1 else min(1.0, centre + half_width)
     return {"value": p, "low": low, "high": high, "count": count}
 
 
@@ -125,12 +125,12 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
 
 def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
     """For each kind of task, sorted: avg@k as `success`, and the number of its `tasks` that have a valid episode."""
-    means: dict[str, list[float]] = {}
+    scores_by_kind: dict[str, list[float]] = {}
     for group in groups:
         for kind in kinds(group.task):
             if group.valid:
-                means.setdefault(kind, []).append(group.score)
-    return {kind: {"success": _mean(scores), "tasks": len(scores)} for kind, scores in sorted(means.items())}
+                scores_by_kind.setdefault(kind, []).append(group.score)
+    return {kind: {"success": _mean(scores), "tasks": len(scores)} for kind, scores in sorted(scores_by_kind.items())}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -172,8 +172,8 @@ def _compare_word_order(query: str, other_query: str) -> float:
 
 def paragraphs(text: str) -> list[str]:
     """The normalised text, and each of its paragraphs that is long enough to be compared by itself."""
-    parts = [normalise(piece) for piece in text.split("\n\n")]
-    return [normalise(text), *(piece for piece in parts if len(parts) > 1 and len(piece) >= _SHORTEST_PARAGRAPH)]
+    parts = [normalise(part) for part in text.split("\n\n")]
+    return [normalise(text), *(part for part in parts if len(parts) > 1 and len(part) >= _SHORTEST_PARAGRAPH)]
 
 
 class Wordings:
@@ -223,8 +223,8 @@ class Wordings:
 
     def _find_candidates(self, ngram_ids: np.ndarray, weights: np.ndarray, threshold: float) -> list[int]:
         """The places of all texts whose cosine may be above the threshold, in order."""
-        no_posting = array("i"), array("d")
-        postings = [self._postings.get(ngram_id, no_posting) for ngram_id in ngram_ids.tolist()]
+        empty_posting = array("i"), array("d")
+        postings = [self._postings.get(ngram_id, empty_posting) for ngram_id in ngram_ids.tolist()]
         by_frequency = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
         norms = np.sqrt(np.cumsum(np.square(weights[by_frequency])))
         skip_count = int(np.searchsorted(norms, threshold / 4, side="right"))
@@ -239,8 +239,8 @@ class Wordings:
         """The cosines with these texts, each of which shares an n-gram with this one."""
         candidate_ids = [self._ngram_ids[position] for position in candidates]
         all_ids = np.concatenate(candidate_ids)
-        indices = np.minimum(np.searchsorted(ngram_ids, all_ids), len(ngram_ids) - 1)
-        products = np.where(ngram_ids[indices] == all_ids, weights[indices], 0.0)
+        weight_indices = np.minimum(np.searchsorted(ngram_ids, all_ids), len(ngram_ids) - 1)
+        products = np.where(ngram_ids[weight_indices] == all_ids, weights[weight_indices], 0.0)
         products *= np.concatenate([self._ngram_weights[position] for position in candidates])
         return np.add.reduceat(products, np.cumsum([0, *map(len, candidate_ids[:-1])]))
 

@@ -188,7 +188,7 @@ class Trajectory:
     @property
     def replayed(self) -> int:
         """The number of actions at the episode's start that no policy sampled: those of its task's prefix."""
-        return next((index for index, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
+        return next((turn_index for turn_index, turn in enumerate(self.turns) if turn.action_tokens), len(self.turns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,7 +294,7 @@ def signature(action: Action) -> str:
     """The action as one readable line: its calls with their arguments, or its text if it has no calls."""
 
     def write_call(call: Call) -> str:
-        return f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
+        return f"{call.name}({', '.join(f'{parameter}={value}' for parameter, value in call.arguments.items())})"
 
     return "; ".join(map(write_call, action.calls)) or action.text
 

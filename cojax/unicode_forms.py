@@ -20,8 +20,8 @@ def normal_form(form: Form, text: str) -> str:
     if not any(_has_mark_run(run) for run in _BEYOND_LATIN.findall(text) if len(run) > _MOST_MARKS):
         return unicodedata.normalize(form, text)
     decomposition: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
-    decomposed = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}
-    decomposed_text = "".join(map(decomposed.__getitem__, text))
+    decomposition_by_letter = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}
+    decomposed_text = "".join(map(decomposition_by_letter.__getitem__, text))
     # These marks are sorted already, so that `normalize` has nothing to sort.
     sorted_runs = (
         sorted(run, key=unicodedata.combining) if are_marks else run
@@ -33,7 +33,7 @@ def normal_form(form: Form, text: str) -> str:
 def _has_mark_run(text: str) -> bool:
     """Whether more than _MOST_MARKS marks stand in a row."""
     runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _DECOMPOSING)
-    return any(marks and next(itertools.islice(run, _MOST_MARKS, None), None) is not None for marks, run in runs)
+    return any(is_mark and next(itertools.islice(run, _MOST_MARKS, None), None) is not None for is_mark, run in runs)
 
 
 def plain(text: str) -> str:

@@ -41,9 +41,9 @@ def evaluation(reply: Evaluation) -> Evaluation:
     if not isinstance(reply, Evaluation):
         raise TypeError(f"evaluate returned {type(reply).__name__}; expected an Evaluation")
     reward, partial = float(reply.reward), float(reply.partial)
-    for figure_name, share in (("reward", reward), ("partial reward", partial)):
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"{figure_name} {share!r}; expected a number in [0, 1]")
+    for figure_name, reward_value in (("reward", reward), ("partial reward", partial)):
+        if not 0.0 <= reward_value <= 1.0:
+            raise ValueError(f"{figure_name} {reward_value!r}; expected a number in [0, 1]")
     if len(reply.checks) > _MOST_CHECKS:
         raise ValueError(f"{len(reply.checks):,} checks; expected at most {_MOST_CHECKS:,}")
     checks = tuple(Check(_encodable(str(check.name)[:_LONGEST_NAME]), bool(check.passed)) for check in reply.checks)

@@ -82,7 +82,7 @@ def run_watched(environment: Environment, patience: float, work: Callable[[Envir
     def start(task: Task) -> Episode:
         label = f"task {task.id}"
         episode = run(label, environment, "start", task)
-        calls = {name: functools.partial(run, label, episode, name) for name in _METHODS}
+        calls = {method_name: functools.partial(run, label, episode, method_name) for method_name in _METHODS}
         return cast(Episode, types.SimpleNamespace(**calls))
 
     hanging_call = ""

@@ -99,7 +99,7 @@ class Evolutions:
             closed=loop.closed,
         )
         # Copies, because the next step changes the memories and may run at the same time.
-        memories = {name: dict(state.memory[name]) for name in loop.reads}
+        memories = {memory_name: dict(state.memory[memory_name]) for memory_name in loop.reads}
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(

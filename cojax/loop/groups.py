@@ -119,10 +119,10 @@ def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> t
     weigh = (lambda task_id: task_weight(curriculum, scores.get(task_id, ()))) if curriculum else None
     seed: tuple = (loop.seed, step - 1)
     if refill_number:
-        count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill_number)
+        task_count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill_number)
     else:
-        count = min(loop.batch_size, groups_left(loop, state))
-    return state.pool.sample(count, seed, loop.fresh_fraction, weigh)
+        task_count = min(loop.batch_size, groups_left(loop, state))
+    return state.pool.sample(task_count, seed, loop.fresh_fraction, weigh)
 
 
 def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:

@@ -91,9 +91,9 @@ def _count_by_origin(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
     counts_by_origin: dict[str, dict[str, int]] = {}
     for group in groups:
         if len(group.valid) > 1:
-            counts = counts_by_origin.setdefault(group.task.origin, {"groups": 0, "live": 0})
-            counts["groups"] += 1
-            counts["live"] += group.live
+            origin_counts = counts_by_origin.setdefault(group.task.origin, {"groups": 0, "live": 0})
+            origin_counts["groups"] += 1
+            origin_counts["live"] += group.live
     return dict(sorted(counts_by_origin.items()))
 
 
@@ -107,8 +107,8 @@ def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str
     """The record with the step's development score, if it has one, and the pool's quality after an evolution."""
     full_record = dict(record)
     with loop.clock("evaluation"):
-        if score := loop.score(state.step):
-            full_record["dev"] = score
+        if dev_score := loop.score(state.step):
+            full_record["dev"] = dev_score
         if "evolution" in full_record and (quality := loop.quality(state.pool)):
             full_record["evolution"] = {**full_record["evolution"], "quality": quality}
     return full_record

@@ -45,19 +45,19 @@ def agent_pairs(
     own_failures, other_failures = failures_of(own_groups), failures_of(other_groups)
     other_ids = {failure.trajectory.episode for failure in other_failures}
     all_failures = [*own_failures, *other_failures]
-    scales = {kind: coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
-    pairs: dict[str, list[Pair]] = {kind: [] for kind in scales}
+    weight_of = {kind: coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
+    pairs: dict[str, list[Pair]] = {kind: [] for kind in weight_of}
     for kind, failures in (("own", own_failures), ("other", other_failures)):
-        for failure in failures if scales[kind] else ():
+        for failure in failures if weight_of[kind] else ():
             worse = failure.trajectory if kind == "own" else mark_unsampled(failure.trajectory)
             if task_experts := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
                 # Drops the turns beyond `extra_turns` more than the expert has.
                 cut_worse = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
-                pairs[kind].append(Pair(better, cut_worse, scales[kind]))
-    if scales["failures"]:
+                pairs[kind].append(Pair(better, cut_worse, weight_of[kind]))
+    if weight_of["failures"]:
         pairs["failures"] = failure_pairs(
-            all_failures, settings.margin, seed, scales["failures"], played_by_other=lambda t: t.episode in other_ids
+            all_failures, settings.margin, seed, weight_of["failures"], played_by_other=lambda t: t.episode in other_ids
         )
     return pairs
 
@@ -90,7 +90,7 @@ def expert_trajectories(
     groups = collector.collect(solvable_tasks, seed=(), label="expert")
     trajectories = (t for group in groups for t in group.valid if t.reward >= 1.0)
     sizes = ((t, sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in t.turns)) for t in trajectories)
-    return {trajectory.task.id: trajectory for trajectory, size in sizes if size <= longest}
+    return {trajectory.task.id: trajectory for trajectory, token_count in sizes if token_count <= longest}
 
 
 def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:

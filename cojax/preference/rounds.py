@@ -142,7 +142,7 @@ class Rounds:
             figures_by_agent["second"] = {**measures_of(rollouts.second, hard), **distance_figure, **learning_figures}
         return {
             **record,
-            "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
+            "tokens_sampled": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
             "tokens_trained": metrics["tokens_trained"] + second_metrics.get("tokens_trained", 0.0),
             "outcomes": count_outcomes(trajectories),
             "preference": {"examples": dict(examples), **figures_by_agent},

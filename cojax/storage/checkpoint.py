@@ -159,12 +159,12 @@ class Checkpointer:
             folder = self.folder.absolute() / str(candidate_step)
             try:
                 _verify_host(folder)
-                content = _crc32(folder / "host.json")
+                content_crc = _crc32(folder / "host.json")
             except _DAMAGE_ERRORS as error:
                 faults.append(f"checkpoint {folder} is damaged: {_reason_of(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
-            return candidate_step, self._branch(folder, name, check), f"{content:08x}"
+            return candidate_step, self._branch(folder, name, check), f"{content_crc:08x}"
         others = [str(other_step) for other_step in steps if other_step != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
@@ -199,9 +199,9 @@ class Checkpointer:
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
-        for path in self.folder.glob(".*.tmp"):
-            if _PASSING_FOLDER.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+        for temporary_folder in self.folder.glob(".*.tmp"):
+            if _PASSING_FOLDER.fullmatch(temporary_folder.name):
+                shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
 # What reading a damaged step may raise.
@@ -212,8 +212,8 @@ def _verify_host(folder: Path) -> dict[str, Any]:
     """The host state of a step whose files are all as they were written. Raises one of _DAMAGE_ERRORS otherwise."""
     record = _read_record(folder)
     listing = record["files"]
-    if (current := _list_files(folder / "arrays", listing)) != listing:
-        paths = sorted(path for path in current.keys() | listing.keys() if current.get(path) != listing.get(path))
+    if (files_now := _list_files(folder / "arrays", listing)) != listing:
+        paths = sorted(path for path in files_now.keys() | listing.keys() if files_now.get(path) != listing.get(path))
         raise ValueError(f"{', '.join(paths[:3])} missing or changed since it was written")
     host_state: dict[str, Any] = record["host"]
     return host_state
@@ -244,13 +244,13 @@ def _list_files(folder: Path, reference: Mapping[str, Any] | None = None) -> dic
     Raises OSError for a pipe or a device.
     """
     listing: dict[str, list[int]] = {}
-    for path in sorted(folder.rglob("*")):
-        if not path.is_dir():
-            file_name, byte_count = str(path.relative_to(folder)), path.stat().st_size
+    for file_path in sorted(folder.rglob("*")):
+        if not file_path.is_dir():
+            file_name, byte_count = str(file_path.relative_to(folder)), file_path.stat().st_size
             listing[file_name] = [byte_count]
             # A file of another size may have terabytes.
             if reference is None or reference.get(file_name, [])[:1] == [byte_count]:
-                listing[file_name].append(_crc32(path))
+                listing[file_name].append(_crc32(file_path))
     return listing
 
 

@@ -70,8 +70,8 @@ class CheckedLog:
         """The extent of the whole log. Raises StorageError if another process wrote to a log that is not shared."""
         if self._shared or not self._is_absorbed:
             self.absorb()
-        elif (length := self.log.length) != self._byte_count:
-            raise self._change_error(length)
+        elif (log_length := self.log.length) != self._byte_count:
+            raise self._change_error(log_length)
         return self._byte_count, self._line_count, self._digest.hexdigest()
 
     def take_new_sums(self) -> list[str]:

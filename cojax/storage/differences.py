@@ -33,9 +33,9 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     changed.
     """
     settings = changes(before["config"], now["config"]) if before else {}
-    old, new = before.get("code", {}), now.get("code", {})
-    code = {name: [old[name].get("hash"), new[name]["hash"]] for name in old.keys() & new.keys()}
-    code = {name: hashes for name, hashes in code.items() if ":" in new[name]["name"] and hashes[0] != hashes[1]}
+    old_code, new_code = before.get("code", {}), now.get("code", {})
+    code = {name: [old_code[name].get("hash"), new_code[name]["hash"]] for name in old_code.keys() & new_code.keys()}
+    code = {name: hashes for name, hashes in code.items() if ":" in new_code[name]["name"] and hashes[0] != hashes[1]}
     entry = {"step": step, **({"settings": settings} if settings else {}), **({"code": code} if code else {})}
     entries = [*before.get("history", []), *([entry] if len(entry) > 1 else [])]
     return {"history": entries} if entries else {}
@@ -58,8 +58,8 @@ def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
     Entries that `before` does not hold are not compared.
     """
-    external = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
-    changes = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
+    entry_names = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
+    changes = [f"{name} ({now[name]['path']})" for name in entry_names if before[name].get("hash") != now[name]["hash"]]
     return ", ".join(changes)
 
 

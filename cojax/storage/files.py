@@ -86,9 +86,9 @@ class Log:
                 line_end = _end_of_last_line(file)
                 file.truncate(line_end)
                 try:
-                    remaining = memoryview(text)
-                    while remaining:
-                        remaining = remaining[file.write(remaining) :]
+                    remaining_bytes = memoryview(text)
+                    while remaining_bytes:
+                        remaining_bytes = remaining_bytes[file.write(remaining_bytes) :]
                     if self.sync:
                         os.fsync(file.fileno())
                 except OSError:
@@ -185,11 +185,11 @@ def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
 
 def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:
     """Flattens sections of any depth: joined names → values. An empty section is a value."""
-    values: dict[str, Any] = {}
+    flat_dict: dict[str, Any] = {}
     for name, value in record.items():
         is_section = isinstance(value, Mapping) and value
-        values |= flat(value, separator, f"{prefix}{name}{separator}") if is_section else {f"{prefix}{name}": value}
-    return values
+        flat_dict |= flat(value, separator, f"{prefix}{name}{separator}") if is_section else {f"{prefix}{name}": value}
+    return flat_dict
 
 
 def expect_file(path: Path) -> None:
@@ -289,25 +289,25 @@ def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / name, "a", opener=own_file)  # noqa: SIM115  the caller closes it
+        lock_file = open(folder / name, "a", opener=own_file)  # noqa: SIM115  the caller closes it
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write {folder}: {error.strerror or error}. Choose another {setting}."
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        lock.close()
+        lock_file.close()
         raise RunDirectoryError(
             f"another process is running in {folder}. Wait for it, stop it, or choose another {setting}."
         ) from error
-    return lock
+    return lock_file
 
 
 def missing_folders(folder: Path) -> list[Path]:
     """The folder and those above it that do not exist, the deepest first."""
     folder = folder.absolute()
-    return [path for path in (folder, *folder.parents) if not path.exists()]
+    return [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

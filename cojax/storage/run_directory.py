@@ -150,8 +150,8 @@ class RunDirectory:
         self._expect_no_steps()
         for log in (*self.logs.values(), self.files.checksums.log):
             log.clear()
-        for episodes in (self.episodes, self.files.waiting):
-            episodes.drop(lambda _: True)
+        for episode_store in (self.episodes, self.files.waiting):
+            episode_store.drop(lambda _: True)
         self.files.note(REMADE)
 
     def resume(self, like: Any, memory: Memory) -> Checkpoint | None:
@@ -225,8 +225,8 @@ class RunDirectory:
         file_state = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
         self.checkpointer.save(step, arrays, {**plain(host), **file_state})
         self.episodes.drop_before(self._first_episodes)
-        steps = self.checkpointer.steps()
-        self.files.waiting.drop(lambda step: step not in steps)
+        checkpoint_steps = self.checkpointer.steps()
+        self.files.waiting.drop(lambda step: step not in checkpoint_steps)
 
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""
@@ -243,7 +243,7 @@ class RunDirectory:
         is missing or changed.
         """
         try:
-            summary, final_record = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
+            summary, final_record = (read_json(self.folder / file_name) for file_name in ("summary.json", "final.json"))
             is_sound = has_valid_checksum(summary) and has_valid_checksum(final_record)
             if "episodes" in final_record and fingerprint(self.folder / FINAL_EPISODES) != final_record["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")

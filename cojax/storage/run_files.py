@@ -55,8 +55,8 @@ class RunFiles:
     def note(self, file_names: Iterable[str]) -> None:
         """Stores the checksums of these files, and of all files in these folders, if they are new or changed."""
         fingerprints = self.checksums.files()
-        for root in (self.folder / file_name for file_name in file_names):
-            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+        for noted_path in (self.folder / file_name for file_name in file_names):
+            for path in sorted(noted_path.rglob("*")) if noted_path.is_dir() else [noted_path]:
                 if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != fingerprint(path):
                     self.checksums.add_file(path)
 
@@ -66,13 +66,13 @@ class RunFiles:
 
     def prove(self, name: str) -> None:
         """Raises StorageError if the file of this name, or one in the folder of this name, differs after a remake."""
-        for file_name, original in self._fingerprints(name).items():
-            if not (path := self.folder / file_name).is_file() or fingerprint(path) != original:
+        for file_name, first_fingerprint in self._fingerprints(name).items():
+            if not (path := self.folder / file_name).is_file() or fingerprint(path) != first_fingerprint:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
     def _fingerprints(self, name: str) -> dict[str, str]:
         """File → fingerprint, for the file of this name or for all files in the folder of this name."""
-        return {file: value for file, value in self.checksums.files().items() if file.partition("/")[0] == name}
+        return {path: digest for path, digest in self.checksums.files().items() if path.partition("/")[0] == name}
 
     @property
     def has_zero_shot(self) -> bool:
@@ -199,7 +199,7 @@ def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
     hosts = [host_state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
     first_step = host_state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
-    for file_name, original in files.checksums.files().items():
+    for file_name, stored_fingerprint in files.checksums.files().items():
         path, (top_folder, _, path_in_folder) = files.folder / file_name, file_name.partition("/")
         step = int(path_in_folder.partition(".")[0]) if top_folder in ("episodes", "waiting") else None
         if top_folder == "waiting" and (step != checkpoint_step or not host_state["waiting"]):
@@ -208,7 +208,7 @@ def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
             if top_folder in REMADE or (top_folder == "episodes" and step is not None and step < first_step):
                 continue
             raise StorageError(f"{path} is missing; {_need(top_folder, step, host_state['evolved'])}. {RESTORE}")
-        if fingerprint(path) != original:
+        if fingerprint(path) != stored_fingerprint:
             fix = "Restore it from a copy, or delete it: it is made again." if top_folder in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 

@@ -52,16 +52,16 @@ class Attempts:
         difficulty is the share of valid attempts that failed, or None if none was valid."""
         with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as threads:
             trajectories = list(threads.map(functools.partial(self._make_attempt, environment, task, play), actors))
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        if not valid:
+        attempts = [trajectory for trajectory in trajectories if trajectory.valid]
+        if not attempts:
             return Verdict("discarded", (f"no attempt on the query alone came to an end: {trajectories[0].error}",))
-        successes = sum(trajectory.reward >= 1.0 for trajectory in valid)
-        best = max(trajectory.reward for trajectory in valid)
-        line = f"solved without hints: {successes} of {len(valid)} attempts on the query alone"
+        successes = sum(trajectory.reward >= 1.0 for trajectory in attempts)
+        best = max(trajectory.reward for trajectory in attempts)
+        line = f"solved without hints: {successes} of {len(attempts)} attempts on the query alone"
         if not successes:
             line = f"{line}, the best earned {best:.2f}"
         return Verdict(
-            "accepted" if successes else "retained" if best > 0 else "discarded", (line,), 1 - successes / len(valid)
+            "accepted" if successes else "retained" if best > 0 else "discarded", (line,), 1 - successes / len(attempts)
         )
 
     def _make_attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
@@ -171,16 +171,16 @@ class Validation:
             raise DraftRefused(f"duplicate of task {task.id}")
         _refuse(self.exclusions.why(task))
         evidence.append("new, and no evaluation task")
-        if self.safe and (rule := violated_rule(draft)):
-            raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
+        if self.safe and (violation := violated_rule(draft)):
+            raise DraftRefused(f"set aside for review: {violation}", quarantine=violation)
 
     def _check_repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         """Raises DraftRefused if a second run passes through other states."""
         second_run = self._replay(task, task.solution)
         if second_run.states != run.states:
             pairs = zip(run.states, second_run.states, strict=False)
-            first = next((i for i, (state, other) in enumerate(pairs) if state != other), len(second_run.states))
-            raise DraftRefused(f"not repeatable: a second run differs in the state after action {first}")
+            index = next((i for i, (state, other) in enumerate(pairs) if state != other), len(second_run.states))
+            raise DraftRefused(f"not repeatable: a second run differs in the state after action {index}")
         evidence.append("repeatable: a second run passes through the same states")
 
     def _bare_ending(self, task: Task, ending: str) -> Action:

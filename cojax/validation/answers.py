@@ -81,13 +81,13 @@ def asking_flaw(
     """
     if has_answer and bare is not None and normalise(bare) == normalise(query):
         return "the solution gives an answer, and the query asks for none: the environment words it so without one"
-    calls = [(place, call) for place, step in enumerate(steps[:-1]) for call in step.action.calls]
-    own_stems = {word for place in changes for word in words(action_words(docs, steps[place].action))}
+    calls = [(step_index, call) for step_index, step in enumerate(steps[:-1]) for call in step.action.calls]
+    own_stems = {word for step_index in changes for word in words(action_words(docs, steps[step_index].action))}
     own_stems |= {word for _, call in calls for word in words(str([*call.arguments.values()]))} | {*words(bare or "")}
     if not has_answer:
         request = asks(query, own_stems, len(changes) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_WIDTH}}, and the solution gives none" if request else ""
-    lookup_texts = (documentation_words(docs, call.name) for place, call in calls if place not in changes)
+    lookup_texts = (documentation_words(docs, call.name) for step_index, call in calls if step_index not in changes)
     about = {word for text in lookup_texts for word in words(text)} - own_stems
     return "" if may_ask(query, own_stems, about) else "the solution gives an answer, and the query asks for none"
 
@@ -106,13 +106,13 @@ def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -
     `explained_stems` are those of the words that the solution's actions explain. If it also `looks_up` something, a
     question that the next sentence refers to does not ask for an answer.
     """
-    texts = sentences(_PATTERNS["quoted"].sub(" ", query), _SENTENCE_ENDS)
-    clauses = [[*_clauses(sentence)] for sentence in texts]
+    all_sentences = sentences(_PATTERNS["quoted"].sub(" ", query), _SENTENCE_ENDS)
+    clauses = [[*_clauses(sentence)] for sentence in all_sentences]
     other_text = " ".join(clause for group in clauses for clause in group if not _PATTERNS["order"].match(clause))
     # "Tell" may mean "send" if no other word of the query asks to send, and "let it say" may set a text.
     means_send = not _SENDING_STEMS.isdisjoint(explained_stems) and _SENDING_STEMS.isdisjoint(words(other_text))
     explained_verbs = {"tell": means_send, "say": bool(_LETTING.search(other_text))}
-    for sentence, next_sentence, sentence_clauses in zip(texts, (*texts[1:], ""), clauses, strict=True):
+    for sentence, next_sentence, sentence_clauses in zip(all_sentences, (*all_sentences[1:], ""), clauses, strict=True):
         if match := _PATTERNS["plainly"].search(sentence):
             return match[0]
         if _PATTERNS["if_so"].match(next_sentence) or (looks_up and _PATTERNS["there"].search(next_sentence)):
@@ -210,11 +210,11 @@ def _find_form(text_words: Sequence[str], forms: Iterable[str]) -> str:
 
 def _encipher(plain_answer: str) -> Iterator[tuple[str, str]]:
     """(form, how) for every shift of the alphabet, and for the alphabet backwards, each also read backwards."""
-    for how, alphabet in CIPHERS.items():
+    for cipher_name, alphabet in CIPHERS.items():
         form = plain_answer.translate(str.maketrans(ALPHABET, alphabet))
         if form != plain_answer:
-            yield form, how
-            yield form[::-1], f"{how}, backwards"
+            yield form, cipher_name
+            yield form[::-1], f"{cipher_name}, backwards"
 
 
 def _encode(answer: str) -> Iterator[tuple[str, str]]:
@@ -229,7 +229,7 @@ def _encode(answer: str) -> Iterator[tuple[str, str]]:
             "binary": "".join(f"{byte:08b}" for byte in text_bytes),
             "character codes": "".join(map(str, text_bytes)),
         }
-        yield from (("".join(WORD.findall(form.casefold())), how) for how, form in forms.items())
+        yield from (("".join(WORD.findall(encoded.casefold())), encoding) for encoding, encoded in forms.items())
     letters = [ALPHABET.index(letter) for letter in lower_text if letter in ALPHABET]
     if len(letters) >= _FEWEST_REVERSED and len(letters) == len("".join(WORD.findall(lower_text))):
         yield "".join(str(letter_index + 1) for letter_index in letters), "numbers for letters"

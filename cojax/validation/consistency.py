@@ -98,16 +98,16 @@ def compare_query(
         return QueryMatch("the query has the words of these steps in another order")
     if call_text := find_raw_call(query, [step.action for step in steps], documents):
         return QueryMatch(f"the query holds a call, {call_text!r:.{_WIDTH}}; expected words")
-    mentions = Mentions(query)
+    query_mentions = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if mismatch := _mismatch(mentions, steps, calls, f"{wording or ''} {world}", documents):
-        return QueryMatch(mismatch)
+    if mismatch_line := _mismatch(query_mentions, steps, calls, f"{wording or ''} {world}", documents):
+        return QueryMatch(mismatch_line)
     texts = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named_count, open_values = 0, list[str]()
     for place, call in calls:
         earlier, document = Mentions("\n".join(texts[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _arguments(call):
-            if mentions.names(value) or _is_shown(value, mentions, earlier, document):
+            if query_mentions.names(value) or _is_shown(value, query_mentions, earlier, document):
                 named_count += 1
             elif has_other_names(value):
                 open_values.append(f"{value!r:.{_WIDTH}}")
@@ -192,8 +192,8 @@ def _contradiction(query_words: set[str], tools: set[str], solution_words: set[s
     """Why the query asks for a tool of these applications that was not called; "" if it does not."""
     names = {tool: name for tool in documents if (name := [*words(tool)])}
     # The first word of a name is an application if several tools share it and it is not a verb.
-    prefixes = Counter(name[0] for name in names.values() if len(name) > 1)
-    app_words = {word for word, count in prefixes.items() if count > 1}
+    prefix_counts = Counter(name[0] for name in names.values() if len(name) > 1)
+    app_words = {word for word, count in prefix_counts.items() if count > 1}
     if app_words <= _FIRST_SYNONYM.keys():
         # A world without prefixes is one application. The first word of a name then says what the tool does.
         words_by_tool, applications = {tool: {name[0]} for tool, name in names.items()}, dict.fromkeys(names, "")
@@ -273,8 +273,8 @@ def find_raw_call(query: str, actions: Sequence[Action], tools: Collection[str])
     text = normal_form("NFKC", query)
     for value in sorted((value for value in solution_values if len(value) >= _LEAST_CODE), key=len, reverse=True):
         text = text.replace(normal_form("NFKC", value), " ")
-    if fence := next((part for part in text.split("```")[1::2] if _SEPARATORS.sub("", part)), ""):
-        return fence
+    if fenced_code := next((part for part in text.split("```")[1::2] if _SEPARATORS.sub("", part)), ""):
+        return fenced_code
     parameters = {name for call in calls for name in call.arguments}
     tool_names = {*tools, *(call.name for call in calls)}
     tool_names |= {name.rpartition(".")[2] for name in tool_names}
@@ -354,9 +354,9 @@ def _acts_wrongly(then: str, other: str, elsewhere: str, actions: Sequence[Actio
     if not other:
         then_words = {*map(synonym, words(then))}
         return not holds and any(call & then_words and not call <= {*map(synonym, words(elsewhere))} for call in calls)
-    right_words, wrong_words = ({*map(synonym, words(text))} for text in ((then, other) if holds else (other, then)))
-    all_words = {word for call in calls for word in call}
-    return bool(all_words & (wrong_words - right_words)) and not all_words & (right_words - wrong_words)
+    right_words, wrong_words = ({*map(synonym, words(side))} for side in ((then, other) if holds else (other, then)))
+    called_words = {word for call in calls for word in call}
+    return bool(called_words & (wrong_words - right_words)) and not called_words & (right_words - wrong_words)
 
 
 def _call_words(action: Action) -> Iterator[set[str]]:
@@ -370,7 +370,7 @@ def _call_words(action: Action) -> Iterator[set[str]]:
 def _decide(condition: str, text_before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None if that cannot be decided."""
     parts = _PATTERNS["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
-    truths = [_decide_one(part, text_before, world) for part in parts]
+    truths = [_decide_one(clause, text_before, world) for clause in parts]
     return None if _PATTERNS["or"].search(condition) else False if False in truths else None if None in truths else True
 
 
@@ -415,12 +415,12 @@ class _World:
             path, value = stack.pop()
             entries.append((path, value))
             if isinstance(value, Mapping) and len(path) < _DEEPEST:
-                stack += [((*path, fold(str(name))), inner) for name, inner in value.items()]
+                stack += [((*path, fold(str(name))), inner_value) for name, inner_value in value.items()]
             elif isinstance(value, list | tuple) and len(path) < _DEEPEST:
-                for position, inner in enumerate(value):
-                    texts = inner.values() if isinstance(inner, Mapping) else ()
+                for position, inner_value in enumerate(value):
+                    texts = inner_value.values() if isinstance(inner_value, Mapping) else ()
                     names = {fold(text) for text in texts if isinstance(text, str)} or {str(position)}
-                    stack += [((*path, name), inner) for name in names]
+                    stack += [((*path, name), inner_value) for name in names]
         return entries
 
     @functools.cached_property
@@ -448,7 +448,7 @@ class _World:
         """(name, value) of all values in the entries that the subject names; of nested entries, in the inner one."""
         mentions = Mentions(subject)
         matching_entries = [(path, entry) for path, entry in self._entries if path and mentions.holds(path[-1])]
-        matching_entries = [pair for pair in matching_entries if isinstance(pair[1], Mapping)] or matching_entries
+        matching_entries = [item for item in matching_entries if isinstance(item[1], Mapping)] or matching_entries
         outer_paths = {path[:length] for path, _ in matching_entries for length in range(len(path))}
         inner_paths = {path for path, _ in matching_entries if path not in outer_paths}
         return [

@@ -99,11 +99,11 @@ class NegativeControls:
 
     def _list_parts(self) -> Iterator[Part]:
         """The parts that can be left out: all but the call that ends the episode, and the last action as a whole."""
-        for place, action in enumerate(self.task.solution):
+        for index, action in enumerate(self.task.solution):
             if len(action.calls) > 1:
-                yield from (Part(place, number) for number, call in enumerate(action.calls) if call.name != self.ending)
-            elif place < self._last_part.action:
-                yield Part(place)
+                yield from (Part(index, number) for number, call in enumerate(action.calls) if call.name != self.ending)
+            elif index < self._last_part.action:
+                yield Part(index)
 
     def _parts_with_effect(self, parts: Sequence[Part]) -> set[Part]:
         """The parts that changed the state.
@@ -128,13 +128,13 @@ class NegativeControls:
     def _examine_part(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
-        substitute = (self.bare,) if self.bare is not None and part == self._last_part else ()
-        shorter_run = self.replay(self.task, (*part.without(solution), *substitute))
-        if substitute and shorter_run.states[-1] == self.run.states[-1]:
+        substitute_actions = (self.bare,) if self.bare is not None and part == self._last_part else ()
+        shorter_run = self.replay(self.task, (*part.without(solution), *substitute_actions))
+        if substitute_actions and shorter_run.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
         if shorter_run.trajectory.reward >= 1.0:
             raise DraftRefused(f"negative control: passes without {part.name(solution)}")
-        if not substitute and self._only_shows(part, shorter_run):
+        if not substitute_actions and self._only_shows(part, shorter_run):
             return [self._use_of_lookup(part, shorter_run)]
         return [f"negative control: fails without {part.name(solution)}"]
 
@@ -144,8 +144,8 @@ class NegativeControls:
         Raises DraftRefused if the part is superfluous.
         """
         solution, part_name = self.task.solution, part.name(self.task.solution)
-        if value := self._first_shown(part):
-            return f"look-up used: {value[:60]!r}, first shown by {part_name}, stands in what follows"
+        if shown_value := self._first_shown(part):
+            return f"look-up used: {shown_value[:60]!r}, first shown by {part_name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
         wording_without = self.phrase(_steps_without(part, self._steps))
         is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
@@ -173,8 +173,8 @@ class NegativeControls:
             return False
         with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(shorter_run.states[-1])
         outputs = Counter(message.content for message in _messages(part, self._steps))
-        outputs += Counter({f"hash:{content_hash(text)}": count for text, count in outputs.items()})
-        extra_values = Counter(leaf for _, leaf in (with_part - without_part).elements())
+        outputs += Counter({f"hash:{content_hash(output_text)}": count for output_text, count in outputs.items()})
+        extra_values = Counter(leaf_value for _, leaf_value in (with_part - without_part).elements())
         return not without_part - with_part and not extra_values - outputs
 
     def _first_shown(self, part: Part) -> str:
@@ -182,12 +182,12 @@ class NegativeControls:
         steps, query = self._steps, self.task.query
         earlier = [query, opening(self.run), _as_lines(part.of(self.task.solution))]
         earlier += [f"{_as_lines(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
-        later = [_as_lines(step.action) for step in steps[part.action + 1 :]]
+        later_texts = [_as_lines(step.action) for step in steps[part.action + 1 :]]
         if part.call is not None:
             earlier += [message.content for message in steps[part.action].observation.messages[: part.call]]
-            later.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
+            later_texts.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
         output = "\n".join(message.content for message in _messages(part, steps))
-        values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later))
+        values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later_texts))
         return max(values, key=lambda value: (len(value), value), default="")
 
     def _is_condition(self, part: Part) -> bool:
@@ -198,8 +198,8 @@ class NegativeControls:
         mentions = Mentions(self.task.query)
         if not _CONDITIONAL_WORD.search(fold(self.task.query)):
             return False
-        contents = (message.content for message in _messages(part, self._steps))
-        return any(mentions.names(text) for text in contents if text.strip()) and any(
+        message_texts = (message.content for message in _messages(part, self._steps))
+        return any(mentions.names(message_text) for message_text in message_texts if message_text.strip()) and any(
             mentions.names(str(value))
             for call in part.of(self.task.solution).calls
             for value in call.arguments.values()
@@ -210,12 +210,12 @@ class NegativeControls:
         wording."""
         other_steps, own_action = _steps_without(part, self._steps), part.of(self.task.solution)
         wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
-        about = {*words(consistency.action_words(self.documents, own_action))} | wording_words
-        about -= {word for step in other_steps for word in words(consistency.action_words(self.documents, step.action))}
+        topic = {*words(consistency.action_words(self.documents, own_action))} | wording_words
+        topic -= {word for step in other_steps for word in words(consistency.action_words(self.documents, step.action))}
         # A repeated call has no words that only it has.
-        if not about:
+        if not topic:
             return any(signature(step.action) == signature(own_action) for step in other_steps)
-        return bool(about & Mentions(self.task.query).words)
+        return bool(topic & Mentions(self.task.query).words)
 
 
 def triplets(run: Replay) -> tuple[Triplet, ...]:
@@ -258,11 +258,11 @@ def _call_after_end(action: Action, ending: str) -> str:
 
 def _chain_names(func: ast.expr) -> list[str]:
     """The names of a chain of attributes; the first is empty if the chain does not begin with a name."""
-    names = []
+    attribute_names = []
     while isinstance(func, ast.Attribute):
-        names.append(func.attr)
+        attribute_names.append(func.attr)
         func = func.value
-    return [func.id if isinstance(func, ast.Name) else "", *names[::-1]]
+    return [func.id if isinstance(func, ast.Name) else "", *attribute_names[::-1]]
 
 
 def _messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
@@ -286,18 +286,18 @@ def _steps_without(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
 
 def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
     """The values of a state with their paths; the order of lists does not count."""
-    counts: Counter[tuple[str, str]] = Counter()
+    value_counts: Counter[tuple[str, str]] = Counter()
     stack: list[tuple[str, Any]] = [("", state)]
     while stack:
         path, value = stack.pop()
         if isinstance(value, Mapping):
-            stack += [(f"{path}/{name}", inner) for name, inner in value.items()]
+            stack += [(f"{path}/{name}", inner_value) for name, inner_value in value.items()]
             value = "{}"  # so that an empty one counts too
         elif isinstance(value, list | tuple):
-            stack += [(f"{path}/*", inner) for inner in value]
+            stack += [(f"{path}/*", inner_value) for inner_value in value]
             value = "[]"
-        counts[path, str(value)] += 1
-    return counts
+        value_counts[path, str(value)] += 1
+    return value_counts
 
 
 def _as_lines(action: Action) -> str:
@@ -309,6 +309,6 @@ def _as_lines(action: Action) -> str:
 def _values(text: str) -> set[str]:
     """The values of a text: its words, their parts and its numbers, without common words and truth values."""
     whole_words = _WORD.findall(fold(text))
-    candidates = {*whole_words, *(piece for word in whole_words for piece in re.findall(r"\w+", word))}
+    candidates = {*whole_words, *(subword for word in whole_words for subword in re.findall(r"\w+", word))}
     value_words = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY_WORDS}
     return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in value_words} - {"nan"}

@@ -123,11 +123,11 @@ def readings(
     yield "", text
     for _ in range(_DEEPEST):
         next_level: list[tuple[str, str]] = []
-        for how, reading in current_level:
+        for outer_encoding, reading in current_level:
             for encoding, decoding in (*decodings(reading), *decipher(reading)):
                 if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _MOST_READINGS:
                     texts.add(decoding)
-                    next_level.append((f"{how}, {encoding}".removeprefix(", "), decoding))
+                    next_level.append((f"{outer_encoding}, {encoding}".removeprefix(", "), decoding))
                     yield next_level[-1]
         current_level = next_level
 
@@ -159,8 +159,8 @@ def _lookalike(char: str) -> str:
     # A letter without a lookalike may have one in its other case.
     if lookalike := next(filter(None, map(_lookalikes().get, (char, char.upper(), char.lower()))), None):
         return lookalike
-    match = _LATIN_NAME.search(unicodedata.name(char, ""))
-    return match[1].lower() if match else char
+    name_match = _LATIN_NAME.search(unicodedata.name(char, ""))
+    return name_match[1].lower() if name_match else char
 
 
 @functools.cache
@@ -169,28 +169,28 @@ def _lookalikes() -> Mapping[str, str]:
     # The table takes a moment to load, and only texts beyond ASCII need it.
     from confusable_homoglyphs.confusables import confusables_data
 
-    table: dict[str, str] = {}
-    for char, alike in confusables_data.items():
+    latin_by_char: dict[str, str] = {}
+    for char, entries in confusables_data.items():
         if len(char) > 1 or char.isascii():
             continue
         # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
-        decompositions = (unicodedata.normalize("NFKD", entry["c"]) for entry in alike)
+        decompositions = (unicodedata.normalize("NFKD", entry["c"]) for entry in entries)
         prototypes = ["".join(c for c in text if unicodedata.category(c) != "Mn") for text in decompositions]
         siblings = [entry["c"] for text in prototypes for entry in confusables_data.get(text, ())]
         ascii_texts = [text for text in prototypes if text.isascii()] or [text for text in siblings if text.isascii()]
         if ascii_texts:
             lookalike = min(ascii_texts, key=lambda text: (not text.isalpha(), len(text), text.swapcase()))
-            table[char] = "m" if lookalike == "rn" else lookalike
-    return table
+            latin_by_char[char] = "m" if lookalike == "rn" else lookalike
+    return latin_by_char
 
 
 def _as_text(data: bytes) -> str:
     """The bytes as text. Raises ValueError if they are not text."""
     text = data.decode()
     # An ordinary word that happens to be decodable becomes letters of any script, and marks.
-    usual_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
+    usual_char_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
     is_visible = all(char.isprintable() or char.isspace() for char in text)
-    if len(text) < 2 or not is_visible or usual_count < _LEAST_USUAL * len(text):
+    if len(text) < 2 or not is_visible or usual_char_count < _LEAST_USUAL * len(text):
         raise ValueError("no text")
     return text
 
@@ -202,18 +202,18 @@ def _decode_in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) 
     """
 
     def decode(text: str) -> Iterator[str]:
-        pieces: list[str] = []
+        decoded_parts: list[str] = []
 
         def replace(match: re.Match[str]) -> str:
             for decoder in decoders:
                 with contextlib.suppress(ValueError):
-                    pieces.append(decoder(match[0]))
-                    return f" {pieces[-1]} "
+                    decoded_parts.append(decoder(match[0]))
+                    return f" {decoded_parts[-1]} "
             return match[0]
 
         whole_text = pattern.sub(replace, text)
-        if pieces:
-            yield " ".join(pieces)
+        if decoded_parts:
+            yield " ".join(decoded_parts)
             yield whole_text
 
     return decode
@@ -284,8 +284,8 @@ def _decode_morse(text: str) -> Iterator[str]:
 
 
 def _from_morse(match: re.Match[str]) -> str:
-    run = match[0].translate(MORSE_MARKS)
-    return "".join(MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", run))
+    morse_text = match[0].translate(MORSE_MARKS)
+    return "".join(MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", morse_text))
 
 
 def _read_invisible(text: str) -> Iterator[str]:
@@ -318,15 +318,15 @@ def _undo_leet(text: str) -> Iterator[str]:
 
 def _order_parts(text: str) -> Iterator[str]:
     """The pieces after numbered marks, in the order of the numbers; then the quoted pieces."""
-    marks = list(_PART_MARKER.finditer(text))
-    if len(marks) >= 2:
-        part_ends = [mark.start() for mark in marks[1:]] + [len(text)]
-        numbers = [(mark["number"] or mark["letter"] or mark["bare"]).lower() for mark in marks]
-        pieces = [
+    part_marks = list(_PART_MARKER.finditer(text))
+    if len(part_marks) >= 2:
+        part_ends = [mark.start() for mark in part_marks[1:]] + [len(text)]
+        numbers = [(mark["number"] or mark["letter"] or mark["bare"]).lower() for mark in part_marks]
+        numbered_parts = [
             (_NUMBER_OF_WORD.get(number) or int(number), text[mark.end() : part_end])
-            for number, mark, part_end in zip(numbers, marks, part_ends, strict=True)
+            for number, mark, part_end in zip(numbers, part_marks, part_ends, strict=True)
         ]
-        yield " ".join(piece for _, piece in sorted(pieces, key=lambda piece: piece[0]))
+        yield " ".join(part for _, part in sorted(numbered_parts, key=lambda pair: pair[0]))
     if quotes := ["".join(groups) for groups in _QUOTES.findall(text)]:
         yield " ".join(quotes)
 

@@ -96,10 +96,10 @@ class Exclusions:
         query_texts = sorted({task.query for task in tasks})
         by_setup: dict[str, tuple[Task, ...]] = {}
         for task in tasks:
-            if task.solution and len(earlier := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
-                by_setup[setup_hash(task)] = (*earlier, task)
+            if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
+                by_setup[setup_hash(task)] = (*earlier_tasks, task)
         return cls(
-            frozenset(key for text in query_texts for key in _query_keys(text)),
+            frozenset(query_key for text in query_texts for query_key in _query_keys(text)),
             frozenset(_plan_hash(task) for task in tasks),
             similarity,
             nearest(query_texts) if similarity else None,
@@ -127,14 +127,14 @@ class Exclusions:
         turns = (_query_keys(turn) for turn in _split_turns(task.query) if _shown_words(turn))
         if any(map(finder(_shown_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
-        for how, reading in self.disguises.readings(task.query):
-            if disguise := self.disguises.why(how, reading, task.query):
+        for encoding, reading in self.disguises.readings(task.query):
+            if disguise := self.disguises.why(encoding, reading, task.query):
                 return f"the query of an evaluation task is hidden in it: {disguise}"
-            wording = reading if how else plain(task.query)
+            wording = reading if encoding else plain(task.query)
             if wording == task.query or len(wording.split()) < _FEWEST_DECODED:
                 continue
             if self._cosine(wording) > self.similarity:
-                return f"an evaluation task is worded alike: {how or 'letters that look alike'}"
+                return f"an evaluation task is worded alike: {encoding or 'letters that look alike'}"
         return ""
 
     def _cosine(self, text: str) -> float:
@@ -153,9 +153,9 @@ class Exclusions:
         if setup not in self.ends:
             runs = [(other, replay(other, other.solution)) for other in self.by_setup.get(setup, ())]
             self.ends[setup] = tuple((other, _world_hash(other_run)) for other, other_run in runs if other_run.complete)
-        change = _world_hash(run)
-        for other, their_change in self.ends[setup]:
-            if their_change == change and (change or replay(other, task.solution).trajectory.reward >= 1.0):
+        change_hash = _world_hash(run)
+        for other, its_hash in self.ends[setup]:
+            if its_hash == change_hash and (change_hash or replay(other, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
@@ -272,8 +272,8 @@ class Disguises:
             return
         unknown_words = unknown_words[:: -(-len(unknown_words) // _MOST_WORDS_TRIED)]
         scores: list[tuple[int, str, bool]] = []
-        for cipher, table in {"": {}, **_CIPHER_TABLES}.items():
-            candidates = [one_letter(word.translate(table)) for word in unknown_words]
+        for cipher, cipher_table in {"": {}, **_CIPHER_TABLES}.items():
+            candidates = [one_letter(word.translate(cipher_table)) for word in unknown_words]
             if cipher:
                 scores.append((self._count_known(candidates), cipher, False))
             scores.append((sum(word in self._backward_words for word in candidates), cipher, True))
@@ -298,7 +298,7 @@ def _without_filler(words: Sequence[str]) -> str:
 
 
 def _in_order(query_words: Sequence[str], words: Sequence[str], word_pairs: set[tuple[str, str]]) -> bool:
-    neighbour_count = sum(pair in word_pairs for pair in itertools.pairwise(query_words))
+    neighbour_count = sum(word_pair in word_pairs for word_pair in itertools.pairwise(query_words))
     words_left = iter(words)
     return neighbour_count >= _NEIGHBOURS * (len(query_words) - 1) and all(word in words_left for word in query_words)
 
@@ -333,10 +333,10 @@ def _query_keys(text: str) -> set[str]:
     The set is never empty, but an empty string is a key only of a query without any text.
     """
     words = _shown_words(text)
-    request = [*itertools.dropwhile(_OPENING_WORDS.__contains__, words)]
-    while request and (request[-1] in _CLOSING_WORDS or request[-2:] == ["thank", "you"]):
-        request = request[: -1 if request[-1] in _CLOSING_WORDS else -2]
-    request_letters = "".join(request or words)
+    request_words = [*itertools.dropwhile(_OPENING_WORDS.__contains__, words)]
+    while request_words and (request_words[-1] in _CLOSING_WORDS or request_words[-2:] == ["thank", "you"]):
+        request_words = request_words[: -1 if request_words[-1] in _CLOSING_WORDS else -2]
+    request_letters = "".join(request_words or words)
     return {normalise(text), *({request_letters} if request_letters else ())}
 
 
@@ -352,6 +352,6 @@ def _paragraphs(text: str) -> list[str]:
 
 def _distinctive_parts(text: str, fewest: int) -> set[str]:
     """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
-    least = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
-    tokens_by_part = {part: _shown_words(part) for part in least}
-    return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least[part]}
+    least_by_part = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
+    tokens_by_part = {part: _shown_words(part) for part in least_by_part}
+    return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least_by_part[part]}

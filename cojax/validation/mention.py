@@ -20,8 +20,8 @@ _PLACEHOLDER = re.compile(r"<([A-Z_]+)>")
 
 def patterns(section: str, **parts: str) -> dict[str, re.Pattern[str]]:
     """The patterns of a section of english.toml, by name; `parts` are filled in beside those of the section."""
-    parts |= {name: "".join(pieces) for name, pieces in ENGLISH[section].items()}
-    return {name: re.compile(_PLACEHOLDER.sub(lambda part: parts[part[1]], text)) for name, text in parts.items()}
+    parts |= {name: "".join(fragments) for name, fragments in ENGLISH[section].items()}
+    return {name: re.compile(_PLACEHOLDER.sub(lambda match: parts[match[1]], text)) for name, text in parts.items()}
 
 
 COMMON = frozenset(ENGLISH["common"].split())
@@ -107,7 +107,7 @@ class Mentions:
         date_numbers = [float(number) for number in re.findall(r"\d+", value)]
         day = date_numbers[1:] if "-" in value else date_numbers[:2]
         afternoon_hours = {number + 12 for number in self.numbers if number < 12}
-        return bool(day) and all(part == 0 or part in self.numbers or part in afternoon_hours for part in day)
+        return bool(day) and all(number == 0 or number in self.numbers or number in afternoon_hours for number in day)
 
 
 def words(text: str) -> Iterator[str]:

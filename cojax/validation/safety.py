@@ -52,8 +52,8 @@ def violated_rule(draft: TaskDraft) -> str:
     # The arguments of a call may carry a request to someone else.
     arguments = [text for action in draft.solution for call in action.calls for text in _argument_texts(call.arguments)]
     readings = [reading for text in dict.fromkeys((request, *arguments)) for reading in _readings(text)]
-    searches = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL_RULE, [_plain(done)]))
-    for rules, texts in searches:
+    texts_by_rules = ((QUERY_RULES, readings), (ACTION_RULES, [_plain(done), *readings]), (_MODEL_RULE, [_plain(done)]))
+    for rules, texts in texts_by_rules:
         for rule, pattern in rules.items():
             if match := next(filter(None, map(pattern.search, texts)), None):
                 return f"{rule}: {match[0][:120]!r}"
