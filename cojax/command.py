@@ -65,10 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _move_current_folder_last(warn=command_name in _IMPORTING_COMMANDS)
     sys.argv = [f"cojax {command_name}", *command_arguments[:-1]]
     module_name = imports.within(COMMANDS[command_name][0])
-    program = importlib.import_module(module_name)
-    if hasattr(program, "__path__"):
-        program = importlib.import_module(f"{module_name}.__main__")
-    return int(program.main() or 0)
+    command_module = importlib.import_module(module_name)
+    if hasattr(command_module, "__path__"):
+        command_module = importlib.import_module(f"{module_name}.__main__")
+    return int(command_module.main() or 0)
 
 
 def usage() -> str:
@@ -81,10 +81,10 @@ def usage() -> str:
 
 def run_in_checkout(name: str, module_name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs `module_name`, which only a checkout has. Ends the command `name` where cojax is installed without one."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / "benchmarks").is_dir():
+    checkout_folder = Path(__file__).resolve().parents[1]
+    if not (checkout_folder / "benchmarks").is_dir():
         sys.exit(f"error: {name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package")
-    sys.path.append(str(root / "tests"))
+    sys.path.append(str(checkout_folder / "tests"))
     return importlib.import_module(module_name).main(arguments)
 
 
@@ -136,5 +136,5 @@ def _move_current_folder_last(warn: bool) -> None:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     imports.with_current_folder()
-    for file in filter(None, map(imports.hidden_file, imports.SHARED if warn else ())):
-        print(f"warning: {os.path.dirname(file)} cannot be imported, {imports.FIX}", file=sys.stderr)
+    for hidden_path in filter(None, map(imports.hidden_file, imports.SHARED if warn else ())):
+        print(f"warning: {os.path.dirname(hidden_path)} cannot be imported, {imports.FIX}", file=sys.stderr)

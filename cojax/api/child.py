@@ -18,9 +18,9 @@ def main() -> int:
     from cojax.host.processes import end_with_owner
 
     sys.path.remove(_ROOT)
-    owner_pipe, report_pipe, folders, *arguments = sys.argv[1:]
+    owner_pipe, report_pipe, folders_json, *arguments = sys.argv[1:]
     end_with_owner(int(owner_pipe), int(report_pipe))
-    sys.path += [folder for folder in json.loads(folders) if folder not in sys.path]
+    sys.path += [folder for folder in json.loads(folders_json) if folder not in sys.path]
     return command(arguments)
 
 

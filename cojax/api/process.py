@@ -48,8 +48,8 @@ class Child:
         owner_read, owner_write = os.pipe()
         report_read, report_write = os.pipe()
         with contextlib.ExitStack() as own_files, contextlib.ExitStack() as child_files:
-            for pipe, stack in ((owner_read, child_files), (report_write, child_files), (owner_write, own_files)):
-                stack.callback(os.close, pipe)
+            for pipe, file_stack in ((owner_read, child_files), (report_write, child_files), (owner_write, own_files)):
+                file_stack.callback(os.close, pipe)
             os.set_blocking(report_read, False)
             # If another thread closes this file, reading raises; a descriptor could be another file's by then.
             self._reports = own_files.enter_context(open(report_read, "rb", buffering=0))
@@ -57,9 +57,9 @@ class Child:
             self._output_file, writer = _open_output()
             own_files.callback(self._output_file.close)
             child_files.callback(writer.close)
-            import_folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
+            folders_json = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), import_folders, *arguments],
+                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), folders_json, *arguments],
                 pass_fds=(owner_read, report_write), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
                 env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
             )  # fmt: skip

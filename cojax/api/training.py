@@ -82,10 +82,10 @@ class OpenRun:
 
     def summary(self) -> dict[str, Any]:
         """The result. Raises FileNotFoundError for a run that has not ended."""
-        path = self.workdir / "summary.json"
-        if not path.exists():
+        summary_path = self.workdir / "summary.json"
+        if not summary_path.exists():
             raise FileNotFoundError(f"{self.workdir} has no summary: the run has not ended; train on to its end")
-        return read_json(path)
+        return read_json(summary_path)
 
     def lineage(self, task_id: str) -> "TaskHistory":
         """Why a task exists, and how it has fared since; a prefix of its id is enough. Raises KeyError."""
@@ -101,8 +101,8 @@ class OpenRun:
         from cojax.policy.pretrained import load
 
         step_flag = [] if step is None else [f"--step={step}"]
-        with tempfile.TemporaryDirectory(prefix="cojax-") as temporary:
-            model_folder = Path(temporary, "policy") if folder is None else Path(folder)
+        with tempfile.TemporaryDirectory(prefix="cojax-") as temporary_folder:
+            model_folder = Path(temporary_folder, "policy") if folder is None else Path(folder)
             finish(["export", f"--workdir={self.workdir}", *step_flag, str(model_folder)])
             return load(model_folder)
 

@@ -69,9 +69,9 @@ def own_module(module_name: str) -> types.ModuleType:
     Raises RegistryError if this process has a user's package in the folder's place.
     """
     imports.ours_first()
-    folder = module_name.partition(".")[0]
-    package = importlib.import_module(imports.within(folder))
-    if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder] / "__init__.py"):
+    folder_name = module_name.partition(".")[0]
+    package = importlib.import_module(imports.within(folder_name))
+    if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder_name] / "__init__.py"):
         location = package.__file__ or list(package.__path__)
         raise RegistryError(f"{location} hides cojax's {imports.within(module_name)}, {imports.FIX}")
     return importlib.import_module(imports.within(module_name))
@@ -84,9 +84,9 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
         hints = _type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
-        keywords = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
-        defaults = {parameter.name: parameter.default for parameter in keywords}
-        annotations = {parameter.name: parameter.annotation for parameter in keywords}
+        keyword_parameters = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        defaults = {parameter.name: parameter.default for parameter in keyword_parameters}
+        annotations = {parameter.name: parameter.annotation for parameter in keyword_parameters}
         hints = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _namespace(function))
     return {name: DeclaredSetting(_infer_type(hints[name], default), default) for name, default in defaults.items()}
 
@@ -102,13 +102,13 @@ def check_settings(
     declarations = settings(function)
     for setting in overrides:
         if setting not in declarations:
-            choices = f"it has {', '.join(declarations)}" if declarations else "it has none"
+            choices_text = f"it has {', '.join(declarations)}" if declarations else "it has none"
             hint = did_you_mean(setting, declarations, prefix)
-            raise RegistryError(f"{kind} {name!r} has no setting {prefix}{setting}; {hint}{choices}")
+            raise RegistryError(f"{kind} {name!r} has no setting {prefix}{setting}; {hint}{choices_text}")
     for setting, declaration in declarations.items():
         if declaration.default is REQUIRED and setting not in overrides:
-            values = description(declaration.annotation)
-            raise RegistryError(f"{kind} {name!r} needs its setting {prefix}{setting}: {values}")
+            values_text = description(declaration.annotation)
+            raise RegistryError(f"{kind} {name!r} needs its setting {prefix}{setting}: {values_text}")
     return {
         setting: convert_setting(f"{prefix}{setting}", declarations[setting].annotation, value)
         for setting, value in overrides.items()
@@ -128,9 +128,9 @@ def check_call(
     try:
         inspect.signature(function).bind(*takes, **keywords)
     except TypeError as error:
-        arguments = ", ".join(takes) or "nothing"
+        arguments_text = ", ".join(takes) or "nothing"
         raise RegistryError(
-            f"{kind} {name!r} is called with {arguments} and its settings, which stand after a *: {error}"
+            f"{kind} {name!r} is called with {arguments_text} and its settings, which stand after a *: {error}"
         ) from error
 
 
@@ -166,10 +166,10 @@ def _field_default(field: dataclasses.Field[Any]) -> Any:
 
 def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the names that a function's annotations may use."""
-    target: Any = inspect.unwrap(function)
-    while isinstance(target, functools.partial):
-        target = inspect.unwrap(target.func)
-    return vars(sys.modules[target.__module__]) if getattr(target, "__module__", None) in sys.modules else {}
+    inner: Any = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
 
 
 def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:

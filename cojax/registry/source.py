@@ -37,17 +37,17 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     modules = [module, *([sys.modules[module_name]] if colon else [])]
     module_files = dict.fromkeys(vars(owner)["__file__"] for owner in modules if vars(owner).get("__file__"))
     file_contents = b"".join(Path(module_file).read_bytes() for module_file in module_files)
-    origin = {}
+    repository_fields = {}
     if colon and (module_file := vars(sys.modules[module_name]).get("__file__")):
         # The folder from which the module, or the package that holds it, is imported.
         module_path = Path(module_file).absolute()
         folder = module_path.parents[sys.modules[module_name].__name__.count(".") + (module_path.name == "__init__.py")]
-        origin = {"folder": str(folder), "commit": commit(module_file)}
+        repository_fields = {"folder": str(folder), "commit": commit(module_file)}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
         "hash": hashlib.sha256(file_contents).hexdigest() if module_files else "",
-        **origin,
+        **repository_fields,
     }
 
 
@@ -76,7 +76,7 @@ def commit(code_file: str | Path, code: Sequence[str] = _PYTHON) -> str:
         ["status", "--porcelain", "--untracked-files=no", "--", *code],
     )
     try:
-        listing, head, status_text = (
+        listing, head_commit, status_text = (
             subprocess.run(
                 ["git", *command], cwd=code_file.parent, capture_output=True, text=True, timeout=10, check=True
             ).stdout
@@ -87,10 +87,10 @@ def commit(code_file: str | Path, code: Sequence[str] = _PYTHON) -> str:
     is_new = listing.startswith("?")
     if not listing or (is_new and _PACKAGE_FOLDERS & set(code_file.parts)):
         return UNKNOWN
-    return head.strip() + (" with changes" if is_new or status_text.strip() else "")
+    return head_commit.strip() + (" with changes" if is_new or status_text.strip() else "")
 
 
 def short_commit(commit: str) -> str:
     """Returns ten digits of the hash, and what follows it: " with changes" or nothing."""
-    head, space, changes = commit.partition(" ")
-    return head[:10] + space + changes
+    commit_hash, space, changes_note = commit.partition(" ")
+    return commit_hash[:10] + space + changes_note

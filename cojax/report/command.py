@@ -154,10 +154,10 @@ def _render_drafts(run: Run, draft_name: str) -> Iterator[Text]:
         return
     step_drafts = {draft_key: draft for draft_key, draft in drafts.items() if draft_key.startswith(f"{draft_name}/")}
     if not step_drafts:
-        steps = ", ".join(dict.fromkeys(draft_key.partition("/")[0] for draft_key in drafts)) or "none"
+        steps_text = ", ".join(dict.fromkeys(draft_key.partition("/")[0] for draft_key in drafts)) or "none"
         raise KeyError(
             f"draft {draft_name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
-            f"{run.folder / 'drafts.jsonl'}: {steps}"
+            f"{run.folder / 'drafts.jsonl'}: {steps_text}"
         )
     yield from _render_lines(
         (draft_key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
@@ -210,8 +210,8 @@ def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str
     journal = run.folder / "journal.jsonl"
     if not (places_by_key := places_of(journal)):
         return
-    for stage, subject in (("exploration", expedition or ""), ("validation", task_id)):
-        exchanges = read_exchanges(journal, places_by_key.get(subject, ()))
+    for stage, exchange_key in (("exploration", expedition or ""), ("validation", task_id)):
+        exchanges = read_exchanges(journal, places_by_key.get(exchange_key, ()))
         heading = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (heading, "bold"))
         for exchange in exchanges:
@@ -219,8 +219,8 @@ def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str
 
 
 def _render_exchange(exchange: Json) -> Iterator[Text]:
-    title, text = plain(exchange["place"]), plain(about(exchange))
-    yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (title, "bold"), (f"\n{text}", "dim"))
+    place_text, facts_text = plain(exchange["place"]), plain(about(exchange))
+    yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (place_text, "bold"), (f"\n{facts_text}", "dim"))
     objects = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
     if objects:
         yield Text.assemble(("sent, besides the messages: ", "dim"), plain(json.dumps(objects, ensure_ascii=False)))
@@ -228,8 +228,8 @@ def _render_exchange(exchange: Json) -> Iterator[Text]:
         yield Text(f"sent: the {shared_count} messages of the call before, word for word, then", style="dim")
     for role, content in exchange["messages"][shared_count:]:
         yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indent(content, 2))
-    reply = exchange["text"]
-    yield Text.assemble(("received:\n", "dim"), "nothing" if reply is None else _indent(reply, 2))
+    reply_text = exchange["text"]
+    yield Text.assemble(("received:\n", "dim"), "nothing" if reply_text is None else _indent(reply_text, 2))
 
 
 def _indent(text: str, depth: int) -> str:

@@ -91,15 +91,15 @@ def comparison(runs: Sequence[Run]) -> Json:
 def _shortest_names(folders: Sequence[Path]) -> list[str]:
     """The shortest endings of the paths that distinguish all of them."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
-        names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
+        run_names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(run_names)) == len(run_names):
+            return run_names
     return [str(folder) for folder in folders]
 
 
 def _read_settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
-    leaves = {name: str(leaf) for name, leaf in flat(run.config.get("config", {})).items() if name != "workdir"}
+    leaves = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
     return {name: shortened_text(text, QUERY) for name, text in leaves.items()}
 
 
@@ -149,25 +149,25 @@ def table(runs: Sequence[Run]) -> Table:
         "tokens sampled": [f"{run.summary.get('tokens', {}).get('sampled', 0):,}" for run in runs],
         "time": [duration(run.summary.get("seconds", {}).get("total", 0.0)) for run in runs],
     }
-    for figure_name, cells in cells_by_title.items():
-        figure_table.add_row(figure_name, *cells)
+    for row_title, cells in cells_by_title.items():
+        figure_table.add_row(row_title, *cells)
     return figure_table
 
 
 def differences(runs: Sequence[Run]) -> Table:
     """Each of the other runs minus the first, in a row each."""
     grid = Table(title=f"Minus {runs[0].folder}, over the evaluation tasks of both", **TABLE)
-    for title in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
-        grid.add_column(title, justify="right" if title else "left", style=None if title else "dim", overflow="fold")
+    for column in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
+        grid.add_column(column, justify="right" if column else "left", style=None if column else "dim", overflow="fold")
     for run in runs[1:]:
         difference = paired_difference(task_scores(runs[0].final), task_scores(run.final))
         if difference is None:
             grid.add_row(str(run.folder), "fewer than 2 in common", *["–"] * 5)
             continue
         better, worse = difference["better"], difference["worse"]
-        interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
-        figures = (str(difference["count"]), f"{100 * difference['mean']:+.1f}", interval, str(better), str(worse))
-        grid.add_row(str(run.folder), *figures, f"{sign_test(better, worse):.2g}")
+        interval_text = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
+        cells = (str(difference["count"]), f"{100 * difference['mean']:+.1f}", interval_text, str(better), str(worse))
+        grid.add_row(str(run.folder), *cells, f"{sign_test(better, worse):.2g}")
     return grid
 
 
@@ -175,10 +175,10 @@ def by_task(runs: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
     task_table = _new_table("Tasks that differ", "task", runs)
     scores_by_run = [task_scores(run.final) for run in runs]
-    for task in runs[0].final.get("tasks", {}):
-        scores = [run.get(task) for run in scores_by_run]
+    for task_id in runs[0].final.get("tasks", {}):
+        scores = [run.get(task_id) for run in scores_by_run]
         if len(set(scores)) > 1:
-            task_table.add_row(task, *("–" if score is None else f"{score:.2f}" for score in scores))
+            task_table.add_row(task_id, *("–" if score is None else f"{score:.2f}" for score in scores))
     return task_table
 
 

@@ -83,8 +83,8 @@ def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
 
 def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None) -> Text:
     """A record of metrics.jsonl as one line of text; `eta_s` is the estimated seconds to the end."""
-    signals, seconds = record.get("signals", {}), record.get("seconds", {})
-    step_seconds = seconds.get("total", sum(seconds.values()))
+    count_by_kind, seconds_by_part = record.get("signals", {}), record.get("seconds", {})
+    step_seconds = seconds_by_part.get("total", sum(seconds_by_part.values()))
     line = Text.assemble(
         ("step ", "dim"),
         (f"{record['step']:>{len(str(steps))}}/{steps}", "bold"),
@@ -93,7 +93,7 @@ def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None)
         *((("  reward ", "dim"), f"{record['reward']:.2f}") if "reward" in record else ()),
         *((("  live ", "dim"), f"{_describe_live(record):>5}") if "live_groups" in record else ()),
         ("  signals ", "dim"),
-        *_signal_counts(signals),
+        *_signal_counts(count_by_kind),
         ("  pool ", "dim"),
         f"{record['tasks']:>4d}",
     )
@@ -126,8 +126,8 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
     lines = []
     if evolution := record.get("evolution"):
         lines.append(Text.assemble(("     evolved ", "bold magenta"), _describe_evolution(evolution)))
-        if explorer := evolution.get("explorer"):
-            lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
+        if explorer_figures := evolution.get("explorer"):
+            lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer_figures)))
     if dev := record.get("dev"):
         partial_text = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
         lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial_text}"))
@@ -146,8 +146,8 @@ def _describe_evolution(evolution: Mapping[str, Any]) -> str:
 
 def explorer_line(figures: Mapping[str, Any]) -> str:
     """An explorer's figures in one line."""
-    tokens = figures["tokens_in"] + figures["tokens_out"]
-    phrases = [f"{figures['calls']:,} calls", f"{tokens:,} tokens"]
+    token_count = figures["tokens_in"] + figures["tokens_out"]
+    phrases = [f"{figures['calls']:,} calls", f"{token_count:,} tokens"]
     phrases += [f"{figures['replayed']:,} of them from the journal"] if figures.get("replayed") else []
     phrases += [f"cost {figures['cost']:.2f}"] if figures.get("cost") else []
     phrases += [f"failed: {_describe_counts(figures['failures'])}"] if figures["failures"] else []
@@ -206,7 +206,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     if result["samples"] > 1:
         for k in dict.fromkeys(k for split in splits.values() for k in split["pass_at_k"]):
             add_row(f"pass@{k}", lambda split, k=k: _with_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
-    for measure in dict.fromkeys(name for split in splits.values() for name in split["measures"]):
+    for measure in dict.fromkeys(measure_name for split in splits.values() for measure_name in split["measures"]):
         add_row(measure, lambda split, measure=measure: _with_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
     add_row("partial reward", lambda split: f"{100 * split['partial']:.1f} %")
     add_row("turns", lambda split: f"{split['turns']:.1f}")
@@ -217,9 +217,9 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
     for split_name, split in splits.items():
         if split["by"]:
             console.print(_new_kinds_table(split_name, split))
-    if number := sum(split["lost"] for split in splits.values()):
+    if lost := sum(split["lost"] for split in splits.values()):
         console.print(
-            f"{number} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
+            f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
         )
     console.print(f"report: {report}", soft_wrap=True, markup=False)
 
@@ -233,10 +233,10 @@ def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
     table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE)
     for column_title in (result["by_key"], "tasks", "success"):
         table.add_column(column_title, justify="left" if column_title == result["by_key"] else "right")
-    kinds = list(result["by"].items())[:_MOST_KINDS]
-    for kind, figures in kinds:
+    shown_kinds = list(result["by"].items())[:_MOST_KINDS]
+    for kind, figures in shown_kinds:
         table.add_row(Text(kind), str(figures["tasks"]), f"{100 * figures['success']:.1f} %")
-    if extra_count := len(result["by"]) - len(kinds):
+    if extra_count := len(result["by"]) - len(shown_kinds):
         table.add_row(f"and {extra_count} more, in result.json", "", "")
     return table
 
@@ -252,40 +252,40 @@ def _new_results_table(summary: Mapping[str, Any]) -> Table:
     table = Table(title="Result", show_header=False, **TABLE)
     table.add_column(style="dim")
     table.add_column()
-    zero_shot, final = summary.get("zero_shot"), summary.get("final")
-    for row_title, score in (("zero-shot", zero_shot), ("final", final)):
+    zero_shot_success, final_success = summary.get("zero_shot"), summary.get("final")
+    for row_title, score in (("zero-shot", zero_shot_success), ("final", final_success)):
         if score is not None:
             table.add_row(f"held-out success, {row_title}", f"{100 * score:.1f} %")
     for trial, score in enumerate(summary.get("trials", ())[1:], 2):
         table.add_row(f"  after {trial} trials", f"{100 * score:.1f} %")
     for row_title, score in summary.get("final_by", {}).items():
         table.add_row(f"  {row_title}", f"{100 * score:.1f} %")
-    if zero_shot is not None and final is not None:
-        table.add_row("gain", Text(f"{100 * (final - zero_shot):+.1f} points", style="bold green"))
+    if zero_shot_success is not None and final_success is not None:
+        table.add_row("gain", Text(f"{100 * (final_success - zero_shot_success):+.1f} points", style="bold green"))
     table.add_row("steps", str(summary["steps"]))
     table.add_row("tasks, start → end", f"{summary['tasks_initial']} → {summary['tasks_final']}")
     for row_title, summary_key in _COUNT_KEYS.items():
         counts = summary.get(summary_key, {})
         table.add_row(row_title, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
-    if probe := summary.get("probe"):
-        table.add_row("probe", f"{probe_line(probe)}, {probe['tokens']:,} tokens")
-    if (tokens := summary.get("tokens")) is not None:
-        table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))
+    if probe_figures := summary.get("probe"):
+        table.add_row("probe", f"{probe_line(probe_figures)}, {probe_figures['tokens']:,} tokens")
+    if (token_counts := summary.get("tokens")) is not None:
+        table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in token_counts.items()))
     if summary.get("logprob_mismatch") is not None:
         table.add_row("mean |log-prob trainer − sampler|", f"{summary['logprob_mismatch']:.2g}")
     return table
 
 
 def _new_time_table(seconds: Mapping[str, float]) -> Table:
-    total = seconds["total"]
+    total_seconds = seconds["total"]
     by_part = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
-    other_seconds = total - sum(by_part.values())
+    other_seconds = total_seconds - sum(by_part.values())
     table = Table(title="\nWhere the time went", **TABLE)
     table.add_column("part", style="dim")
     for column_title in ("time", "share", ""):
         table.add_column(column_title, justify="right" if column_title else "left")
-    for part, part_seconds in (*by_part.items(), ("everything else", other_seconds), ("total", total)):
-        share = part_seconds / total if total else 0.0
+    for part, part_seconds in (*by_part.items(), ("everything else", other_seconds), ("total", total_seconds)):
+        share = part_seconds / total_seconds if total_seconds else 0.0
         table.add_row(part, duration(max(part_seconds, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
     if seconds.get("warm_start"):
         table.add_row("warm start (before)", duration(seconds["warm_start"]), "", "")

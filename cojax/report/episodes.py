@@ -34,11 +34,11 @@ TokenDecoder = Callable[[Sequence[int]], list[str]]  # token ids → the text of
 def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     """(an episode of the run, the id of its task, its step) → the episode as the page shows it."""
     decode = words_of(run.folder)
-    evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
+    evidence_by_signal = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
 
     def build_view(episode: Json, task_id: str, step: int) -> Json:
         view = compact(episode, task_id, step, decode)
-        return {**view, "signals": [[kind, evidence.get((view["id"], kind), "")] for kind in view["signals"]]}
+        return {**view, "signals": [[kind, evidence_by_signal.get((view["id"], kind), "")] for kind in view["signals"]]}
 
     return build_view
 
@@ -51,7 +51,7 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     All episodes are selected if they take at most INLINE bytes. Otherwise the selection holds the source episodes of
     lineages, and of evenly spaced steps up to six episodes that are as varied as possible; `pieces` gets every step.
     """
-    show, advantages = page_form(run), advantages_of(run)
+    show, compute_advantages = page_form(run), advantages_of(run)
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
     quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
@@ -61,7 +61,7 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     used_bytes = 0
     for position, step in enumerate(steps):
         episodes = run.episodes.read(step)
-        tasks = index.add(step, episodes, advantages)
+        tasks = index.add(step, episodes, compute_advantages)
         views = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
         if views_by_step is not None:
             views_by_step[step] = list(views.values())
@@ -77,19 +77,19 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
             other_episodes = (episode for episode in episodes if episode["episode"] not in sources)
             samples += [views[episode["episode"]] for episode in pick_varied(other_episodes, quota)]
     if views_by_step is not None:
-        origins, result = source_views, [view for step_views in views_by_step.values() for view in step_views]
+        origins, chosen = source_views, [view for step_views in views_by_step.values() for view in step_views]
     else:
         origins = pick_within(source_views, BYTES)
-        result = sorted([*origins, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
-    return result, [len(origins), len(source_views)]
+        chosen = sorted([*origins, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
+    return chosen, [len(origins), len(source_views)]
 
 
 def follow(run: Run, index: "EpisodeIndex") -> None:
     """Reads the steps that `index` does not have yet."""
-    advantages = advantages_of(run)
+    compute_advantages = advantages_of(run)
     for step in run.episodes.steps():
         if step not in index.steps:
-            index.add(step, run.episodes.read(step), advantages)
+            index.add(step, run.episodes.read(step), compute_advantages)
 
 
 def pairs(run: Run) -> list[Json]:
@@ -118,12 +118,12 @@ def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
 
 def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
     """Picks evenly spaced items whose JSON takes at most `limit` bytes."""
-    sizes = [len(json.dumps(element)) for element in items]
+    sizes = [len(json.dumps(item)) for item in items]
     share = min(1.0, limit / max(1, sum(sizes)))
     chosen_items, used_bytes = [], 0
-    for index, (element, size) in enumerate(zip(items, sizes, strict=True)):
+    for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
         if int((index + 1) * share) > int(index * share) and used_bytes + size <= limit:
-            chosen_items.append(element)
+            chosen_items.append(item)
             used_bytes += size
     return chosen_items
 
@@ -148,12 +148,12 @@ def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None)
 
 
 def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
-    tokens = turn["action_tokens"][:TOKENS]
+    token_ids = turn["action_tokens"][:TOKENS]
     return {
         "text": cut_text(turn["action"]["text"], MESSAGE),
         "calls": [[call["name"], _compact_arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
-        "words": decode(tokens) if decode else [],
+        "words": decode(token_ids) if decode else [],
         "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:TOKENS]],
         "tokens": len(turn["action_tokens"]),
         "prompt": len(turn["prompt_tokens"]),
@@ -178,17 +178,17 @@ def _compact_messages(messages: Iterable[Json]) -> list[list[str]]:
 
 def words_of(folder: Path) -> TokenDecoder | None:
     """A decoder of single tokens; None if the run directory has no tokenizer. Raises StorageError for a damaged one."""
-    files = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
-    if not files:
+    paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
+    if not paths:
         return None
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_buffer(read_whole(files[0]))
+        tokenizer = Tokenizer.from_buffer(read_whole(paths[0]))
     except StorageError:
         raise
     except Exception as error:  # the package raises no other type
-        raise StorageError(f"{files[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
+        raise StorageError(f"{paths[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
@@ -209,17 +209,17 @@ def advantages_of(run: Run) -> Advantages | None:
 def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], episodes: Sequence[Json]) -> list[Any]:
     """One entry for each episode; None for one that is masked, lost, or the only valid one."""
     valid_indices = [index for index, episode in enumerate(episodes) if episode["outcome"] not in INFRASTRUCTURE]
-    rounded: list[Any] = [None] * len(episodes)
+    rounded_values: list[Any] = [None] * len(episodes)
     if len(valid_indices) < 2:
-        return rounded
+        return rounded_values
     try:
         values = advantage([_to_trajectory(episodes[index]) for index in valid_indices], **settings)
     except (TypeError, ValueError):  # settings of another version
-        return rounded
+        return rounded_values
     masks = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else np.zeros(len(valid_indices), bool)
-    for index, number, value_mask in zip(valid_indices, values, masks, strict=True):
-        rounded[index] = None if np.any(value_mask) else _round_advantage(number)
-    return rounded
+    for index, episode_advantage, value_mask in zip(valid_indices, values, masks, strict=True):
+        rounded_values[index] = None if np.any(value_mask) else _round_advantage(episode_advantage)
+    return rounded_values
 
 
 def _round_advantage(value: Any) -> Any:
@@ -303,7 +303,7 @@ class EpisodeIndex:
 
     @property
     def total(self) -> int:
-        return sum(len(row["r"]) for rows in self.steps.values() for row in rows)
+        return sum(len(group["r"]) for groups in self.steps.values() for group in groups)
 
     def index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""

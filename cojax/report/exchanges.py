@@ -43,8 +43,8 @@ def places_of(journal: Path) -> dict[Key, list[Place]]:
     places_by_key: dict[Key, list[Place]] = defaultdict(list)
     offset = 0
     if journal.exists():
-        with open_file(journal) as file:
-            for line in lines_of(file):
+        with open_file(journal) as journal_file:
+            for line in lines_of(journal_file):
                 match = _PLACE_PATTERN.search(line, 0, _HEAD_BYTES) if line.endswith(b"\n") else None
                 if match and (parsed_place := _parse_place(match[1])):
                     key, purpose = parsed_place
@@ -86,10 +86,10 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     exchanges: list[Json] = []
     if not places:
         return []
-    with open_file(journal) as file:
+    with open_file(journal) as journal_file:
         for _, offset, call_name in places:
-            file.seek(offset)
-            if (exchange := _parse_exchange(file.readline(LONGEST_LINE + 1), call_name)) is not None:
+            journal_file.seek(offset)
+            if (exchange := _parse_exchange(journal_file.readline(LONGEST_LINE + 1), call_name)) is not None:
                 previous = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
                 shared_count = len(previous) if exchange["messages"][: len(previous)] == previous else 0
@@ -101,24 +101,24 @@ def _parse_exchange(line: bytes, call_name: str) -> Json | None:
     """The exchange of a journal's line; None for a damaged one."""
     try:
         record = parse_record(line)
-        request = dict(record["sent"])
-        messages = [(str(message["role"]), str(message["content"])) for message in request.pop("messages")]
+        request_settings = dict(record["sent"])
+        messages = [(str(message["role"]), str(message["content"])) for message in request_settings.pop("messages")]
         reply_text = record.get("text")
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     facts = {field_name: field_value for field_name, field_value in record.items() if field_name not in _OWN_FIELDS}
     reply_text = reply_text if isinstance(reply_text, str) else None
-    return {"place": call_name, "messages": messages, "settings": request, "text": reply_text, "facts": facts}
+    return {"place": call_name, "messages": messages, "settings": request_settings, "text": reply_text, "facts": facts}
 
 
 def about(exchange: Json) -> str:
     """The settings and facts of an exchange in one line."""
     settings, facts = exchange["settings"], exchange["facts"]
-    schema = settings.get("response_format")
-    json_schema = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
+    response_format = settings.get("response_format")
+    json_schema = response_format.get("json_schema", {}) if isinstance(response_format, dict) else {}
     fact_texts: Iterable[str] = (
         *(f"{name} {value}" for name, value in settings.items() if isinstance(value, (str, int, float))),
-        f"held to the schema {json_schema.get('name', '')}".rstrip() if schema else "",
+        f"held to the schema {json_schema.get('name', '')}".rstrip() if response_format else "",
         *(
             f"{name} {value if isinstance(value, (str, int, float)) else json.dumps(value)}"
             for name, value in facts.items()
@@ -137,15 +137,15 @@ def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     """
     number_by_text: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
     expeditions: dict[str, list[Json]] = {}
-    tasks: dict[str, list[Json]] = {}
+    rows_by_task: dict[str, list[Json]] = {}
     by_key = places_of(journal)
-    for task in _spread_evenly(evenly(histories, TASKS) if by_key else ()):
+    for history in _spread_evenly(evenly(histories, TASKS) if by_key else ()):
         if sum(map(len, number_by_text)) >= CHARACTERS:
             break
-        if task.expedition is not None and (name := expedition_name(task.expedition)) not in expeditions:
-            expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(task.expedition, ())), number_by_text)
-        tasks[task.id] = _build_rows(read_exchanges(journal, by_key.get(task.id, ())), number_by_text)
-    return {"texts": list(number_by_text), "expeditions": expeditions, "tasks": tasks}
+        if history.expedition is not None and (name := expedition_name(history.expedition)) not in expeditions:
+            expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(history.expedition, ())), number_by_text)
+        rows_by_task[history.id] = _build_rows(read_exchanges(journal, by_key.get(history.id, ())), number_by_text)
+    return {"texts": list(number_by_text), "expeditions": expeditions, "tasks": rows_by_task}
 
 
 def expedition_name(expedition: tuple[int, int]) -> str:

@@ -43,7 +43,7 @@ def agents(metrics: Sequence[Json]) -> Json:
     """
     records = [record for record in evenly(metrics, POINTS) if "preference" in record]
     by_agent = {agent: [record["preference"].get(agent, {}) for record in records] for agent in ("target", "second")}
-    columns = {
+    columns_by_agent = {
         agent: {
             "success": [_finite_or_none(record.get("success")) for record in agent_rows],
             "partial": [_finite_or_none(record.get("partial")) for record in agent_rows],
@@ -52,10 +52,10 @@ def agents(metrics: Sequence[Json]) -> Json:
         for agent, agent_rows in by_agent.items()
         if any(agent_rows)
     }
-    if not columns:
+    if not columns_by_agent:
         return {}
-    distance = [_finite_or_none(record.get("distance")) for record in by_agent["second"]]
-    return {"step": [record["step"] for record in records], **columns, "distance": distance}
+    distances = [_finite_or_none(record.get("distance")) for record in by_agent["second"]]
+    return {"step": [record["step"] for record in records], **columns_by_agent, "distance": distances}
 
 
 def evolutions(run: Run) -> list[Json]:
@@ -181,16 +181,16 @@ def quality(run: Run) -> Json:
 
 def lengths(run: Run) -> Json:
     """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
-    lengths_by_part: dict[str, list[int]] = {origin: [] for origin in _POOL_PARTS}
+    lengths_by_part: dict[str, list[int]] = {part: [] for part in _POOL_PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
             lengths_by_part["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
-    counts = {origin: Counter(min(length, LONGEST) for length in sizes) for origin, sizes in lengths_by_part.items()}
-    greatest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
+    counts = {part: Counter(min(length, LONGEST) for length in sizes) for part, sizes in lengths_by_part.items()}
+    longest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
     return {
-        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(greatest, LONGEST) + 1)],
-        "counts": {origin: [counts[origin][n] for n in range(1, min(greatest, LONGEST) + 1)] for origin in _POOL_PARTS},
-        "mean": {origin: sum(sizes) / len(sizes) if sizes else None for origin, sizes in lengths_by_part.items()},
+        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(longest, LONGEST) + 1)],
+        "counts": {part: [counts[part][n] for n in range(1, min(longest, LONGEST) + 1)] for part in _POOL_PARTS},
+        "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in lengths_by_part.items()},
     }
 
 
@@ -232,10 +232,10 @@ def conversion(run: Run) -> Json:
 def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
     counts = defaultdict[tuple[int, str], Counter[str]](Counter)
-    fruitful_ones = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
+    fruitful_expeditions = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
     for expedition, record in run.expeditions.items():
         if expedition[0]:
-            counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=expedition in fruitful_ones)
+            counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=expedition in fruitful_expeditions)
     for draft in run.drafts:
         if draft["step"]:
             counts[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))

@@ -80,29 +80,29 @@ def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | Non
     It reads every stored episode, unless it gets the rewards. Raises KeyError for an id that the pool lacks.
     """
     rewards = _read_rewards(run, run.tasks.keys()) if rewards is None else rewards
-    kinds, drafts = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
+    signal_kinds, draft_by_task = run.kinds, {draft["task"]: draft for draft in run.drafts if draft.get("task")}
     task_histories = []
     for task_id in run.tasks if ids is None else ids:
-        task, draft = run.tasks[task_id], drafts.get(task_id)
-        lineage = task.get("lineage") or {}
+        task, draft = run.tasks[task_id], draft_by_task.get(task_id)
+        task_lineage = task.get("lineage") or {}
         history = TaskHistory(
             id=task_id,
             query=task["query"],
             origin=task["origin"],
             solution=tuple(action_text(action) for action in task.get("solution", ())),
             step=joined_at(task),
-            parents=_trace_parents(run, lineage.get("parent", "")),
-            signal=task["origin"] if task["origin"] in kinds else "",
-            signal_evidence=lineage.get("signal", ""),
-            source_episode=lineage.get("episode", ""),
-            explorer=lineage.get("explorer", ""),
-            runs=tuple(lineage.get("runs", ())),
+            parents=_trace_parents(run, task_lineage.get("parent", "")),
+            signal=task["origin"] if task["origin"] in signal_kinds else "",
+            signal_evidence=task_lineage.get("signal", ""),
+            source_episode=task_lineage.get("episode", ""),
+            explorer=task_lineage.get("explorer", ""),
+            runs=tuple(task_lineage.get("runs", ())),
             expedition=expedition_of(draft) if draft else None,
-            verdict=lineage.get("verdict", ""),
-            verdict_evidence=tuple(lineage.get("evidence", ())),
+            verdict=task_lineage.get("verdict", ""),
+            verdict_evidence=tuple(task_lineage.get("evidence", ())),
             difficulty=draft["verdict"].get("difficulty") if draft else None,
             visits=visits_of(rewards, task_id),
-            parent_visits=visits_of(rewards, lineage.get("parent", "")),
+            parent_visits=visits_of(rewards, task_lineage.get("parent", "")),
         )
         task_histories.append(history)
     return task_histories

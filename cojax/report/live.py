@@ -64,22 +64,22 @@ class LiveReport:
     def newer(self, version: int) -> Json | None:
         """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
         end_time = time.monotonic() + PATIENCE
-        while (data := self.data())["live"] == version:
+        while (page_data := self.data())["live"] == version:
             if time.monotonic() >= end_time:
                 return None
             time.sleep(POLL)
-        return data
+        return page_data
 
     def script(self, name: str) -> str | None:
         """The piece of that name; None if there is none."""
         with self._lock:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
-            steps = {steps_piece(step): step for step in self._episode_index.steps}
-        if name not in steps:
+            step_by_piece = {steps_piece(step): step for step in self._episode_index.steps}
+        if name not in step_by_piece:
             return None
         run = read_run(self.folder)
-        show, step = page_form(run), steps[name]
+        show, step = page_form(run), step_by_piece[name]
         return piece(STAMP, name, [show(episode, task_id_of(episode), step) for episode in run.episodes.read(step)])
 
     def _draw_page(self) -> None:
@@ -90,10 +90,10 @@ class LiveReport:
             self._episode_index = EpisodeIndex()
         self._state_by_file = state_by_file
         pieces = Pieces(STAMP)
-        data = contents(run, pieces, self._episode_index)
+        page_data = contents(run, pieces, self._episode_index)
         self._version += 1
         self._pieces = pieces
-        self._data = {**data, "pieces": pieces.about(), "live": self._version}
+        self._data = {**page_data, "pieces": pieces.about(), "live": self._version}
 
     def _stat_watched_files(self) -> list[tuple[int, int] | None]:
         """Size and time of the files that a step changes."""

@@ -63,8 +63,8 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
 
 def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
     """`episodes` of validation's finished attempts on the query alone, as the lines of evidence report them."""
-    lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
-    matches = ((origin, _ATTEMPTS_PATTERN.match(line)) for origin, line in lines)
+    evidence_lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
+    matches = ((origin, _ATTEMPTS_PATTERN.match(line)) for origin, line in evidence_lines)
     return _add_up((origin, {"episodes": int(match[1])}) for origin, match in matches if match)
 
 
@@ -75,14 +75,14 @@ def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
     out, and so are origins without a live group in the other steps.
     """
     norm_sums: Counter[str] = Counter()
-    weights: Counter[str] = Counter()
+    group_counts: Counter[str] = Counter()
     for record in metrics:
-        norm = record.get("grad_norm")
+        grad_norm = record.get("grad_norm")
         for origin, counts in record.get("origins", {}).items():
-            if isinstance(norm, (int, float)) and counts["live"]:
-                norm_sums[origin] += norm * counts["live"]
-                weights[origin] += counts["live"]
-    return {origin: norm_sums[origin] / weights[origin] for origin in weights}
+            if isinstance(grad_norm, (int, float)) and counts["live"]:
+                norm_sums[origin] += grad_norm * counts["live"]
+                group_counts[origin] += counts["live"]
+    return {origin: norm_sums[origin] / group_counts[origin] for origin in group_counts}
 
 
 def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]]) -> dict[str, list[str]]:
@@ -92,19 +92,19 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
     reward of a task whose solution calls it. Episodes of one step have no order: a tool that tasks of several origins
     solve first in the same step counts for each of them.
     """
-    first_by_tool: dict[str, tuple[int, set[str]]] = {}
+    first_solves: dict[str, tuple[int, set[str]]] = {}
     for origin, tools, task_visits in visits:
-        step = min((visit.step for visit in task_visits if visit.successes), default=None)
-        if step is None:
+        first_step = min((visit.step for visit in task_visits if visit.successes), default=None)
+        if first_step is None:
             continue
         for tool in tools:
-            earliest, origins = first_by_tool.get(tool, (step, set()))
-            if step < earliest:
-                first_by_tool[tool] = step, {origin}
-            elif step == earliest:
-                first_by_tool[tool] = earliest, {*origins, origin}
+            earliest_step, origins = first_solves.get(tool, (first_step, set()))
+            if first_step < earliest_step:
+                first_solves[tool] = first_step, {origin}
+            elif first_step == earliest_step:
+                first_solves[tool] = earliest_step, {*origins, origin}
     tools_by_origin: dict[str, list[str]] = defaultdict(list)
-    for tool, (_, origins) in sorted(first_by_tool.items()):
+    for tool, (_, origins) in sorted(first_solves.items()):
         for origin in origins:
             tools_by_origin[origin].append(tool)
     return tools_by_origin
@@ -117,8 +117,8 @@ def rank_correlation(pairs: Sequence[Pair]) -> Json:
     """
     no_correlation = {"rho": None, "pairs": len(pairs)}
     if len(pairs) < LEAST:
-        task_count = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
-        return {**no_correlation, "why": f"{task_count} with a prediction and a known first visit; {LEAST} are needed"}
+        count_text = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
+        return {**no_correlation, "why": f"{count_text} with a prediction and a known first visit; {LEAST} are needed"}
     for success_name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
         if len(set(values)) == 1:
             return {**no_correlation, "why": f"the {success_name} success of all {len(pairs)} tasks is {values[0]:.2f}"}
@@ -153,22 +153,22 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
 
     `histories` are those of all tasks. A count of None is not known; `notes` says why.
     """
-    groups, exploration = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
+    group_counts, exploration = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
     probes, attempts = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
-    norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
+    norms, task_counts = gradient_norms(run.metrics), Counter(task.origin for task in histories)
     # The first step whose episodes are stored; if none are, the one after the last step.
     first = min(run.episodes.steps(), default=max((record["step"] for record in run.metrics), default=0) + 1)
     tools = None if first > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     # The success at a task's first visit, if the episodes of all steps since it joined are stored.
-    successes = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
-    pairs = {name: predictions(run.drafts, name, successes.get) for name in PREDICTORS}
-    all_origins = sorted({*groups, *exploration, *(probes or ()), *attempts, *tasks})
-    records = [
+    success_by_task = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
+    pairs = {name: predictions(run.drafts, name, success_by_task.get) for name in PREDICTORS}
+    all_origins = sorted({*group_counts, *exploration, *(probes or ()), *attempts, *task_counts})
+    rows = [
         {
             "origin": origin,
-            "tasks": tasks[origin],
-            "groups": groups[origin]["groups"] if origin in groups else None,
-            "live": groups[origin]["live"] if origin in groups else None,
+            "tasks": task_counts[origin],
+            "groups": group_counts[origin]["groups"] if origin in group_counts else None,
+            "live": group_counts[origin]["live"] if origin in group_counts else None,
             "solved": None if tools is None else tools.get(origin, []),
             "explored": _origin_cost(exploration, origin),
             "probed": _origin_cost(probes, origin),
@@ -179,7 +179,7 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
         for origin in all_origins
     ]
     overall = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
-    return {"rows": records, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
+    return {"rows": rows, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:
@@ -224,23 +224,23 @@ def gains(run: Run) -> Json:
     development split at its first and last evaluation. `added` and `tasks` are None there. `of` says which of these the
     rows are. There are no rows if a run has none of these figures, or only one evaluation so far.
     """
-    first_by_tool, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
-    if first_by_tool and last:
+    first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
+    if first and last:
         added_counts = Counter(tool for task in run.synthesized_tasks for tool in tools_in(run, task))
-        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first_by_tool, last))
+        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
         rows = _gain_rows(before, after)
         return {
             "of": "tool",
             "rows": [{**row, "tasks": last[row["name"]]["tasks"], "added": added_counts[row["name"]]} for row in rows],
         }
-    kind = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
+    key = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
     before, after = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
     if before and after:
-        return {"of": kind, "rows": _gain_rows(before, after)}
+        return {"of": key, "rows": _gain_rows(before, after)}
     dev = [record["dev"] for record in run.metrics if record.get("dev")]
     if len(dev) < 2:
-        return {"of": kind, "rows": []}
-    return {"of": f"{kind}, development split", "rows": _gain_rows(_success_by_kind(dev[0]), _success_by_kind(dev[-1]))}
+        return {"of": key, "rows": []}
+    return {"of": f"{key}, development split", "rows": _gain_rows(_success_by_kind(dev[0]), _success_by_kind(dev[-1]))}
 
 
 def _success_by_kind(dev: Mapping[str, Any]) -> dict[str, float]:

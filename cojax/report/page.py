@@ -47,9 +47,9 @@ def write_report(folder: str | Path) -> Path:
     """
     run = read_run(folder)
     pieces = Pieces(stamp_of(run), run.folder)
-    page = replace_text(run.folder / "report.html", render(contents(run, pieces)))
+    page_path = replace_text(run.folder / "report.html", render(contents(run, pieces)))
     pieces.clear()
-    return page
+    return page_path
 
 
 def write_evaluation_report(folder: str | Path) -> Path:
@@ -62,45 +62,45 @@ def write_evaluation_report(folder: str | Path) -> Path:
     result, config = _read_result(folder / "result.json"), _read_result(folder / "config.json")
     split_order = {split: position for position, split in enumerate(result["splits"])}
     # The last record of an episode that was played again counts.
-    records = {
+    record_by_episode = {
         record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in split_order
     }
-    episodes = sorted(records.values(), key=lambda record: (split_order[record["split"]], record["episode"]))
+    episodes = sorted(record_by_episode.values(), key=lambda record: (split_order[record["split"]], record["episode"]))
     pages = list(_split_pages(episodes, words_of(folder)))
     page_names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
-    for page_name, page in zip(page_names, pages, strict=True):
-        data = {
+    for page_name, page_views in zip(page_names, pages, strict=True):
+        page_data = {
             "name": f"evaluation of {folder.resolve().name}",
             "config": config,
             "result": result,
             "origin": origin_line(result["origin"]) if "origin" in result else "",
             "tasks": [],
-            "episodes": page,
+            "episodes": page_views,
             "unit": "split",
             "counts": {"episodes": len(episodes)},
             "page": page_name,
             "pages": page_names,
         }
-        replace_text(folder / page_name, render(data, EVALUATION_SCRIPTS))
-    for old_page in folder.glob("report-*.html"):
-        if re.fullmatch(r"report-\d+\.html", old_page.name) and old_page.name not in page_names:
-            old_page.unlink()
+        replace_text(folder / page_name, render(page_data, EVALUATION_SCRIPTS))
+    for old_path in folder.glob("report-*.html"):
+        if re.fullmatch(r"report-\d+\.html", old_path.name) and old_path.name not in page_names:
+            old_path.unlink()
     return folder / page_names[0]
 
 
 def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[list[Json]]:
     """The episodes by page, at least one page. A page takes EVALUATION_BYTES, unless one episode is larger."""
-    page: list[Json] = []
+    page_views: list[Json] = []
     used_bytes = 0
     for record in records:
         view = {**compact(record, task_id_of(record), 0, decode), "step": record["split"]}
         view_bytes = len(json.dumps(view))
-        if page and used_bytes + view_bytes > EVALUATION_BYTES:
-            yield page
-            page, used_bytes = [], 0
-        page.append(view)
+        if page_views and used_bytes + view_bytes > EVALUATION_BYTES:
+            yield page_views
+            page_views, used_bytes = [], 0
+        page_views.append(view)
         used_bytes += view_bytes
-    yield page
+    yield page_views
 
 
 def _read_result(path: Path) -> Json:
@@ -114,35 +114,35 @@ def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None 
 
     With `index`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
-    pieces, episodes, sources = pieces or Pieces(""), list[Json](), [0, 0]
+    pieces, episodes, source_counts = pieces or Pieces(""), list[Json](), [0, 0]
     if index is None:
         source_names = {task["lineage"]["episode"] for task in run.synthesized_tasks}
-        episodes, sources = select(run, source_names, index := EpisodeIndex(), pieces)
+        episodes, source_counts = select(run, source_names, index := EpisodeIndex(), pieces)
     else:
         follow(run, index)
-    all_tasks, synthesized_ids = histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
-    new_tasks = [task for task in all_tasks if task.id in synthesized_ids]
-    tasks = [_render_task(task, run) for task in new_tasks]
-    page_tasks = pick_within(tasks, HISTORIES)
-    if len(page_tasks) < len(tasks):
-        for first_task in range(0, len(tasks), TASKS):
-            pieces.put(tasks_piece(first_task // TASKS), tasks[first_task : first_task + TASKS])
-    page_ids = {task["id"] for task in page_tasks}
+    task_histories, synthesized_ids = histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
+    new_tasks = [task for task in task_histories if task.id in synthesized_ids]
+    task_views = [_render_task(task, run) for task in new_tasks]
+    page_views = pick_within(task_views, HISTORIES)
+    if len(page_views) < len(task_views):
+        for first_task in range(0, len(task_views), TASKS):
+            pieces.put(tasks_piece(first_task // TASKS), task_views[first_task : first_task + TASKS])
+    page_ids = {task["id"] for task in page_views}
     refusals = [entry for entry in run.numbered_drafts() if entry[1]["verdict"]["status"] != "accepted"]
     initial_count = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
     return {
-        **_collect_figures(run, all_tasks, refusals),
-        "tasks": _table_rows(tasks, page_ids),
+        **_collect_figures(run, task_histories, refusals),
+        "tasks": _table_rows(task_views, page_ids),
         "exchanges": journal_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
         "pairs": pairs(run),
         "episodes": episodes,
         "index": index.index(),
         "pieces": pieces.about() if pieces.names else None,
         "counts": {
-            "tasks": len(tasks),
-            "histories": len(page_tasks),
+            "tasks": len(task_views),
+            "histories": len(page_views),
             "episodes": index.total,
-            "sources": sources,
+            "sources": source_counts,
             "drafts": [initial_count, len(refusals) - initial_count],
         },
     }
@@ -220,12 +220,12 @@ def _render_task(task: TaskHistory, run: Run) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     fields = {field.name: _shorten(getattr(task, field.name)) for field in dataclasses.fields(task)}
     fields["expedition"] = expedition_name(task.expedition) if task.expedition else ""
-    expedition = run.expeditions.get(task.expedition) if task.expedition else None
-    fields["explored"] = _render_expedition(expedition) if expedition else None
+    expedition_record = run.expeditions.get(task.expedition) if task.expedition else None
+    fields["explored"] = _render_expedition(expedition_record) if expedition_record else None
     fields["parents"] = [[task_id, origin, _shorten(query)] for task_id, origin, query in task.parents[:12]]
     for field_name in ("visits", "parent_visits"):
-        rows = getattr(task, field_name)[-VISITS:]
-        fields[field_name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
+        visits = getattr(task, field_name)[-VISITS:]
+        fields[field_name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in visits]
     return fields
 
 
@@ -255,7 +255,7 @@ def _render_draft(name: str, draft: Json) -> Json:
 def _shorten(value: Any) -> Any:
     if isinstance(value, str):
         return shortened_text(value, TEXT)
-    return [_shorten(element) for element in value[:LIST]] if isinstance(value, (list, tuple)) else value
+    return [_shorten(item) for item in value[:LIST]] if isinstance(value, (list, tuple)) else value
 
 
 def _read_asset(file_name: str) -> str:

@@ -35,8 +35,8 @@ def stamp_of(run: Run) -> str:
 def replace_text(path: Path, text: str) -> Path:
     """Writes a derived file by renaming a complete one, so that no reader and no interruption finds half of it."""
     expect_file(path)
-    with replacing(path, sync=False) as file:
-        file.write(text.encode())
+    with replacing(path, sync=False) as derived_file:
+        derived_file.write(text.encode())
     return path
 
 

@@ -50,18 +50,18 @@ class Run:
     @property
     def kinds(self) -> dict[str, str]:
         """Kind of signal → the colour that the run stored for it, or "" if it stored none."""
-        entries = [entry for entry in self.config.get("code", {}).values() if {"kind", "colour"} <= entry.keys()]
-        stored_colours = {str(entry["kind"]): str(entry["colour"]) for entry in entries}
+        signal_entries = [entry for entry in self.config.get("code", {}).values() if {"kind", "colour"} <= entry.keys()]
+        stored_colours = {str(entry["kind"]): str(entry["colour"]) for entry in signal_entries}
         signal_kinds = dict.fromkeys((*_OUR_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
-        colours = {kind: stored_colours.get(kind, "") for kind in (*signal_kinds, *stored_colours)}
-        return {kind: colour if _COLOUR_PATTERN.fullmatch(colour) else "" for kind, colour in colours.items()}
+        colour_by_kind = {kind: stored_colours.get(kind, "") for kind in (*signal_kinds, *stored_colours)}
+        return {kind: colour if _COLOUR_PATTERN.fullmatch(colour) else "" for kind, colour in colour_by_kind.items()}
 
     def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
         """(name, draft) of every draft; the name is "STEP/NUMBER", its evolution and its number there from 0."""
-        counts: Counter[int] = Counter()
+        count_by_step: Counter[int] = Counter()
         for draft in self.drafts:
-            yield f"{draft['step']}/{counts[draft['step']]}", draft
-            counts[draft["step"]] += 1
+            yield f"{draft['step']}/{count_by_step[draft['step']]}", draft
+            count_by_step[draft["step"]] += 1
 
 
 def read_run(folder: str | Path) -> Run:
@@ -80,12 +80,12 @@ def read_run(folder: str | Path) -> Run:
         metrics=_read_log(folder / "metrics.jsonl", "step"),
         summary=(summary := _read_json(folder / "summary.json")),
         origin=summary.get("origin") or _read_json(folder / "model.json").get("origin", {}),
-        tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl", "id", "query")},
+        tasks={record["id"]: record for record in _read_log(folder / "tasks.jsonl", "id", "query")},
         signals=_read_log(folder / "signals.jsonl", "step", "kind"),
         drafts=_read_log(folder / "drafts.jsonl", "step", "draft", "verdict"),
         expeditions={
-            (line["step"], line["expedition"]): line
-            for line in _read_log(folder / "expeditions.jsonl", "step", "expedition")
+            (record["step"], record["expedition"]): record
+            for record in _read_log(folder / "expeditions.jsonl", "step", "expedition")
         },
         episodes=Episodes(folder / "episodes"),
         before=tuple(read_episodes(folder / ZERO_SHOT_EPISODES)),
@@ -128,11 +128,11 @@ def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
 
     The record counts these among the discarded.
     """
-    counts = {status: evolution[status] for status in get_args(Status)}
+    count_by_status = {status: evolution[status] for status in get_args(Status)}
     if "candidates" not in (probe := evolution.get("probe") or {}):
-        return counts
+        return count_by_status
     refused_count = probe["candidates"] - sum(evolution["added"].values())
-    return {**counts, "discarded": counts["discarded"] - refused_count, NOT_ADMITTED: refused_count}
+    return {**count_by_status, "discarded": count_by_status["discarded"] - refused_count, NOT_ADMITTED: refused_count}
 
 
 def probe_line(probe: Mapping[str, int]) -> str:
@@ -142,7 +142,7 @@ def probe_line(probe: Mapping[str, int]) -> str:
 
 def task_scores(result: Json) -> dict[str, float]:
     """Task id → score, of zero_shot.json or final.json."""
-    return {task: float(score) for task, score in (result.get("tasks") or {}).items() if score is not None}
+    return {task_id: float(score) for task_id, score in (result.get("tasks") or {}).items() if score is not None}
 
 
 def joined_at(task: Json) -> int:

@@ -109,10 +109,10 @@ def learner_on(
     method_and_settings = methods.rounds_of(config)
     optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").overrides)
     if method_and_settings:
-        method, preference = method_and_settings
+        method, round_settings = method_and_settings
         # The number of updates of a round is not known in advance, so the learning rate stays constant.
-        optimizer |= {"learning_rate": preference.learning_rate, "decay_steps": 0}
-        loss = methods.loss_of_rounds(method, preference)
+        optimizer |= {"learning_rate": round_settings.learning_rate, "decay_steps": 0}
+        loss = methods.loss_of_rounds(method, round_settings)
     return Learner(
         config=model,
         optimizer=adamw(**optimizer),
@@ -316,8 +316,8 @@ def perturb(params: Params, seed: int) -> Params:
     def flip(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
-        word_dtype = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
-        bits = np.asarray(leaf).view(word_dtype) ^ generator.integers(0, 2, leaf.shape, word_dtype)
+        integer_dtype = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = np.asarray(leaf).view(integer_dtype) ^ generator.integers(0, 2, leaf.shape, integer_dtype)
         return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
 
     return jax.tree.map(flip, params)

@@ -159,12 +159,12 @@ def _check_pretrained(config: ConfigDict) -> None:
         )
     rate_settings = ("learning_rate", "pretrained_learning_rate")
     used_rate = rate_settings[bool(model_path)]
-    idle_rate = next(rate for rate in rate_settings if rate != used_rate)
-    if warm_start.steps and warm_start[idle_rate] != (default := LEAVES[f"warm_start.{idle_rate}"].default):
-        lesson = "a model folder is taught" if model_path else "a policy from scratch is taught"
+    idle_rate = next(rate_setting for rate_setting in rate_settings if rate_setting != used_rate)
+    if warm_start.steps and warm_start[idle_rate] != (default_rate := LEAVES[f"warm_start.{idle_rate}"].default):
+        lesson_text = "a model folder is taught" if model_path else "a policy from scratch is taught"
         raise ValueError(
-            f"warm_start.{idle_rate} is {warm_start[idle_rate]:g}, but {lesson} by warm_start.{used_rate}; set "
-            f"--config.warm_start.{used_rate}, and --config.warm_start.{idle_rate}={default:g}"
+            f"warm_start.{idle_rate} is {warm_start[idle_rate]:g}, but {lesson_text} by warm_start.{used_rate}; set "
+            f"--config.warm_start.{used_rate}, and --config.warm_start.{idle_rate}={default_rate:g}"
         )
 
 
@@ -209,12 +209,12 @@ def _check_servers(config: ConfigDict) -> None:
 def _check_validation(config: ConfigDict) -> None:
     """Raises ValueError for validation settings that apply to none of the run's drafts."""
     section = config.validation
-    overrides = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
-    overrides += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
-    overrides += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if overrides and not any(map(_is_worded_by_model, (config.explorer.name, explorers.initial(config)))):
+    override_texts = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
+    override_texts += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
+    override_texts += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
+    if override_texts and not any(map(_is_worded_by_model, (config.explorer.name, explorers.initial(config)))):
         raise ValueError(
-            f"{overrides[0]}, but only queries that a model words are judged or attempted, and the explorer "
+            f"{override_texts[0]}, but only queries that a model words are judged or attempted, and the explorer "
             f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
             f"{', '.join(sorted(_MODEL_EXPLORERS))}, or unset it"
         )
@@ -280,13 +280,13 @@ def _check_evolution(config: ConfigDict) -> None:
         if config.synthesis.prefix_replay and value != required:
             reason = f"synthesis.prefix_replay is True, but {setting} is {value!r}: {why}"
             raise ValueError(f"{reason}; set --config.{setting}={required}, or --config.synthesis.prefix_replay=False")
-    admit, evolves = config.synthesis.admit, methods.evolves(config)
-    if admit != "all" and not (evolves and config.evolve != "none"):
+    admission_name, evolves = config.synthesis.admit, methods.evolves(config)
+    if admission_name != "all" and not (evolves and config.evolve != "none"):
         why, fix = "evolve is 'none'", "--config.evolve=uniform, say"
         if not evolves:
             why, fix = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
         raise ValueError(
-            f"synthesis.admit is {admit!r}, but {why}: there are no candidates; set {fix}, or "
+            f"synthesis.admit is {admission_name!r}, but {why}: there are no candidates; set {fix}, or "
             "--config.synthesis.admit=all"
         )
     if evolves and config.evolve in _SIGNAL_EVOLUTIONS and not config.signals:

@@ -105,10 +105,10 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
     path = workdir / "config.json"
     outside_entries = [item for item in _outside_entries(config) if item[0].partition(" ")[0] not in flag_names]
     for setting, entry, _ in outside_entries:
-        module = entry.partition(":")[0]
-        if module.partition(".")[0] in sys.stdlib_module_names or _is_our_module(module):
+        module_name = entry.partition(":")[0]
+        if module_name.partition(".")[0] in sys.stdlib_module_names or _is_our_module(module_name):
             raise _refusal(path, setting, entry, "is code of this installation, and no entry that it lists")
-        module_folders = imports.places(module)
+        module_folders = imports.places(module_name)
         if not module_folders:
             raise RegistryError(
                 f"{path}: {setting} is {quote(entry)}, which is in no folder of code that this command is to trust; if "
@@ -116,11 +116,11 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
             )
         if foreign_folders := [folder for folder in module_folders if folder not in trusted_folders]:
             raise _refusal(path, setting, entry, f"lies in {foreign_folders[0]}, a folder that is not trusted")
-        if any(_package_holds_run(folder, module, workdir) for folder in module_folders):
+        if any(_package_holds_run(folder, module_name, workdir) for folder in module_folders):
             raise _refusal(path, setting, entry, "is of a package that holds the run's own folder")
     for setting, reason in _REFUSAL_REASONS.items():
-        applies = setting in LEAVES or _is_own_world(config)
-        if setting not in flag_names and (value := _setting_value(config, setting)) and applies:
+        is_applicable = setting in LEAVES or _is_own_world(config)
+        if setting not in flag_names and (value := _setting_value(config, setting)) and is_applicable:
             raise _refusal(path, setting, value, reason)
     for setting, entry, find_entry in outside_entries:
         if not _is_defined_in(find_entry(entry), trusted_folders):
@@ -164,9 +164,9 @@ def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
     """Whether a function or class is defined in the trusted folders, not merely imported by a module there."""
     if not inspect.isroutine(function) and not inspect.isclass(function):
         return True  # an object, such as a partial, that the module created
-    module = str(function.__module__)
-    folders = imports.places(module)
-    return bool(folders) and set(folders) <= set(trusted_folders) and not _is_our_module(module)
+    module_name = str(function.__module__)
+    module_folders = imports.places(module_name)
+    return bool(module_folders) and set(module_folders) <= set(trusted_folders) and not _is_our_module(module_name)
 
 
 def _start_folders() -> set[str]:
@@ -179,8 +179,8 @@ def _start_folders() -> set[str]:
 
 
 def _setting_value(config: ConfigDict, setting: str) -> Any:
-    section, _, key = setting.partition(".")
-    return config[section].get(key)
+    section, _, setting_name = setting.partition(".")
+    return config[section].get(setting_name)
 
 
 def _refusal(config_path: Path, entry_setting: str, value: object, reason: str) -> RegistryError:
@@ -194,8 +194,8 @@ def _refusal(config_path: Path, entry_setting: str, value: object, reason: str) 
 def _code_folder(config_path: Path, entry_setting: str) -> object:
     """Returns the folder of an entry's code that config.json records; None if it records none."""
     code_records = read_json(config_path).get("code")
-    entry = code_records.get(entry_setting.replace(" ", ".")) if isinstance(code_records, dict) else None
-    return entry.get("folder") if isinstance(entry, dict) else None
+    code_record = code_records.get(entry_setting.replace(" ", ".")) if isinstance(code_records, dict) else None
+    return code_record.get("folder") if isinstance(code_record, dict) else None
 
 
 def _quote_folder(folder: object) -> str:

@@ -51,8 +51,8 @@ _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
     """Builds the engine in this process, on the learner's mesh."""
-    keywords, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
-    return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **keywords)
+    engine_settings, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
+    return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -111,12 +111,12 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
 
 def _check_attached(section: ConfigDict) -> None:
     """Raises ValueError for a setting that only launched servers read, as the run attaches to running ones."""
-    defaults, kind = base.get_config().sglang, "urls" if section.urls else "router"
+    default_section, kind = base.get_config().sglang, "urls" if section.urls else "router"
     for name in _LAUNCH_SETTINGS:
-        if section[name] != defaults[name]:
+        if section[name] != default_section[name]:
             raise ValueError(
                 f"sglang.{name} is {section[name]!r}, but sglang.{kind} attaches to servers that run already. Give it "
-                f"to what starts them, as `python -m experiments.serve`, and leave it at {defaults[name]!r} here"
+                f"to what starts them, as `python -m experiments.serve`, and leave it at {default_section[name]!r} here"
             )
 
 
@@ -149,10 +149,10 @@ def check_servers(config: ConfigDict) -> None:
         return
     python = config.sglang.python or str(default_python())
     try:
-        probe = subprocess.run(
+        probe_process = subprocess.run(
             [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S
         )
-        has_sglang = probe.returncode == 0
+        has_sglang = probe_process.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         has_sglang = False
     if not has_sglang:
@@ -207,9 +207,9 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     replica_count = 1 if mesh is None else len(replicas(mesh))
     lane_count = section.lanes * replica_count
     counts = [lane_count << k for k in range(8) if lane_count << k <= max(MOST_SLOTS, lane_count)]
-    wanted_slots = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
+    wanted_count = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
     if available_bytes is None:
-        return set_count or wanted_slots
+        return set_count or wanted_count
     weight_bytes, training_bytes = _weight_bytes(config, model, mesh)
     budget_bytes, beside = available_bytes - weight_bytes, "the weights"
     if set_count and set_count * slot_bytes <= budget_bytes:
@@ -217,7 +217,7 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     spare_bytes = budget_bytes - training_bytes if trains else budget_bytes
     room_bytes = _CACHE_SHARE * spare_bytes
     least = lane_count if lane_count * slot_bytes <= spare_bytes else 0
-    best = max((count for count in counts if count <= wanted_slots and count * slot_bytes <= room_bytes), default=least)
+    best = max((count for count in counts if count <= wanted_count and count * slot_bytes <= room_bytes), default=least)
     if set_count or not best:
         demand = set_count or lane_count
         if spare_bytes < budget_bytes and not set_count:
@@ -266,9 +266,9 @@ def read_slots(path: Path) -> int | None:
     try:
         record = read_json(path)
         has_valid_checksum(record)
-        if type(count := record["slots"]) is int and count > 0:
-            return count
-        raise ValueError(f"slots is {count!r}")
+        if type(slot_count := record["slots"]) is int and slot_count > 0:
+            return slot_count
+        raise ValueError(f"slots is {slot_count!r}")
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are then chosen again.") from error
 

@@ -119,8 +119,8 @@ def entry(config: ConfigDict, setting: str) -> ChosenEntry:
         overrides = {**PAPER.get(setting, {}).get(entry_name, {}), **section_values}
         checked_overrides = registry.check_settings(choice.kind, entry_name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
-        arguments = (*choice.takes, *reads(function)) if setting == "evolve" else choice.takes
-        registry.check_call(choice.kind, entry_name, function, arguments, checked_overrides)
+        argument_names = (*choice.takes, *reads(function)) if setting == "evolve" else choice.takes
+        registry.check_call(choice.kind, entry_name, function, argument_names, checked_overrides)
     if setting == "environment.name":
         worlds.examine(entry_name, checked_overrides)
     full_name = worlds.full_name(entry_name) if setting == "environment.name" else entry_name
@@ -129,8 +129,8 @@ def entry(config: ConfigDict, setting: str) -> ChosenEntry:
 
 def objective_of(config: ConfigDict) -> Objective:
     """Combines loss, advantage and weighting. Raises ValueError if they cannot be combined."""
-    if rounds := methods.rounds_of(config):
-        loss, loss_settings = methods.loss_of_rounds(*rounds)
+    if method_and_settings := methods.rounds_of(config):
+        loss, loss_settings = methods.loss_of_rounds(*method_and_settings)
         return objective(bind(loss, LOSSES, loss_settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
     loss_entry, advantage, weighting = (entry(config, f"learner.{part}") for part in ("loss", "advantage", "weighting"))
     bound_loss = bind(loss_entry.name, LOSSES, loss_entry.overrides)
@@ -140,8 +140,8 @@ def objective_of(config: ConfigDict) -> Objective:
 
 def reads_initial(config: ConfigDict) -> bool:
     """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
-    rounds = methods.rounds_of(config)
-    is_renewed = rounds is not None and rounds[1].reference == "round"
+    method_and_settings = methods.rounds_of(config)
+    is_renewed = method_and_settings is not None and method_and_settings[1].reference == "round"
     return bool(config.learner.lora.rank) or ("reference_logprobs" in objective_of(config).loss.uses and not is_renewed)
 
 
@@ -193,8 +193,8 @@ def chosen_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
     for setting in CHOICES:
         if at(config, setting) or setting not in _OPTIONAL_SETTINGS:
             yield setting, entry(config, setting)
-    for alias, signal in signals(config).items():
-        yield f"signals.{alias}", signal
+    for alias, signal_entry in signals(config).items():
+        yield f"signals.{alias}", signal_entry
 
 
 def describe(config: ConfigDict) -> dict[str, Any]:

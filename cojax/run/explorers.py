@@ -77,8 +77,8 @@ def policy(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
-    policy_name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
-    chat_model = PolicyModel(parts.engine, parts.chat, policy_name, journal, llm_settings, parts.limits.engine_deadline)
+    model_name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
+    chat_model = PolicyModel(parts.engine, parts.chat, model_name, journal, llm_settings, parts.limits.engine_deadline)
     return _llm_explorer(config, parts, "policy", chat_model)
 
 
@@ -143,7 +143,7 @@ def _make_policy_attempters(config: ConfigDict, parts: Parts) -> Attempters:
     make_actor = PolicyActors(parts.engine, parts.chat, policy_sampling)
 
     @contextlib.contextmanager
-    def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
+    def make_attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
         # Two expeditions may examine one task at the same time: the explorer's place distinguishes their sessions.
         attempt_names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         policy_attempts: list[Actor] = [
@@ -160,7 +160,7 @@ def _make_policy_attempters(config: ConfigDict, parts: Parts) -> Attempters:
             for attempt_name in attempt_names:
                 parts.engine.release(attempt_name)
 
-    return attempters
+    return make_attempters
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,9 +180,9 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         yield ALONE
         return
     distributed, workdir = config.distributed, Path(config.workdir)
-    lock = None if preflight or distributed.process is None else _lock(workdir, distributed.process)
-    if lock and not distributed.process:
-        lock.close()  # the run takes it again once all processes are connected
+    lock_file = None if preflight or distributed.process is None else _lock(workdir, distributed.process)
+    if lock_file and not distributed.process:
+        lock_file.close()  # the run takes it again once all processes are connected
     process, process_count, connections = start(DistributedSettings(**distributed))
     if process_count == 1:
         yield ALONE
@@ -193,13 +193,13 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         try:
             ask_admission(following.wire, shared_facts, distributed.startup)
             find_devices()
-            lock = lock or (None if preflight else _lock(workdir, process))
+            lock_file = lock_file or (None if preflight else _lock(workdir, process))
             yield following
         except Exception:
             _exit_alone(1)
             raise
         finally:
-            del lock
+            del lock_file
         return
     leading = Leading(config, process_count, connections)
     status, error_line = 1, ""

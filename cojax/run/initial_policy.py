@@ -106,9 +106,9 @@ def weights_hash(folder: Path) -> str:
     digest, weight_files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
     if not weight_files:
         raise FileNotFoundError(f"no *.safetensors in {folder}; expected a model folder in HF format")
-    for path in weight_files:
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for weight_path in weight_files:
+        with open(weight_path, "rb") as weight_file:
+            digest.update(hashlib.file_digest(weight_file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -208,20 +208,20 @@ def _play_demonstrations(
     section = config.warm_start
     pairs = solve((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
-        examples = []
+        all_examples = []
         for demonstration in warm_start.demonstrate(parts.environment, parts.chat, pairs):
-            examples.append(demonstration)
+            all_examples.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.
     most_tokens = config.engine.max_length
-    fitting_examples = [demonstration for demonstration in examples if len(demonstration[0]) <= most_tokens]
+    fitting_examples = [demonstration for demonstration in all_examples if len(demonstration[0]) <= most_tokens]
     if len(fitting_examples) < batch_size:
         raise ValueError(
-            f"{len(fitting_examples)} of {len(examples)} demonstrations fit the {most_tokens} tokens of "
-            f"engine.max_length (the longest has {max(len(tokens) for tokens, _ in examples)}), a batch needs "
+            f"{len(fitting_examples)} of {len(all_examples)} demonstrations fit the {most_tokens} tokens of "
+            f"engine.max_length (the longest has {max(len(tokens) for tokens, _ in all_examples)}), a batch needs "
             f"{batch_size}; raise engine.max_length and learner.row_length, or lower warm_start.batch_size"
         )
-    return len(examples), fitting_examples
+    return len(all_examples), fitting_examples
 
 
 def _build_learner(config: ConfigDict, model: ModelConfig, step_count: int, base: Params, mesh: Mesh | None) -> Learner:

@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
     fields = _read_processor()
     field_of = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
     cpu_flags = next((sorted(fields[name].split()) for name in _FLAG_FIELDS if name in fields), [])
-    variables = {name: os.environ[name] for name in _TABLES["variables"] if name in os.environ}
+    variable_values = {name: os.environ[name] for name in _TABLES["variables"] if name in os.environ}
     return {
         "cpu": {
             **{name: fields[field] for name, field in field_of.items()},
@@ -55,7 +55,7 @@ def machine() -> dict[str, Any]:
         },
         "caches": dict(_read_caches()),
         "usable_cores": usable_cores(),
-        "environment": variables,
+        "environment": variable_values,
         **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
     }
 
@@ -80,18 +80,18 @@ def arithmetic() -> str:
     def draw(*shape: int) -> jax.Array:
         return jnp.asarray(generator.standard_normal(shape, np.float32))
 
-    pairs = [(draw(rows, inputs), draw(inputs, outputs)) for rows, inputs, outputs in _PRODUCT_SHAPES]
+    factor_pairs = [(draw(rows, inputs), draw(inputs, outputs)) for rows, inputs, outputs in _PRODUCT_SHAPES]
     rows, inputs, outputs = _GRADIENT_SHAPE
-    gradient, heads = (draw(rows, inputs), draw(rows, outputs)), (draw(4, 64, 96), draw(4, 96, 64))
-    results = _compute(pairs, gradient, heads, draw(64, 520))
+    gradient_factors, head_factors = (draw(rows, inputs), draw(rows, outputs)), (draw(4, 64, 96), draw(4, 96, 64))
+    results = _compute(factor_pairs, gradient_factors, head_factors, draw(64, 520))
     return _hash(*(np.asarray(array).tobytes() for array in jax.tree.leaves(results)))
 
 
 @jax.jit
 def _compute(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: jax.Array) -> Any:
-    functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
+    function_values = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
-    return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
+    return products, jnp.matmul(gradient[0].T, gradient[1]), function_values, x.sum(), x.sum(axis=0)
 
 
 def processor_name() -> str:
@@ -144,11 +144,11 @@ def versions_and_commit() -> dict[str, Any]:
     """Returns versions and commit, without the hardware."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
     versions = {"python": platform.python_version()}
-    for package in packages:
+    for package_name in packages:
         try:
-            versions[package] = importlib.metadata.version(package)
+            versions[package_name] = importlib.metadata.version(package_name)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
+            versions[package_name] = "not installed"
     return {"versions": versions, "commit": commit(__file__, _CODE_PATTERNS)}
 
 

@@ -25,11 +25,11 @@ def apply_method(config: ConfigDict) -> ConfigDict:
     best_of_n takes no step, and tries each task several times in its final evaluation. A method that learns from pairs
     gets micro-batches that hold a pair.
     """
-    rounds = rounds_of(config)
-    if config.method != "best_of_n" and (rounds is None or rounds[0].loss != "dpo"):
+    method_and_settings = rounds_of(config)
+    if config.method != "best_of_n" and (method_and_settings is None or method_and_settings[0].loss != "dpo"):
         return config
     config = config.copy_and_resolve_references()
-    if rounds is not None:
+    if method_and_settings is not None:
         section = config.learner
         batch_episodes = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
         if 0 < batch_episodes < _PAIR_EPISODES:
@@ -52,8 +52,8 @@ def rounds_of(config: ConfigDict) -> tuple[Method, RoundsSettings] | None:
 
 def has_second_agent(config: ConfigDict) -> bool:
     """Whether a second agent plays and learns beside the policy."""
-    rounds = rounds_of(config)
-    return rounds is not None and rounds[1].agent != "none"
+    method_and_settings = rounds_of(config)
+    return method_and_settings is not None and method_and_settings[1].agent != "none"
 
 
 def agents(config: ConfigDict) -> int:
@@ -70,8 +70,8 @@ def loss_of_rounds(method: Method, settings: RoundsSettings) -> tuple[str, Mappi
     """The loss of rounds and its settings. λ_DPO is not one of them: it is the weight of the target's pairs."""
     if method.loss == "sft":
         return "sft", {}
-    dpo, sft = coefficients(settings)
-    return "dpo", {"beta": settings.beta, "sft_coefficient": sft / dpo}
+    dpo_weight, sft_weight = coefficients(settings)
+    return "dpo", {"beta": settings.beta, "sft_coefficient": sft_weight / dpo_weight}
 
 
 def hard_negatives(config: ConfigDict) -> HardNegatives | None:
@@ -84,25 +84,25 @@ def hard_negatives(config: ConfigDict) -> HardNegatives | None:
 
 def update_sizes(config: ConfigDict) -> list[int]:
     """Numbers of trajectories of a step's groups, or of an update's examples, which decide the rows of a batch."""
-    rounds = rounds_of(config)
-    return [1] * rounds[1].batch_size if rounds else [config.group_size] * config.batch_size
+    method_and_settings = rounds_of(config)
+    return [1] * method_and_settings[1].batch_size if method_and_settings else [config.group_size] * config.batch_size
 
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings that the method does not read or cannot work with."""
-    rounds = rounds_of(config)
+    method_and_settings = rounds_of(config)
     overrides = {setting for setting in config.preference if not _is_default(setting, config.preference[setting])}
     if config.method == "coevolve" and "hard_negatives" in overrides:
         overrides -= {"hard_negatives", "beta", "hard"}
-    if rounds is None:
+    if method_and_settings is None:
         if unread_settings := sorted(overrides - _POLICY_SETTINGS):
-            readers = "coevolve" if unread_settings[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
+            methods_text = "coevolve" if unread_settings[0] == "hard_negatives" else f"one of {', '.join(METHODS)}"
             raise ValueError(
                 f"preference.{unread_settings[0]} is {config.preference[unread_settings[0]]!r}, but method is "
-                f"{config.method!r}, which does not learn in rounds; set --config.method to {readers}, or unset it"
+                f"{config.method!r}, which does not learn in rounds; set --config.method to {methods_text}, or unset it"
             )
         return
-    method, settings = rounds
+    method, settings = method_and_settings
     unused_settings = {*method.fixes, *method.ignores, "hard_negatives"}
     unread_settings = sorted(setting for setting in overrides - {"dpo", "sft"} if setting in unused_settings)
     unread_settings += [setting for setting in ("dpo", "sft") if setting in overrides and setting in method.ignores]

@@ -113,8 +113,8 @@ def similarity(config: ConfigDict, environment: Environment, evaluation_tasks: S
 
     It is validation.evaluation_similarity, or a measured value in an environment that words its tasks alike.
     """
-    record = similarities(config, environment, evaluation_tasks)
-    return record.get("evaluation_similarity", config.validation.evaluation_similarity)
+    similarity_record = similarities(config, environment, evaluation_tasks)
+    return similarity_record.get("evaluation_similarity", config.validation.evaluation_similarity)
 
 
 def similarities(config: ConfigDict, environment: Environment, evaluation_tasks: Sequence[Task]) -> dict[str, float]:

@@ -68,8 +68,8 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
         folder = Path(config.model.path)
         check_folder(config)
         return load_tokenizer(folder), stored_shape(config, folder)
-    make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
-    tokenizer = make(config, environment)
+    make_tokenizer = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
+    tokenizer = make_tokenizer(config, environment)
     return tokenizer, from_scratch(settings(config.model), tokenizer)
 
 
@@ -80,9 +80,9 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
             f"environment {environment.name!r} offers no lexicon, so its words cannot be the tokens; "
             "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
         )
-    argument_words, texts = environment.lexicon()
+    argument_words, lexicon_texts = environment.lexicon()
     queries = [task.query for task in environment.tasks("seed", _LEXICON_TASKS)]
-    return word_tokenizer(argument_words, [*texts, *queries], environment.tools())
+    return word_tokenizer(argument_words, [*lexicon_texts, *queries], environment.tools())
 
 
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
@@ -92,17 +92,17 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     EnvironmentFailure if a call takes longer than the run's deadline.
     """
     exclusions = held_out(config, environment)
-    development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
-    tasks = [task for task in development if not exclusions.why(task)]
-    if not development:
+    development_tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
+    tasks = [task for task in development_tasks if not exclusions.why(task)]
+    if not development_tasks:
         tasks = list(environment.tasks("seed", _MOST_SETUPS))
     with bar("tokenizer: replays", len(tasks)) as advance:
         try:
             timeout_s = limits(config, environment).environment_deadline
-            corpus = run_watched(environment, timeout_s, lambda world: list(texts(world, tasks, advance)))
+            corpus_texts = run_watched(environment, timeout_s, lambda world: list(texts(world, tasks, advance)))
         except HangingCall as error:
             raise EnvironmentFailure(str(error)) from error
-    return byte_tokenizer(corpus, config.model.vocabulary)
+    return byte_tokenizer(corpus_texts, config.model.vocabulary)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, has_begun: bool, is_lost: bool = True) -> None:

@@ -53,13 +53,13 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
         _copy_notes(weights_folder, scratch_folder)
     has_failure = False
     for examine in EXAMINATIONS:
-        examination = examine.__name__.removeprefix("_")
+        examination_name = examine.__name__.removeprefix("_")
         try:
-            CONSOLE.print(f"ok      {examination}: {examine(config, results)}")
+            CONSOLE.print(f"ok      {examination_name}: {examine(config, results)}")
         except Exception as error:
             has_failure = True
-            CONSOLE.print(f"failed  {examination}: {error}", style="bold red")
-            if examination == "configuration":
+            CONSOLE.print(f"failed  {examination_name}: {error}", style="bold red")
+            if examination_name == "configuration":
                 break
     if "parts" in results:
         results["parts"].engine.close()
@@ -95,9 +95,9 @@ def _pick_task(parts: Parts) -> Task:
 def _configuration(config: ConfigDict, results: dict[str, Any]) -> str:
     checks.check_run(config)
     parts = results["parts"] = dataclasses.replace(assemble.build_parts(config), together=results["together"])
-    devices = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
-    policy = f"preset {config.policy}, " if config.policy else ""
-    return f"{policy}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
+    devices_text = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
+    policy_text = f"preset {config.policy}, " if config.policy else ""
+    return f"{policy_text}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices_text}"
 
 
 def _environment(config: ConfigDict, results: dict[str, Any]) -> str:
@@ -117,15 +117,15 @@ def _environment(config: ConfigDict, results: dict[str, Any]) -> str:
 def _template(config: ConfigDict, results: dict[str, Any]) -> str:
     parts: Parts = results["parts"]
     episode = parts.environment.start(_pick_task(parts))
-    tokens = parts.chat.open(episode.reset(), episode.tools())
+    ids = parts.chat.open(episode.reset(), episode.tools())
     episode.close()
-    if len(tokens) >= config.engine.max_length:
+    if len(ids) >= config.engine.max_length:
         raise ValueError(
-            f"an episode opens with {len(tokens)} tokens, engine.max_length is {config.engine.max_length}: no room to "
+            f"an episode opens with {len(ids)} tokens, engine.max_length is {config.engine.max_length}: no room to "
             "act. Raise engine.max_length and learner.row_length, or cut the documentation by model.tools=brief"
         )
-    summary = f"{len(parts.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens"
-    return "; ".join((summary, f"tools shown: {config.model.tools}", *parts.chat.notes))
+    tokens_text = f"{len(parts.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(ids)} tokens"
+    return "; ".join((tokens_text, f"tools shown: {config.model.tools}", *parts.chat.notes))
 
 
 def _policy(config: ConfigDict, results: dict[str, Any]) -> str:

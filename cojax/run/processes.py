@@ -91,10 +91,10 @@ def check(config: ConfigDict) -> None:
 
 def shared_folders(config: ConfigDict) -> dict[str, Path]:
     """The folders that every process writes to or reads, by the setting that names them."""
-    folders = {"workdir": Path(config.workdir)}
+    folder_by_setting = {"workdir": Path(config.workdir)}
     if config.engine.name == "sglang" and config.sglang.folder and config.sglang.sync != "folder":
-        folders["sglang.folder"] = Path(config.sglang.folder)
-    return folders
+        folder_by_setting["sglang.folder"] = Path(config.sglang.folder)
+    return folder_by_setting
 
 
 def check_several(config: ConfigDict) -> None:
@@ -164,14 +164,14 @@ def keep_compiled() -> None:
 
 def log_to(path: Path) -> None:
     """Logs everything to the file at `path`, and warnings to the terminal as well."""
-    handler = logging.FileHandler(path, delay=True)
-    handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
-    handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file_handler = logging.FileHandler(path, delay=True)
+    file_handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
+    file_handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root_logger = logging.getLogger()
     for console_handler in list(root_logger.handlers):
         console_handler.setLevel(logging.WARNING)
         console_handler.setFormatter(_PlainFormatter("warning: %(message)s"))
-    root_logger.addHandler(handler)
+    root_logger.addHandler(file_handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
 
 

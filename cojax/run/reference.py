@@ -41,9 +41,9 @@ def lines() -> Iterator[str]:
         if len(entry_rows) == 1:
             yield f"{purpose_of(entry_rows[0][2])}\n"
         yield "| read by | setting | default | range | meaning |\n|---|---|---|---|---|"
-        for _, entries, section in entry_rows:
+        for _, readers, section in entry_rows:
             for setting in leaves_of(section):
-                yield f"| {entries} {_table_row(f'{prefix}.{setting}', LEAVES[f'{prefix}.{setting}'])}"
+                yield f"| {readers} {_table_row(f'{prefix}.{setting}', LEAVES[f'{prefix}.{setting}'])}"
         yield ""
     yield "### Of registries\n"
     yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
@@ -53,8 +53,8 @@ def lines() -> Iterator[str]:
 
 
 def _table_row(setting: str, leaf: Leaf) -> str:
-    default = '""' if leaf.default == "" else str(leaf.default)
-    return f"| `{setting}` | `{default}` | {_escape(_describe_range(setting, leaf))} | {_escape(leaf.meaning)} |"
+    default_text = '""' if leaf.default == "" else str(leaf.default)
+    return f"| `{setting}` | `{default_text}` | {_escape(_describe_range(setting, leaf))} | {_escape(leaf.meaning)} |"
 
 
 def _describe_range(setting: str, leaf: Leaf) -> str:

@@ -145,11 +145,11 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 
     Raises ValueError if the run began with another tokenizer, StorageError if a rewritten file differs.
     """
-    folder = directory.folder / "tokenizer"
-    is_lost = checkpoint is None or directory.files.lacks(folder.name)
-    policies.keep_tokenizer(tokenizer, folder, has_begun=checkpoint is not None, is_lost=is_lost)
+    tokenizer_folder = directory.folder / "tokenizer"
+    is_lost = checkpoint is None or directory.files.lacks(tokenizer_folder.name)
+    policies.keep_tokenizer(tokenizer, tokenizer_folder, has_begun=checkpoint is not None, is_lost=is_lost)
     if checkpoint is not None:
-        directory.files.prove(folder.name)
+        directory.files.prove(tokenizer_folder.name)
 
 
 def initial_policy(
@@ -228,18 +228,18 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     or if training would lose more than two fifths.
     """
     target_count = min(_MOST_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
-    by_setup: dict[str, list[Task]] = {}
+    tasks_by_setup: dict[str, list[Task]] = {}
     for task in tasks if target_count >= _FEWEST_TASKS else ():
-        by_setup.setdefault(setup_hash(task), []).append(task)
+        tasks_by_setup.setdefault(setup_hash(task), []).append(task)
     wording_by_id = {task.id: normalise(task.query) for task in tasks}
-    candidates: dict[str, Task] = {}
-    for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
-        if len(candidates) + len(by_setup[setup]) > 2 * target_count:
+    candidate_by_id: dict[str, Task] = {}
+    for setup in sorted(tasks_by_setup, key=lambda setup: content_hash(["held out", setup])):
+        if len(candidate_by_id) + len(tasks_by_setup[setup]) > 2 * target_count:
             continue
-        candidates |= {task.id: task for task in by_setup[setup]}
-        training_tasks = tuple(task for task in tasks if task.id not in candidates)
+        candidate_by_id |= {task.id: task for task in tasks_by_setup[setup]}
+        training_tasks = tuple(task for task in tasks if task.id not in candidate_by_id)
         training_wordings = {wording_by_id[task.id] for task in training_tasks}
-        test_tasks = tuple(task for task in candidates.values() if wording_by_id[task.id] not in training_wordings)
+        test_tasks = tuple(task for task in candidate_by_id.values() if wording_by_id[task.id] not in training_wordings)
         if len(test_tasks) >= target_count:
             return training_tasks, test_tasks[:_MOST_TASKS]
     return tuple(tasks), ()
@@ -248,8 +248,8 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
 def held_out_by(checkpoint: str) -> tuple[Task, ...]:
     """Returns the tasks held out by the run that a checkpoint, or its folder, belongs to; none if it held out none."""
     folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
-    path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
-    return read_held_out(path) if path else ()
+    held_out_path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
+    return read_held_out(held_out_path) if held_out_path else ()
 
 
 def read_held_out(path: Path) -> tuple[Task, ...]:

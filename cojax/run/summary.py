@@ -63,12 +63,12 @@ def held_out_score(
     """
     if not parts.evaluation:
         return {"success": None, "tasks": {}}, ()
-    evaluation, trial_count = config.evaluation, 0
+    section, trial_count = config.evaluation, 0
 
     def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
         nonlocal trial_count
         # At temperature 0 a second trial would repeat the first.
-        temperature = config.sampling.temperature if trial_count else evaluation.temperature
+        temperature = config.sampling.temperature if trial_count else section.temperature
         # The machinery may lose as many episodes as when all tasks are played.
         error_rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if trial_count else description, len(tasks)) as advance:
@@ -97,7 +97,7 @@ def held_out_score(
         return record, sample_trajectories(groups)
     # Notes are bounded in characters. A token has at least one or two, so half of the context is left for notes.
     retry = find("retrial", "reflexion", RETRIALS)
-    last_groups, records = retry(play, parts.evaluated_in, groups, trials, evaluation.reflect, config.engine.max_length)
+    last_groups, records = retry(play, parts.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
     return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, sample_trajectories(groups)
 
 
@@ -143,10 +143,10 @@ def summarise(
     `final_by` is the final success for each kind of task, if evaluation.by names a key of kinds. `similarities` are as
     cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
     """
-    records = list(directory.metrics.read())
-    evolutions = [record["evolution"] for record in records if "evolution" in record]
-    trained_tokens = sum(record["tokens_trained"] for record in records)
-    compared_records = [record for record in records if "logprob_mismatch" in record]
+    step_records = list(directory.metrics.read())
+    evolutions = [record["evolution"] for record in step_records if "evolution" in record]
+    trained_tokens = sum(record["tokens_trained"] for record in step_records)
+    compared_records = [record for record in step_records if "logprob_mismatch" in record]
     mismatch_sum = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared_records)
     task_count = sum(1 for _ in directory.tasks.read())
     added_counts = _sum_up(evolution["added"] for evolution in evolutions)
@@ -160,18 +160,18 @@ def summarise(
         "steps": steps,
         "tasks_initial": task_count - sum(added_counts.values()),
         "tasks_final": task_count,
-        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_up(record["signals"] for record in records),
+        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_up(record["signals"] for record in step_records),
         "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_up(map(verdicts_of, evolutions)),
         "added": added_counts,
         **_probe_costs(evolutions),
-        "initial": read_json(path) if (path := directory.folder / "initial.json").exists() else {},
+        "initial": read_json(initial_path) if (initial_path := directory.folder / "initial.json").exists() else {},
         "explorer": _exploration_totals(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
-        "outcomes": _sum_up(record["outcomes"] for record in records),
+        "outcomes": _sum_up(record["outcomes"] for record in step_records),
         "seconds": clock.summary(),
-        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained_tokens)},
+        "tokens": {"sampled": sum(record["tokens_sampled"] for record in step_records), "trained": int(trained_tokens)},
         "logprob_mismatch": mismatch_sum / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
-        "hard_negatives": _hard_negative_share(records),
+        "hard_negatives": _hard_negative_share(step_records),
     }
 
 
@@ -209,8 +209,8 @@ def _probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
 
 def _sum_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total_counts: Counter[str] = Counter()
-    for counts_of_one in counts:
-        total_counts.update(counts_of_one)
+    for count_by_kind in counts:
+        total_counts.update(count_by_kind)
     return dict(total_counts)
 
 
@@ -218,13 +218,13 @@ def zero_shot_score(
     config: ConfigDict, parts: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
 ) -> float | None:
     """Measures held-out success before training, once per run; None if there is nothing to evaluate on."""
-    path = directory.folder / "zero_shot.json"
+    result_path = directory.folder / "zero_shot.json"
     if directory.files.has_zero_shot:
         try:
-            success = read_json(path)["success"]
+            success = read_json(result_path)["success"]
             return float(success) if parts.evaluation else None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
+            raise ValueError(f"{result_path} cannot be read ({error}). Delete it: it is measured again.") from error
     with clock("evaluation"):
         if parts.evaluation:
             parts.engine.load(learner.weights(state, 0))

@@ -188,8 +188,8 @@ def _record_steps(
     """Yields a function that takes the record of each step, and writes and shows its metrics."""
     with loop.clock("checkpoint"):
         plain_config = config.to_dict()
-        project, log = config.wandb.project, directory.metrics
-        metrics = Metrics(directory.folder, step=state.step, wandb=project, config=plain_config, log=log)
+        wandb_project, metrics_log = config.wandb.project, directory.metrics
+        metrics = Metrics(directory.folder, step=state.step, wandb=wandb_project, config=plain_config, log=metrics_log)
     # A record of the state's own step is written again.
     tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
     step_seconds: list[float] = []
@@ -220,9 +220,9 @@ def _record_steps(
 
 
 def _announce_stop(stop: Stop, config: ConfigDict, state: State) -> int:
-    position = "at" if state.record is None else "in the evolution of"
+    position_text = "at" if state.record is None else "in the evolution of"
     CONSOLE.print(
-        f"stopped {position} step {state.step} of {config.steps}; run the same command again to go on, "
+        f"stopped {position_text} step {state.step} of {config.steps}; run the same command again to go on, "
         f"or look at it by: cojax report {config.workdir}"
     )
     return 128 + stop.number

@@ -139,12 +139,12 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     lora = Lora(**{**lora_section, "targets": tuple(lora_section["targets"])}) if lora_section["rank"] else None
     if lora:
         new_adapters = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
-        shapes = {name: leaf.shape for name, leaf in _flatten(new_adapters).items()}
+        shape_by_name = {name: leaf.shape for name, leaf in _flatten(new_adapters).items()}
     else:
-        shapes = {spec.name: spec.shape(model) for spec in parameters(model)}
+        shape_by_name = {spec.name: spec.shape(model) for spec in parameters(model)}
     # A forged shape is refused before it takes memory.
-    checkpoints = Checkpointer(workdir / "checkpoints")
-    step, arrays, checksum = checkpoints.part("params", step, lambda tree: _check_shapes(tree, shapes, workdir))
+    checkpointer = Checkpointer(workdir / "checkpoints")
+    step, arrays, checksum = checkpointer.part("params", step, lambda tree: _check_shapes(tree, shape_by_name, workdir))
     if not lora:
         dtype = str(next(iter(_flatten(arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=dtype)
@@ -202,29 +202,29 @@ def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
 def from_scratch(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
     """Returns the shape of a policy from scratch, by the section `model` of a configuration."""
     dtypes = {dtype_setting: model_section[dtype_setting] or "float32" for dtype_setting in ("dtype", "param_dtype")}
-    shape: dict[str, Any] = {**model_section["shape"], **dtypes}
+    shape_settings: dict[str, Any] = {**model_section["shape"], **dtypes}
     # Matrix products are faster where sizes are multiples of 16.
-    return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
+    return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape_settings)
 
 
 def content_of(folder: Path) -> str:
     """Returns a checksum of the files of a model folder, which names its content."""
     checksum = 0
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
-            checksum = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), checksum)
-            with open(path, "rb", opener=regular_file) as file:
-                checksum = crc32(file, checksum)
+    for file_path in sorted(folder.iterdir()):
+        if file_path.suffix in (".safetensors", ".json", ".jinja", ".txt") and file_path.is_file():
+            checksum = zlib.crc32(f"{file_path.name} {file_path.stat().st_size} ".encode(), checksum)
+            with open(file_path, "rb", opener=regular_file) as model_file:
+                checksum = crc32(model_file, checksum)
     return f"{checksum:08x}"
 
 
 def _read_base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """Reads the base of a run's adapters, and verifies it if the run recorded its fingerprint."""
     model_path = config["model"]["path"]
-    own_base, is_taught = workdir / _BASE_FOLDER, teaches_folder(config)
-    if is_taught and own_base.is_dir():
-        base = own_base  # wherever the model folder of a warm start is now, its weights are not the base
-    folder = own_base if not base and (is_taught or not model_path) else _find_model_folder(workdir, model_path, base)
+    own_folder, is_taught = workdir / _BASE_FOLDER, teaches_folder(config)
+    if is_taught and own_folder.is_dir():
+        base = own_folder  # wherever the model folder of a warm start is now, its weights are not the base
+    folder = own_folder if not base and (is_taught or not model_path) else _find_model_folder(workdir, model_path, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
@@ -289,13 +289,13 @@ def _flatten(tree: Any) -> dict[str, Any]:
 def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
     teaching_settings, checks = record["key"]["settings"], record["checks"]
-    batches = checks[-1]["step"]
+    batch_count = checks[-1]["step"]
     return {
         "folder": folder,
         **({"weights": weights} if folder else {}),
         **{count_name: record[count_name] for count_name in ("demonstrations", "dropped", "shown")},
-        "batches": batches,
-        "epochs": round(batches * teaching_settings["batch_size"] / record["shown"], 2),
+        "batches": batch_count,
+        "epochs": round(batch_count * teaching_settings["batch_size"] / record["shown"], 2),
         "lora_rank": teaching_settings["lora"]["rank"] if folder else 0,
         **({"checks": checks} if folder else {}),
     }
@@ -303,8 +303,8 @@ def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> d
 
 def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
     """Reads the origin of a run's policy: before its first step, or after `step`. Raises OSError or ValueError."""
-    settings, path = settings_of(workdir), workdir / "model.json"
-    origin = read_json(path).get("origin", {}) if path.exists() else {}
+    settings, record_path = settings_of(workdir), workdir / "model.json"
+    origin = read_json(record_path).get("origin", {}) if record_path.exists() else {}
     if not origin:
         # A run of an older release: a model folder was recorded only where it was shown demonstrations.
         is_untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]

@@ -44,17 +44,17 @@ def at(config: ConfigDict, setting: str) -> Any:
 
 def put(config: ConfigDict, setting: str, value: Any) -> None:
     """Sets a leaf by its dotted name, and adds missing sections."""
-    *sections, leaf = setting.split(".")
-    for key in sections:
-        if key not in config:
-            config[key] = ConfigDict()
-        config = config[key]
-    config[leaf] = value
+    *section_keys, leaf_key = setting.split(".")
+    for section_key in section_keys:
+        if section_key not in config:
+            config[section_key] = ConfigDict()
+        config = config[section_key]
+    config[leaf_key] = value
 
 
 def expand_flag(argument: str) -> str:
     """Expands a short flag for absl: --config.engine=NAME, say, stands for --config.engine.name=NAME."""
-    return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
+    return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda match: f"{match[1]}.{SHORT[match[2]]}", argument)
 
 
 def choose(table: Mapping[Any, Any], entry_name: str, kind: str) -> Any:

@@ -28,12 +28,12 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
     applies now.
     """
     settings = json.loads(json.dumps(raw_settings))
-    if isinstance(model_path := (model := settings.setdefault("model", {})).get("path"), str) and model_path:
+    if isinstance(model_path := (model_section := settings.setdefault("model", {})).get("path"), str) and model_path:
         # Other releases read a relative path from the folder in which the command was started.
-        model["path"] = os.path.abspath(model_path)
-    if model_path and "epochs" not in (warm_start := settings.setdefault("warm_start", {})):
+        model_section["path"] = os.path.abspath(model_path)
+    if model_path and "epochs" not in (warm_start_section := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
-        warm_start["steps"] = 0
+        warm_start_section["steps"] = 0
     for setting, (value, advice) in GONE.items():
         section, _, key = setting.rpartition(".")
         parent = value_at(settings, section)

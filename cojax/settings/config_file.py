@@ -53,13 +53,13 @@ def load(flag: str) -> ConfigDict:
     Raises FlagError for any exception of the file, for unknown settings, and for values of the wrong type.
     """
     require_config_file(flag)
-    file_name, *argument = flag.split(":", 1)
+    file_name, *arguments = flag.split(":", 1)
     path = str(locate(file_name))
     try:
         module = _import_file(path)
         if not callable(getattr(module, "get_config", None)):
             raise FlagError(f"{path} defines no function get_config(); see experiments/desk.py for one")
-        config = module.get_config(*argument)
+        config = module.get_config(*arguments)
         if not isinstance(config, ConfigDict):
             raise FlagError(
                 f"{path}: get_config() returns {quote(config)}; expected a configuration made from base.get_config()"
@@ -101,9 +101,9 @@ _OTHER_MODULES = ("base", "continued", "given")
 
 def _similar_experiment(path: Path) -> Path | None:
     """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
-    experiments = EXPERIMENTS
-    for folder in (path.parent, Path(experiments.name)):
-        searched_folders = [folder, experiments] if folder == Path(experiments.name) else [folder]
+    our_folder = EXPERIMENTS
+    for folder in (path.parent, Path(our_folder.name)):
+        searched_folders = [folder, our_folder] if folder == Path(our_folder.name) else [folder]
         files = [file for directory in searched_folders if directory.is_dir() for file in directory.glob("*.py")]
         experiment_names = [file.stem for file in files if _is_experiment(file)]
         if matches := difflib.get_close_matches(path.stem, experiment_names, n=1, cutoff=0.7):
@@ -122,8 +122,8 @@ def _is_experiment(path: Path) -> bool:
 def locate(path: str) -> Path:
     """Resolves a path to a file; outside the checkout, experiments/NAME.py is ours if there is no such file."""
     file = Path(path)
-    default = EXPERIMENTS / file.name
-    return default if file.parent == Path(default.parent.name) and not file.exists() and default.is_file() else file
+    our_path = EXPERIMENTS / file.name
+    return our_path if file.parent == Path(our_path.parent.name) and not file.exists() and our_path.is_file() else file
 
 
 def _import_file(file_path: str) -> ModuleType:
@@ -164,11 +164,11 @@ def _word_error(error: BaseException, file_path: str) -> str:
 
 def _word_type_error(match: re.Match[str], file_line: str) -> str:
     """Words the error for a value of the wrong type that this line of the file gives to a setting."""
-    field, value = match["field"], match["value"]
-    reference = re.search(rf"((?:\w+\.)*){field}\b", file_line)
-    full_name = f"{reference[1]}{field}" if reference else field
+    field_name, value = match["field"], match["value"]
+    setting_match = re.search(rf"((?:\w+\.)*){field_name}\b", file_line)
+    full_name = f"{setting_match[1]}{field_name}" if setting_match else field_name
     name_endings = [full_name[word_match.start() :] for word_match in re.finditer(r"\b\w", full_name)]
-    setting = next((key for key in name_endings if key in RANGES or is_section(key) or is_open(key)), field)
+    setting = next((key for key in name_endings if key in RANGES or is_section(key) or is_open(key)), field_name)
     if setting in RANGES:
         allowed_values = description(RANGES[setting])
     elif match["wanted"].endswith("ConfigDict"):

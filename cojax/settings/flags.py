@@ -54,10 +54,10 @@ def parse(argv: list[str]) -> list[str]:
             require_config_file(config_value)
         argv[1:] = _move_entry_flags(argv[1:], OF_ENTRIES)
         _check_names(argv[1:])
-        positional = flags.FLAGS(argv)
+        positionals = flags.FLAGS(argv)
         absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs every array
-        if len(positional) > 1:
-            raise FlagError(f"unexpected argument {positional[1]!r}; settings are given as --config.KEY=VALUE")
+        if len(positionals) > 1:
+            raise FlagError(f"unexpected argument {positionals[1]!r}; settings are given as --config.KEY=VALUE")
         if CONFIG.value is not None:
             # Before modules that take seconds to load can use a setting out of its range.
             check_ranges(CONFIG.value)
@@ -67,7 +67,7 @@ def parse(argv: list[str]) -> list[str]:
                 check_begun(Path(CONFIG.value.workdir))
             if CONFIG.value.same_bits:
                 set_variables()
-        return positional
+        return positionals
     except (FlagError, CheckpointError, RegistryError) as error:
         reason = str(error)
     except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
@@ -86,8 +86,8 @@ def _expand_workdir(arguments: Sequence[str]) -> list[str]:
     if workdir is None:
         if _lookup("config", arguments) is None and not any(flag.lstrip("-").startswith("help") for flag in arguments):
             _check_flags(arguments)
-            if file := next((argument for argument in arguments if re.match(r"[^-].*\.py$", argument)), None):
-                raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
+            if file_name := next((argument for argument in arguments if re.match(r"[^-].*\.py$", argument)), None):
+                raise FlagError(f"unexpected argument {file_name!r}; an experiment is named by --config={file_name}")
             raise FlagError(
                 "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
                 "go on with, --workdir=runs/desk"
@@ -194,15 +194,15 @@ def _move_entry_flags(arguments: Sequence[str], entry_flags: dict[str, str]) -> 
     Raises FlagError for one without a value.
     """
     entry_flags.clear()
-    remaining: list[str] = []
+    remaining_arguments: list[str] = []
     argument_iterator = iter(arguments)
     for argument in argument_iterator:
         match = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
         if argument == "--" or not match or not is_free_form(match[1]):
-            remaining += [argument, *argument_iterator] if argument == "--" else [argument]
+            remaining_arguments += [argument, *argument_iterator] if argument == "--" else [argument]
         else:
             value_text = next(argument_iterator, "--") if match[2] is None else match[2]
             if match[2] is None and value_text.startswith("--"):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
             entry_flags[match[1]] = value_text
-    return remaining
+    return remaining_arguments

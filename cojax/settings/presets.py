@@ -44,12 +44,12 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
     for setting, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
         if any(setting == flag or setting.startswith(f"{flag}.") for flag in flag_names):
             continue
-        section, _, leaf = setting.rpartition(".")
+        section_name, _, leaf_key = setting.rpartition(".")
         try:
-            parent_section = at(resolved_config, section) if section else resolved_config
-            if leaf not in parent_section:
-                raise KeyError(f"no {leaf!r} there")
-            parent_section[leaf] = value
+            parent_section = at(resolved_config, section_name) if section_name else resolved_config
+            if leaf_key not in parent_section:
+                raise KeyError(f"no {leaf_key!r} there")
+            parent_section[leaf_key] = value
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(
                 f"preset {config.policy!r} sets {setting} to {value!r}, which this experiment does not take: {error}. "

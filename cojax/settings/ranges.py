@@ -60,9 +60,9 @@ def check_shape(config: Mapping[str, Any]) -> None:
             raise RegistryError(f"signal_settings.{setting} is {quote(value)}; expected the section of a signal")
     value_by_setting = dict(leaves(config))
     for setting in value_by_setting:
-        parent_names = [parent for parent in RANGES if setting.startswith(f"{parent}.")]
-        if parent_names and parent_names[0] not in OPEN:
-            raise RegistryError(f"{parent_names[0]} is a section; expected {description(RANGES[parent_names[0]])}")
+        parents = [parent for parent in RANGES if setting.startswith(f"{parent}.")]
+        if parents and parents[0] not in OPEN:
+            raise RegistryError(f"{parents[0]} is a section; expected {description(RANGES[parents[0]])}")
         if setting not in RANGES and not is_open(setting):
             raise RegistryError(unknown_setting(setting))
     _check_complete(value_by_setting)
@@ -102,11 +102,11 @@ def unknown_setting(name: str) -> str:
         keys = ", ".join(key for key in RANGES if key.rpartition(".")[0] == section)
         return f"{name} is no longer a setting: it is always {value!r}; {advice}. The settings of {section} are {keys}"
     known_names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
-    lower_name, leaf = name.lower(), name.lower().rpartition(".")[2]
+    lower_name, last_key = name.lower(), name.lower().rpartition(".")[2]
     matches = [key for key in known_names if key.lower() == lower_name]
-    matches += [key for key in known_names if key.rpartition(".")[2] == leaf]
+    matches += [key for key in known_names if key.rpartition(".")[2] == last_key]
     matches += difflib.get_close_matches(lower_name, known_names, cutoff=0.75)
-    matches += [key for key in known_names if difflib.get_close_matches(leaf, [key.rpartition(".")[2]], cutoff=0.8)]
+    matches += [key for key in known_names if difflib.get_close_matches(last_key, [key.rpartition(".")[2]], cutoff=0.8)]
     suggestions = list(dict.fromkeys(matches))[:3]
     hint = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
     name = name if 0 < len(name) <= _MOST_CHARACTERS else repr(name[:_MOST_CHARACTERS])

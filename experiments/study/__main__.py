@@ -56,14 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
     """Does what the flags say, until `stop` is set. Raises an error that `main` prints for wrong settings."""
-    further = settings_of(overrides)
+    further_settings = settings_of(overrides)
     if not options.deadline > 0:
         raise ValueError(f"--deadline={options.deadline:g}; expected seconds above 0")
-    if options.again and further:
+    if options.again and further_settings:
         raise ValueError("--again takes its settings from the stored record; leave --config.… out")
     runs_folder = options.runs or Path("runs/study-development" if options.development else "runs/study")
     cores = schedule.available_cores(options.jobs)
-    plans = [] if options.again else plan_tables(options, further)
+    table_plans = [] if options.again else plan_tables(options, further_settings)
     with lock_folder(runs_folder, "--runs"):
         if options.again:
             return repeat_run(options.again, options.out or RESULTS, runs_folder, cores[0], options.deadline, stop)
@@ -72,9 +72,9 @@ def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: thre
             raise ValueError(f"--runs and --out are the same folder, {output_folder}; choose another --out")
         with lock_folder(output_folder, "--out"):
             sweep(output_folder, output_folder / "runs")
-            for name, _, jobs in plans:
+            for name, _, jobs in table_plans:
                 expect_no_larger(output_folder, name, jobs)
-            for name, table, jobs in plans:
+            for name, table, jobs in table_plans:
                 if exit_status := study(name, table, jobs, runs_folder, output_folder, cores, options.deadline, stop):
                     return exit_status
             return 0
@@ -97,17 +97,17 @@ def _parser() -> CommandLineParser:
 
 def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[StudyRun]]]:
     """Each requested table with its name and its runs. Raises ValueError, KeyError or TypeError."""
-    plans = []
-    for name in TABLES if options.name == _ALL else (options.name,):
-        table = select_arms(name, options.arms)
-        output_name = name if options.arms is None else f"{name}-of-{'-'.join(table.arms)}"
+    table_plans = []
+    for table_name in TABLES if options.name == _ALL else (options.name,):
+        table = select_arms(table_name, options.arms)
+        output_name = table_name if options.arms is None else f"{table_name}-of-{'-'.join(table.arms)}"
         jobs = tables.jobs(table.arms, seeds_of(options, table), options.development, {**table.settings, **further})
         # Wrong settings are found before anything runs.
         configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
         for config, settings in configurations.values():
             check(presets.resolve(config, settings))
-        plans.append((output_name, table, jobs))
-    return plans
+        table_plans.append((output_name, table, jobs))
+    return table_plans
 
 
 def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
@@ -131,10 +131,10 @@ def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
 def seeds_of(options: argparse.Namespace, table: Table) -> Sequence[int]:
     """The seeds of a table that the flags select. Raises ValueError for more seeds than there are."""
     seeds = DEVELOPMENT_SEEDS if options.development else table.seeds
-    count = options.seeds if options.seeds is not None else tables.QUICK_SEEDS if options.quick else table.count
-    if not 1 <= count <= len(seeds):
-        raise ValueError(f"--seeds={count}; {len(seeds)} seeds are fixed beforehand ({seeds[0]} to {seeds[-1]})")
-    return seeds[:count]
+    seed_count = options.seeds if options.seeds is not None else tables.QUICK_SEEDS if options.quick else table.count
+    if not 1 <= seed_count <= len(seeds):
+        raise ValueError(f"--seeds={seed_count}; {len(seeds)} seeds are fixed beforehand ({seeds[0]} to {seeds[-1]})")
+    return seeds[:seed_count]
 
 
 def select_arms(name: str, arms: str | None) -> Table:
@@ -232,15 +232,15 @@ def repeat_run(
         )
     shutil.rmtree(workdir, ignore_errors=True)
     failure = schedule.make_run(job, workdir, core, timeout_s, stop, lambda: None)
-    new, failure = (None, failure) if failure else record_or_reason(job, workdir)
-    if new is None:
+    new_record, failure = (None, failure) if failure else record_or_reason(job, workdir)
+    if new_record is None:
         CONSOLE.print(f"{name}: {failure}", style="yellow")
         return 130 if stop.is_set() else 1
-    for difference in differing_facts(record["facts"], new["facts"]):
+    for difference in differing_facts(record["facts"], new_record["facts"]):
         CONSOLE.print(difference)
-    differing_keys = differing_parts(record, new)
+    differing_keys = differing_parts(record, new_record)
     verdict = f"differs in {', '.join(differing_keys)}" if differing_keys else "the same to the last bit"
-    CONSOLE.print(f"{name}: stored {percent(record['final'], 2)} %, now {percent(new['final'], 2)} %: {verdict}")
+    CONSOLE.print(f"{name}: stored {percent(record['final'], 2)} %, now {percent(new_record['final'], 2)} %: {verdict}")
     return 1 if differing_keys else 0
 
 
@@ -253,13 +253,13 @@ def _status_line(record: Record, seconds: float, out: Path) -> str:
     if out.absolute() == RESULTS:
         return line
     try:
-        earlier = stored.read_arm(RESULTS, record["arm"]).get(record["seed"])
+        earlier_record = stored.read_arm(RESULTS, record["arm"]).get(record["seed"])
     except ValueError as error:
         return f"{line}; {error}"
-    if earlier is None or mismatch(earlier, record["config"]):
+    if earlier_record is None or mismatch(earlier_record, record["config"]):
         return line
-    keys = differing_parts(earlier, record)
-    return f"{line}, as in results/" if not keys else f"{line}; {percent(earlier['final'])} % in results/"
+    keys = differing_parts(earlier_record, record)
+    return f"{line}, as in results/" if not keys else f"{line}; {percent(earlier_record['final'])} % in results/"
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from cojax.types import Action, Call, TaskDraft
 
 def careless(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExplorer:
     """The explorer's entry; the explorer makes mistakes with probability explorer.mistakes."""
-    careful = scripted(config, parts, journal)
-    return CarelessExplorer(**{**vars(careful), "mistakes": config.explorer.mistakes, "name": "careless"})
+    careful_explorer = scripted(config, parts, journal)
+    return CarelessExplorer(**{**vars(careful_explorer), "mistakes": config.explorer.mistakes, "name": "careless"})
 
 
 @dataclasses.dataclass(frozen=True)

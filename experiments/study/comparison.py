@@ -52,20 +52,20 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 def _is_default(name: str, old_values: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a setting of an entry has the default that the entry chosen now declares today."""
     section, _, key = name.rpartition(".")
-    paper: Mapping[str, Any] = {}
+    paper_settings: Mapping[str, Any] = {}
     try:
         if section.startswith(f"{_SIGNALS}."):
-            signal = section.removeprefix(f"{_SIGNALS}.")
-            whole = {signal_name(entry.strip()): entry.strip() for entry in now["signals"].split(",")}
-            schema = registry.settings(registry.find("signal", whole.get(signal, signal), SIGNALS))
+            signal_alias = section.removeprefix(f"{_SIGNALS}.")
+            full_names = {signal_name(entry.strip()): entry.strip() for entry in now["signals"].split(",")}
+            schema = registry.settings(registry.find("signal", full_names.get(signal_alias, signal_alias), SIGNALS))
         else:
             leaf, choice = next((leaf, choice) for leaf, choice in CHOICES.items() if choice.section == section)
-            schema, paper = registry.settings(choice.find(now[leaf])), PAPER.get(leaf, {}).get(now[leaf], {})
+            schema, paper_settings = registry.settings(choice.find(now[leaf])), PAPER.get(leaf, {}).get(now[leaf], {})
     except (RegistryError, StopIteration):
         return False
     if key not in schema:
         return False
-    default = paper.get(key, schema[key].default)
+    default = paper_settings.get(key, schema[key].default)
     return old_values[name] == (list(default) if isinstance(default, tuple) else default)
 
 
@@ -74,11 +74,11 @@ def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
     A setting of None stands for that deadline, and older records spell it out.
     """
-    path, deadline = leaves.get("model.path") or "", leaves.get(_DEADLINE)
+    model_path, deadline_s = leaves.get("model.path") or "", leaves.get(_DEADLINE)
     return {
         **leaves,
-        "model.path": os.path.relpath(ROOT / path, ROOT) if path else "",
-        _DEADLINE: Limits.environment_deadline if deadline is None else deadline,
+        "model.path": os.path.relpath(ROOT / model_path, ROOT) if model_path else "",
+        _DEADLINE: Limits.environment_deadline if deadline_s is None else deadline_s,
     }
 
 
@@ -120,13 +120,13 @@ _SECTIONS = ("hardware", "versions", "commit")
 
 def differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One line for each fact in which a record differs from these facts, and one for the facts that it lacks."""
-    was, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (old, new))
+    old_facts, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (old, new))
     lines = [
-        f"{name}: {_difference(was[name], here.get(name, 'not known'))}"
-        for name in was
-        if name not in here or was[name] != here[name]
+        f"{name}: {_difference(old_facts[name], here.get(name, 'not known'))}"
+        for name in old_facts
+        if name not in here or old_facts[name] != here[name]
     ]
-    missing_facts = [f"{name} (now {_format(here[name])})" for name in here if name not in was]
+    missing_facts = [f"{name} (now {_format(here[name])})" for name in here if name not in old_facts]
     if missing_facts:
         lines.append(f"the record does not say: {', '.join(missing_facts)}")
     return lines
@@ -140,12 +140,12 @@ def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[st
     """
     stored_runs: dict[tuple[Any, ...], tuple[StudyRun, ...]] = {}
     for record in records:
-        run = StudyRun(record["arm"], record["seed"], record["settings"], variables_of(record))
-        stored_runs[run.warm_start] = (*stored_runs.get(run.warm_start, ()), run)
+        stored_run = StudyRun(record["arm"], record["seed"], record["settings"], variables_of(record))
+        stored_runs[stored_run.warm_start] = (*stored_runs.get(stored_run.warm_start, ()), stored_run)
     new_jobs = []
     for job in jobs:
-        first, *others = stored_runs.get(job.warm_start, (job,))
-        if other := next((candidate for candidate in others if candidate.variables != first.variables), None):
+        first, *other_runs = stored_runs.get(job.warm_start, (job,))
+        if other := next((candidate for candidate in other_runs if candidate.variables != first.variables), None):
             raise ValueError(
                 f"{job.name} would share the warm start of the stored {first.name} and {other.name}, whose variables "
                 f"differ ({first.variables} and {other.variables}); delete one of these records, or choose another "
@@ -181,7 +181,7 @@ def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
 def _difference(old: Any, new: Any) -> str:
     if isinstance(old, list) and isinstance(new, list):
         only = {"then": [item for item in old if item not in new], "now": [item for item in new if item not in old]}
-        return "; ".join(f"only {when} {_format(items)}" for when, items in only.items() if items)
+        return "; ".join(f"only {time_word} {_format(items)}" for time_word, items in only.items() if items)
     return f"{_format(old)} then, {_format(new)} now"
 
 

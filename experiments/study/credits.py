@@ -50,8 +50,8 @@ def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength:
     live, dead = evidence(memory, f"{kind}/")
     kind_credit = (1.0 + live) / (2.0 + live + dead)
     tool_evidence = [evidence(memory, f"{kind}/{tool}") for tool in focus]
-    shares = [(strength * kind_credit + live) / (strength + live + dead) for live, dead in tool_evidence]
-    return sum(shares) / len(shares) if shares else kind_credit
+    tool_credits = [(strength * kind_credit + live) / (strength + live + dead) for live, dead in tool_evidence]
+    return sum(tool_credits) / len(tool_credits) if tool_credits else kind_credit
 
 
 @begins_at("signals", "setups")
@@ -78,9 +78,9 @@ def credited(
     posterior = Posterior(beliefs, neighbours_in(environment))
     # The policy may have called tools that do not exist.
     tools = frozenset(environment.popularity()) if isinstance(environment, Charted) else None
-    picks = [group[0] for group in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
+    picked_signals = [group[0] for group in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
     candidates: list[tuple[Signal, list[str]]] = []
-    for signal in picks:
+    for signal in picked_signals:
         focus = [tool for tool in signal.focus if tool != inputs.explorer.ending and (tools is None or tool in tools)]
         if not focus or not all(posterior.masters(tool, mastered, episodes) for tool in focus):
             candidates.append((signal, focus))

@@ -49,10 +49,10 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
     Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. If the curves
     share no x, nothing is drawn.
     """
-    values_by_x = [dict(curve) for curve in curves]
-    xs = sorted(set.intersection(*(set(curve) for curve in values_by_x))) if values_by_x else []
+    curve_maps = [dict(curve) for curve in curves]
+    xs = sorted(set.intersection(*(set(curve) for curve in curve_maps))) if curve_maps else []
     smooth_curves = [[float(np.mean([curve[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
-              for curve in values_by_x]  # fmt: skip
+              for curve in curve_maps]  # fmt: skip
     if not xs:
         return
     points = [estimate([curve[index] for curve in smooth_curves]) for index in range(len(xs))]
@@ -77,8 +77,8 @@ def _legend(axes: Axes, **options: Any) -> None:
 def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
     """Draws stacked horizontal bars, one for each name; `parts` maps a part to its value for each name."""
     starts = np.zeros(len(names))
-    for (part, values), shade in zip(parts.items(), colours, strict=True):
-        axes.barh(range(len(names)), values, left=starts, color=shade, label=part)
+    for (part_name, values), shade in zip(parts.items(), colours, strict=True):
+        axes.barh(range(len(names)), values, left=starts, color=shade, label=part_name)
         starts += np.asarray(values, float)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -100,8 +100,8 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
         return None
     picture, (axes,) = figure(width=8.2, height=1.2 + 0.4 * len(known_differences))
     for row, pair in enumerate(known_differences):
-        seeds = [100 * value for value in pair["by_seed"].values()]
-        axes.scatter(seeds, [row + 0.22] * len(seeds), s=14, color="#888888", linewidth=0)
+        seed_values = [100 * value for value in pair["by_seed"].values()]
+        axes.scatter(seed_values, [row + 0.22] * len(seed_values), s=14, color="#888888", linewidth=0)
         if pair["low"] is not None:
             axes.plot([100 * pair["low"], 100 * pair["high"]], [row, row], color=_PALETTE[0], linewidth=2)
         axes.scatter([100 * pair["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
@@ -115,12 +115,12 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
 
 def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    many_arms = len(arms) > _MOST_INTERVALS
-    picture, (axes,) = figure(width=8.8 if many_arms else 6.4)
-    opacity = 0 if many_arms else 0.18
+    has_many_arms = len(arms) > _MOST_INTERVALS
+    picture, (axes,) = figure(width=8.8 if has_many_arms else 6.4)
+    opacity = 0 if has_many_arms else 0.18
     _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
     axes.set(xlabel="step", ylabel="success on the development split, %")
-    if many_arms:
+    if has_many_arms:
         _legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
     elif axes.get_legend_handles_labels()[0]:
         _legend(axes)
@@ -160,17 +160,17 @@ def task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
     picture, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
     first_record = next(iter(arms.values()))[0]
-    points_of = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
+    points_by_arm = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
     limits = []  # one scale for all panels
-    for points in (np.concatenate([points[axis] for points in points_of.values()]) for axis in (0, 1)):
+    for points in (np.concatenate([points[axis] for points in points_by_arm.values()]) for axis in (0, 1)):
         margin = 0.05 * float(points.max() - points.min()) or 1.0
         limits.append((float(points.min()) - margin, float(points.max()) + margin))
-    for axes, (arm, (x, y, step)) in zip(panels, points_of.items(), strict=True):
-        axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
-        later = step > 0
-        dots = axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
+    for axes, (arm, (x, y, steps)) in zip(panels, points_by_arm.items(), strict=True):
+        axes.scatter(x[steps == 0], y[steps == 0], s=7, color=START, linewidth=0)
+        later = steps > 0
+        dots = axes.scatter(x[later], y[later], s=7, c=steps[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{TITLES[arm]}\n{len(x)} tasks", fontsize=8)
         axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
     picture.colorbar(dots, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
@@ -201,8 +201,8 @@ def signal_shares(arms: Arms) -> Figure | None:
     labels, parts = [], {str(kind): list[float]() for kind in SIGNALS}
     for arm in guided_arms:
         signal_counts = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
-        tasks = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
-        for title, counts in (("signals", signal_counts), ("tasks", tasks)):
+        task_counts = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
+        for title, counts in (("signals", signal_counts), ("tasks", task_counts)):
             labels.append(f"{TITLES[arm]}: {title}" if len(guided_arms) > 1 else title)
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
@@ -221,10 +221,10 @@ def interaction_lengths(arms: Arms) -> Figure:
 
 def crosses(arms: Arms) -> Figure:
     """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
-    tables = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
-    sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables.items()}
+    tables_by_arm = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
+    sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
     parts = {
-        name: [100 * sum(table[name] for table in tables[arm]) / sizes[arm] for arm in arms]
+        name: [100 * sum(table[name] for table in tables_by_arm[arm]) / sizes[arm] for arm in arms]
         for name in ("kept", "recovered", "lost", "never")
     }
     picture, (axes,) = figure(height=1.4 + 0.4 * len(arms))
@@ -235,8 +235,8 @@ def crosses(arms: Arms) -> Figure:
 
 def time(arms: Arms) -> Figure:
     """Shares of a run's time, without the warm start."""
-    seconds = [record["seconds"] for records in arms.values() for record in records]
-    part_names = [part for part in seconds[0] if part not in ("total", "warm_start")]
+    seconds_by_run = [record["seconds"] for records in arms.values() for record in records]
+    part_names = [part for part in seconds_by_run[0] if part not in ("total", "warm_start")]
     parts = {
         part: [100 * float(np.mean([r["seconds"][part] / r["seconds"]["total"] for r in arms[arm]])) for arm in arms]
         for part in part_names
@@ -269,36 +269,36 @@ def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()
 
     Raises StorageError if writing fails.
     """
-    plots = {"differences": paired_differences(differences), **{name: make(arms) for name, make in FIGURES.items()}}
+    plots = {"differences": paired_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
     pictures = {name: picture for name, picture in plots.items() if picture is not None}
     for name, picture in pictures.items():
-        content = io.BytesIO()
-        picture.savefig(content, format="png", metadata={"Software": None})
-        replace_file(folder / f"{name}.png", content.getvalue())
+        png_buffer = io.BytesIO()
+        picture.savefig(png_buffer, format="png", metadata={"Software": None})
+        replace_file(folder / f"{name}.png", png_buffer.getvalue())
     return list(pictures)
 
 
 def _find_guided(arms: Arms) -> list[str]:
     """The arms with tasks made from signals."""
     kinds = set(SIGNALS)
-    return [arm for arm, records in arms.items() if any(kinds & set(r["tasks"]["origin"]) for r in records)]
+    return [arm for arm, records in arms.items() if any(kinds & set(record["tasks"]["origin"]) for record in records)]
 
 
 def _rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, float]]:
-    counts: dict[int, list[int]] = {}
+    counts_by_step: dict[int, list[int]] = {}
     for evolution in record["evolutions"]:
-        part_and_whole = counts.setdefault(evolution["step"], [0, 0])
+        part_and_whole = counts_by_step.setdefault(evolution["step"], [0, 0])
         part_and_whole[0] += evolution[part_key]
         part_and_whole[1] += evolution[whole_key]
-    return [(step, 100 * count / total) for step, (count, total) in sorted(counts.items()) if total]
+    return [(step, 100 * count / total) for step, (count, total) in sorted(counts_by_step.items()) if total]
 
 
 def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
     picture, (axes,) = figure()
 
     def draw_tasks(records: Iterable[Record], are_new: bool, shade: str, name: str) -> None:
-        tasks = [record["tasks"] for record in records]
-        values = [v for one in tasks for v, s in zip(one[column], one["step"], strict=True) if bool(s) is are_new]
+        columns = [record["tasks"] for record in records]
+        values = [v for task in columns for v, s in zip(task[column], task["step"], strict=True) if bool(s) is are_new]
         if values or not are_new:
             weights = np.full(len(values), 100 / max(1, len(values)))
             style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"

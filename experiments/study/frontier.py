@@ -44,23 +44,23 @@ def frontier(
         if (trajectory := _of_last_visit(episodes, inputs.find)) and _is_mastered(trajectory, inputs, mastered)
     ]
     ending = inputs.explorer.ending
-    tools = {
+    tools_by_task = {
         one.task.id: [
             tool for action in one.task.solution for tool in tools_of(action, one.task.environment) if tool != ending
         ]
         for one in candidates
     }
     feeds = feeding(candidates)
-    tools_at = functools.cache(lambda index: frozenset(offered_tools(inputs.environment, candidates[index].task)))
+    find_tools_at = functools.cache(lambda index: frozenset(offered_tools(inputs.environment, candidates[index].task)))
 
-    def partners(index: int) -> list[Trajectory]:
+    def find_partners(index: int) -> list[Trajectory]:
         """Those that the task at this place can be joined with: only those that it feeds, if it feeds any."""
-        own_tools = tools[candidates[index].task.id]
+        own_tools = tools_by_task[candidates[index].task.id]
         others = [
             (other, other_tools)
             for other in candidates[:index] + candidates[index + 1 :]
-            if (other_tools := tools[other.task.id])
-            and tools_at(index).issuperset(other_tools)
+            if (other_tools := tools_by_task[other.task.id])
+            and find_tools_at(index).issuperset(other_tools)
             and len(own_tools) + len(other_tools) <= longest
         ]
         fed_partners = [other for other, other_tools in others if feeds & {*itertools.product(own_tools, other_tools)}]
@@ -69,12 +69,12 @@ def frontier(
     def draw_expedition() -> Expedition | None:
         # All tasks that can be joined are equally likely to be the first.
         for index in rng.sample(range(len(candidates)), len(candidates)):
-            if others := partners(index):
-                base, partner = candidates[index], rng.choice(others)
-                evidence = f"mastered, as is {partner.task.query!r}"
-                plan = (*tools[base.task.id], *tools[partner.task.id])
-                signal = Signal(ORIGIN, base.task.id, base.episode, evidence, tuple(dict.fromkeys(plan)))
-                return Expedition(base.task, ORIGIN, signal=evidence, reflect=reflect_on(base, signal, plan))
+            if others := find_partners(index):
+                first, partner_trajectory = candidates[index], rng.choice(others)
+                evidence = f"mastered, as is {partner_trajectory.task.query!r}"
+                plan = (*tools_by_task[first.task.id], *tools_by_task[partner_trajectory.task.id])
+                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
+                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
         return None
 
     yield from partly_uniform(inputs, floor, rng, draw_expedition)
@@ -82,8 +82,8 @@ def frontier(
 
 def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
     """The first valid trajectory of the last step; None if all of them were lost."""
-    last = max(map(step_of, episodes))
-    return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
+    last_step = max(map(step_of, episodes))
+    return next((one for name in episodes if step_of(name) == last_step and (one := find(name)).valid), None)
 
 
 def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
@@ -99,15 +99,15 @@ def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) 
 
 def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
     """Pairs of different tools where an output of the first was later an argument of the second, in one episode."""
-    pairs: set[tuple[str, str]] = set()
+    tool_pairs: set[tuple[str, str]] = set()
     for trajectory in trajectories:
-        sources: dict[str, set[str]] = {}  # output → the tools that returned it
+        tools_by_output: dict[str, set[str]] = {}  # output → the tools that returned it
         for turn in trajectory.turns:
             if not turn.observation.ok:
                 continue
             for call in turn.action.calls:
                 for value in map(str, call.arguments.values()):
-                    pairs |= {(tool, call.name) for tool in sources.get(value, ()) if tool != call.name}
+                    tool_pairs |= {(tool, call.name) for tool in tools_by_output.get(value, ()) if tool != call.name}
             for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
-                sources.setdefault(message.content, set()).add(call.name)
-    return pairs
+                tools_by_output.setdefault(message.content, set()).add(call.name)
+    return tool_pairs

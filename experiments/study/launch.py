@@ -27,13 +27,13 @@ OTHERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA"
 
 
 def main(arguments: list[str]) -> None:
-    core, parent, *command = arguments
+    core_text, parent_pid, *command = arguments
     if sys.platform == "linux":
         kernel = worlds.part("worker.kernel")
         kernel.prctl(kernel.PDEATHSIG, signal.SIGTERM)
-        if core != "-":
-            os.sched_setaffinity(0, {int(core)})
-    if os.getppid() != int(parent):  # PARENT ended before prctl was called
+        if core_text != "-":
+            os.sched_setaffinity(0, {int(core_text)})
+    if os.getppid() != int(parent_pid):  # PARENT ended before prctl was called
         sys.exit(128 + signal.SIGTERM)
     os.execv(sys.executable, [sys.executable, *command])
 

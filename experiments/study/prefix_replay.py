@@ -22,17 +22,17 @@ class PrefixLengths:
         return {}
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        changes: dict[str, Any] = {}
+        new_lengths: dict[str, Any] = {}
         for group in groups:
             if group.task.origin != ORIGIN or not group.valid:
                 continue
             length = group.valid[0].replayed + (group.score < 0.5) - (group.score > 0.5)
-            changes[group.task.id] = max(0, min(length, len(group.task.solution) - 1))
-        return changes, []
+            new_lengths[group.task.id] = max(0, min(length, len(group.task.solution) - 1))
+        return new_lengths, []
 
     def prefix(self, task: Task, memory: Mapping[str, Any]) -> Sequence[Action]:
         """The actions to replay in the task's next episodes: at first half of the solution, never its last action."""
         if task.origin != ORIGIN:
             return ()
-        most = max(0, len(task.solution) - 1)
-        return task.solution[: min(most, memory.get(task.id, most // 2))]
+        most_actions = max(0, len(task.solution) - 1)
+        return task.solution[: min(most_actions, memory.get(task.id, most_actions // 2))]

@@ -46,13 +46,13 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
     It returns an empty text if there is no such tool or the environment does not know popularities.
     """
     popularities = environment.popularity() if isinstance(environment, Charted) else {}
-    popularity = {tool_name: value for tool_name, value in popularities.items() if tool_name != ending}
+    popularity_by_tool = {tool_name: value for tool_name, value in popularities.items() if tool_name != ending}
 
-    def tool(task: Task) -> str:
-        tool_names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
-        return min(tool_names, key=lambda tool_name: (popularity[tool_name], tool_name), default="")
+    def find_tool(task: Task) -> str:
+        tool_names = [call.name for action in task.solution for call in action.calls if call.name in popularity_by_tool]
+        return min(tool_names, key=lambda tool_name: (popularity_by_tool[tool_name], tool_name), default="")
 
-    return tool
+    return find_tool
 
 
 def describe_tasks(
@@ -68,7 +68,7 @@ def describe_tasks(
     embeddings = embed([task.query for task in tasks])
     centre, axes = _plane(tuple(task.query for task in spanning))
     points = (embeddings - centre) @ axes.T
-    similarity = greatest_similarity(embeddings, embed([task.query for task in targets]))
+    similarities = greatest_similarity(embeddings, embed([task.query for task in targets]))
     return {
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
@@ -76,7 +76,7 @@ def describe_tasks(
         "tool": [tool_of(task) for task in tasks],
         "x": [round(float(x), _COORDINATE_DIGITS) for x in points[:, 0]],
         "y": [round(float(y), _COORDINATE_DIGITS) for y in points[:, 1]],
-        "similarity": [round(float(cosine), _COORDINATE_DIGITS) for cosine in similarity],
+        "similarity": [round(float(cosine), _COORDINATE_DIGITS) for cosine in similarities],
     }
 
 
@@ -140,16 +140,16 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
     metrics, drafts = run.metrics, run.drafts
-    tasks = [task_from_record(record, line) for line, record in enumerate(run.tasks.values(), 1)]
-    evaluation = config["config"]["evaluation"]
+    tasks = [task_from_record(record, line_number) for line_number, record in enumerate(run.tasks.values(), 1)]
+    section = config["config"]["evaluation"]
     environment = environment_of(config["config"])
-    targets = _evaluation_tasks(environment, evaluation, workdir)
+    targets = _evaluation_tasks(environment, section, workdir)
     # A run that has used up its budget has steps without episodes, which have no means.
     step_rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
-        "split": evaluation["split"],
+        "split": section["split"],
         "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read from a file: tuples become lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
@@ -173,7 +173,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "signals": {kind: [row["signals"][kind] for row in step_rows] for kind in SIGNALS},
         "evolutions": evolutions(run),
         **worth_of(run),
-        **({"failures": failures} if (failures := failures_of(metrics)) else {}),
+        **({"failures": failure_record} if (failure_record := failures_of(metrics)) else {}),
         "refused": refusal_counts(drafts),
         "tasks": describe_tasks(
             tasks,
@@ -217,11 +217,11 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
     evolutions = [row.get("evolution", {}) for row in rows]
     probes = [evolution.get("probe", {}) for evolution in evolutions]
 
-    def total(records: Iterable[Mapping[str, Any]], name: str) -> int:
+    def add_up(records: Iterable[Mapping[str, Any]], name: str) -> int:
         return sum(record.get(name, 0) for record in records)
 
     # Episodes in which an admission tried candidates count as episodes of the policy.
-    turns, probe_episodes = total(probes, "turns"), total(probes, "episodes")
+    turns, probe_episodes = add_up(probes, "turns"), add_up(probes, "episodes")
     for row in rows:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         agents = [agent for key, agent in row.get("preference", {}).items() if key != "examples" and agent["episodes"]]
@@ -230,10 +230,10 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
         "episodes": sum(sum(row["outcomes"].values()) for row in rows) + probe_episodes,
         **({"probe_episodes": probe_episodes} if probe_episodes else {}),
         "turns": turns,
-        "tokens_sampled": summary["tokens"]["sampled"] + total(probes, "tokens"),
+        "tokens_sampled": summary["tokens"]["sampled"] + add_up(probes, "tokens"),
         "tokens_trained": summary["tokens"]["trained"],
-        "explorer_actions": total(evolutions, "triplets"),
-        "drafts": total(evolutions, "drafts"),
+        "explorer_actions": add_up(evolutions, "triplets"),
+        "drafts": add_up(evolutions, "drafts"),
         "tasks_added": summary["tasks_final"] - summary["tasks_initial"],
     }
 
@@ -241,13 +241,13 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
 def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The number of updates of a run, and means over updates of those metrics that every step reports."""
     update_rows = [row for row in metrics if row.get("updates")]
-    updates = sum(row["updates"] for row in update_rows)
+    update_count = sum(row["updates"] for row in update_rows)
     means = {
-        name: round(sum(row[name] * row["updates"] for row in update_rows) / updates, _DIGITS)
+        name: round(sum(row[name] * row["updates"] for row in update_rows) / update_count, _DIGITS)
         for name in ("clip_fraction", "grad_norm")
         if update_rows and all(name in row for row in update_rows)
     }
-    return {"updates": updates, **means}
+    return {"updates": update_count, **means}
 
 
 def evolutions(run: Run) -> list[dict[str, Any]]:
@@ -265,7 +265,7 @@ def worth_of(run: Run) -> dict[str, Any]:
     each predictor of the report (cojax/report/origins.py) that predicted the success of a task: Spearman's `rho` of
     predicted and realised success, None if the report gives none, and the number of `tasks`.
     """
-    report = worth(run, histories(run))
+    report_data = worth(run, histories(run))
     return {
         "origins": {
             row["origin"]: {
@@ -275,11 +275,11 @@ def worth_of(run: Run) -> dict[str, Any]:
                 "solved": None if row["solved"] is None else len(row["solved"]),
                 "norm": None if row["norm"] is None else round(row["norm"], _DIGITS),
             }
-            for row in report["rows"]
+            for row in report_data["rows"]
         },
         "predicted": {
-            name: {"rho": None if rank["rho"] is None else round(rank["rho"], _DIGITS), "tasks": rank["pairs"]}
-            for name, rank in report["ranks"].items()
+            predictor: {"rho": None if rank["rho"] is None else round(rank["rho"], _DIGITS), "tasks": rank["pairs"]}
+            for predictor, rank in report_data["ranks"].items()
             if rank["pairs"]
         },
     }
@@ -293,32 +293,32 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     distance from the target (nats a token) at the last step that knows it.
     """
     examples: Counter[str] = Counter()
-    totals: dict[str, Counter[str]] = {}
-    distance: dict[str, float] = {}
+    totals_by_agent: dict[str, Counter[str]] = {}
+    distance_by_agent: dict[str, float] = {}
     for row in metrics:
         for agent, counts in row.get("preference", {}).items():
             if agent == "examples":
                 examples.update(counts)
                 continue
-            agent_totals, failures = totals.setdefault(agent, Counter()), counts["failures"]
-            agent_totals.update(episodes=counts["episodes"], failures=failures, hard=counts["hard"])
+            agent_totals, failure_count = totals_by_agent.setdefault(agent, Counter()), counts["failures"]
+            agent_totals.update(episodes=counts["episodes"], failures=failure_count, hard=counts["hard"])
             for name in ("distinct", "ends"):
-                agent_totals[name] += counts.get(name, 0.0) * failures
+                agent_totals[name] += counts.get(name, 0.0) * failure_count
             if counts.get("distance") is not None:
-                distance[agent] = counts["distance"]
+                distance_by_agent[agent] = counts["distance"]
 
-    def share(count: float, agent_totals: float) -> float | None:
+    def compute_share(count: float, agent_totals: float) -> float | None:
         return round(count / agent_totals, _DIGITS) if agent_totals else None
 
-    agents = {
+    agent_figures = {
         agent: {
-            "failures": share(agent_totals["failures"], agent_totals["episodes"]),
-            **{name: share(agent_totals[name], agent_totals["failures"]) for name in FAILURE_SHARES},
-            **({"distance": distance[agent]} if agent in distance else {}),
+            "failures": compute_share(agent_totals["failures"], agent_totals["episodes"]),
+            **{name: compute_share(agent_totals[name], agent_totals["failures"]) for name in FAILURE_SHARES},
+            **({"distance": distance_by_agent[agent]} if agent in distance_by_agent else {}),
         }
-        for agent, agent_totals in totals.items()
+        for agent, agent_totals in totals_by_agent.items()
     }
-    return {"examples": dict(examples), "agents": agents} if agents or examples else {}
+    return {"examples": dict(examples), "agents": agent_figures} if agent_figures or examples else {}
 
 
 def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -45,15 +45,15 @@ def retry_failures(
         tasks = [group.task for group in failed_groups]
         note_groups: list[Group] = []
         if reflects:
-            failures = {group.task.id: group.valid[-1] for group in failed_groups}
-            note_groups = play(_notebook(environment, failures, room), tasks, f"note{trial_number}")
+            failure_by_task = {group.task.id: group.valid[-1] for group in failed_groups}
+            note_groups = play(_notebook(environment, failure_by_task, room), tasks, f"note{trial_number}")
             for group in note_groups:
                 if note := _read_note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MOST_NOTES:]
-        retries = play(with_notes(environment, notes), tasks, f"trial{trial_number}")
+        retry_groups = play(with_notes(environment, notes), tasks, f"trial{trial_number}")
         # A trial without a valid episode leaves the result of the trial before it.
-        latest_groups |= {group.task.id: group for group in retries if group.valid}
-        trial_records.append(_trial_record(latest_groups, retries, note_groups))
+        latest_groups |= {group.task.id: group for group in retry_groups if group.valid}
+        trial_records.append(_trial_record(latest_groups, retry_groups, note_groups))
     return list(latest_groups.values()), trial_records
 
 
@@ -112,15 +112,15 @@ def request(failure: Trajectory, room: int) -> str:
     The oldest actions are left out first.
     """
     task_text = shorten("\n".join(message.content for message in failure.opening), room // 2)
-    steps = [
+    step_texts = [
         "\n".join((
             _without_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
             *(f"{_SPEAKERS.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
         ))
         for turn in failure.turns
     ]  # fmt: skip
-    recent_steps = [step for step in fit_texts(steps, room - len(task_text), extra_each=8) if step is not None]
-    first_number = len(steps) - len(recent_steps) + 1
+    recent_steps = [step for step in fit_texts(step_texts, room - len(task_text), extra_each=8) if step is not None]
+    first_number = len(step_texts) - len(recent_steps) + 1
     record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first_number)) or "(nothing)"
     return _REQUEST.format(task=task_text, record=record)
 

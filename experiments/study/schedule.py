@@ -36,7 +36,7 @@ def run_all(
     `on_end(job, failure, seconds)` is called on the thread of the run, one call at a time; `failure` says why the run
     failed, "" if it finished. A run that takes longer than `timeout_s` seconds is stopped. Stopped runs can resume.
     """
-    pending, warm = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
+    pending, warm_starts = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
     queue_lock, ending_lock = threading.Lock(), threading.Lock()
 
     def take_job() -> StudyRun | None:
@@ -44,8 +44,8 @@ def run_all(
         while not stop.is_set():
             with queue_lock:
                 for job in pending:
-                    if warm.get(job.warm_start, True):
-                        warm.setdefault(job.warm_start, False)
+                    if warm_starts.get(job.warm_start, True):
+                        warm_starts.setdefault(job.warm_start, False)
                         pending.remove(job)
                         return job
                 if not pending:
@@ -57,13 +57,13 @@ def run_all(
         try:
             while (job := take_job()) is not None:
                 start_time = time.monotonic()
-                mark_warm = functools.partial(warm.__setitem__, job.warm_start, True)
+                mark_warm = functools.partial(warm_starts.__setitem__, job.warm_start, True)
                 try:
                     failure = make_run(job, folder / job.name, core, timeout_s, stop, mark_warm)
                 finally:
                     with queue_lock:
-                        if not warm[job.warm_start]:  # another run may make it
-                            del warm[job.warm_start]
+                        if not warm_starts[job.warm_start]:  # another run may make it
+                            del warm_starts[job.warm_start]
                 with ending_lock:
                     on_end(job, failure, time.monotonic() - start_time)
         except BaseException:
@@ -80,9 +80,9 @@ def run_all(
 
 def command(job: StudyRun, workdir: Path) -> list[str]:
     """The interpreter's arguments for this run."""
-    settings = [f"--config.{name}={value}" for name, value in job.settings.items()]
-    settings.append(f"--config.workdir={workdir.absolute()}")
-    return ["-m", "experiments.run", "--config=experiments/desk.py", *settings]
+    setting_flags = [f"--config.{setting}={value}" for setting, value in job.settings.items()]
+    setting_flags.append(f"--config.workdir={workdir.absolute()}")
+    return ["-m", "experiments.run", "--config=experiments/desk.py", *setting_flags]
 
 
 def make_run(
@@ -163,5 +163,5 @@ def _last_words(log: Path) -> str:
         lines = [line.strip() for line in last_lines(log) if line.strip()]
     except OSError:
         return f"its log {log} is gone; was the folder --runs deleted while it ran?"
-    errors = [line for line in lines if line.startswith("error: ")]
-    return f"{(errors or lines or ['no output'])[-1][:400]} (see {log})"
+    error_lines = [line for line in lines if line.startswith("error: ")]
+    return f"{(error_lines or lines or ['no output'])[-1][:400]} (see {log})"

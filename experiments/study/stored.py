@@ -176,8 +176,8 @@ def read_run(out: Path, name: str) -> Record:
     arm, _, seed = name.rpartition("-")
     records = read_arm(out, arm) if arm and seed.isascii() and seed.isdigit() else {}
     if not records or int(seed) not in records:
-        seeds, arms = ", ".join(map(str, sorted(records))), ", ".join(_arms(out)) or "none"
-        hint = f"{arm} has the seeds {seeds}" if records else f"expected ARM-SEED, of the arms {arms}"
+        seeds_text, arms_text = ", ".join(map(str, sorted(records))), ", ".join(_arms(out)) or "none"
+        hint = f"{arm} has the seeds {seeds_text}" if records else f"expected ARM-SEED, of the arms {arms_text}"
         raise ValueError(f"no record {name!r} in {out / 'runs'}; {hint}")
     return records[int(seed)]
 
@@ -188,10 +188,10 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
     Raises ValueError for a record of other settings and for a damaged file.
     """
     jobs = list(jobs)
-    arms = {arm: read_arm(out, arm) for arm in dict.fromkeys(job.arm for job in jobs)}
+    records_by_arm = {arm: read_arm(out, arm) for arm in dict.fromkeys(job.arm for job in jobs)}
     records: dict[tuple[str, int], Record] = {}
     for job in jobs:
-        if (record := arms[job.arm].get(job.seed)) is None:
+        if (record := records_by_arm[job.arm].get(job.seed)) is None:
             continue
         if difference := mismatch(record, job.config):
             raise ValueError(
@@ -213,6 +213,6 @@ def store(out: Path, record: Record) -> None:
     with _STORE_LOCK:
         records = {**read_arm(out, record["arm"]), record["seed"]: record}
         # gzip.compress writes a header that differs between versions of Python.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as file:
-            file.write(b"".join(encode_record(records[seed], path) for seed in sorted(records)))
+        with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as gzip_file:
+            gzip_file.write(b"".join(encode_record(records[seed], path) for seed in sorted(records)))
         replace_file(path, content.getvalue())

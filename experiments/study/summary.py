@@ -36,28 +36,28 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     The shares are `zero_shot`, before training, and `arms`, after training by arm. The argument maps an arm to its
     records. Empty if the environment now has other held-out tasks than the records, or a run has an invalid episode.
     """
-    runs = [record for records in arms.values() for record in records]
-    environment, tasks = held_out_tasks(runs[0])
-    task_sets = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in runs}
+    all_records = [record for records in arms.values() for record in records]
+    environment, tasks = held_out_tasks(all_records[0])
+    task_sets = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in all_records}
     if task_sets != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
-    kinds: dict[str, list[tuple[Any, str]]] = {"actions": [_actions_kind(task) for task in tasks]}
+    kind_lists: dict[str, list[tuple[Any, str]]] = {"actions": [_actions_kind(task) for task in tasks]}
     if isinstance(environment, Charted):
-        tool_names, popularity = _tools_of(runs[0])
+        tool_names, popularity = _tools_of(all_records[0])
         # The most popular ones first.
-        kinds["tool"] = [(-popularity.get(name, 1.0), name) for name in tool_names]
-        tools = sorted(set(kinds["tool"]))
-        if len(tools) >= MANY:
-            tenths = {kind: 1 + 10 * index // len(tools) for index, kind in enumerate(tools)}
-            kinds["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kinds["tool"]]
-    return {criterion: _rows(task_kinds, arms) for criterion, task_kinds in kinds.items()}
+        kind_lists["tool"] = [(-popularity.get(name, 1.0), name) for name in tool_names]
+        tool_kinds = sorted(set(kind_lists["tool"]))
+        if len(tool_kinds) >= MANY:
+            tenths = {kind: 1 + 10 * index // len(tool_kinds) for index, kind in enumerate(tool_kinds)}
+            kind_lists["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kind_lists["tool"]]
+    return {criterion: _rows(task_kinds, arms) for criterion, task_kinds in kind_lists.items()}
 
 
 def _tools_of(record: Record) -> tuple[list[str], Mapping[str, float]]:
     """The least popular tool of each held-out task's solution, by task id, and the popularity of the tools."""
     environment, tasks = held_out_tasks(record)
-    tool = least_popular(environment, record["config"]["explorer"]["ending"])
-    return [tool(task) for task in tasks], environment.popularity() if isinstance(environment, Charted) else {}
+    find_tool = least_popular(environment, record["config"]["explorer"]["ending"])
+    return [find_tool(task) for task in tasks], environment.popularity() if isinstance(environment, Charted) else {}
 
 
 def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
@@ -117,12 +117,12 @@ def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, f
 
     The most frequent tools over all arms come first. Empty if no tool's popularity is known.
     """
-    counts = {
+    counts_by_arm = {
         arm: Counter(tool for record in records for tool in record["tasks"]["tool"] if tool)
         for arm, records in arms.items()
     }
-    order = [tool for tool, _ in sum(counts.values(), Counter()).most_common()]
-    return {tool: {arm: counts[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
+    order = [tool for tool, _ in sum(counts_by_arm.values(), Counter()).most_common()]
+    return {tool: {arm: counts_by_arm[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
 
 
 def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -132,14 +132,14 @@ def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) 
     the breakdown by tool, has this success as a mean over the table's seeds. Tasks whose tool is not in `rows` are left
     out; None if all are.
     """
-    zero_shot = {row["kind"]: row["zero_shot"] for row in rows}
+    success_by_tool = {row["kind"]: row["zero_shot"] for row in rows}
     pairs = (pair for record in records for pair in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True))
-    return _mean_of_known([zero_shot.get(tool) for tool, step in pairs if step])
+    return _mean_of_known([success_by_tool.get(tool) for tool, step in pairs if step])
 
 
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
     """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
-    sizes = Counter(kinds)
+    size_by_kind = Counter(kinds)
 
     def count_solved(records: Sequence[Record], evaluation: str) -> Counter:
         counts: Counter = Counter()
@@ -156,7 +156,7 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
             "zero_shot": zero_shot_counts[kind] / size,
             "arms": {arm: counts[kind] / size for arm, counts in final_counts.items()},
         }
-        for kind, size in sorted(sizes.items())
+        for kind, size in sorted(size_by_kind.items())
     ]
 
 
@@ -247,7 +247,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     by_arm = {arm: [records[arm, seed] for seed in common_seeds] for arm in table.arms}
     if len(task_sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
         raise ValueError(f"the runs of table {name!r} were evaluated on {len(task_sets)} different sets of tasks")
-    zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
+    zero_shot_successes = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
     parts = {
@@ -265,15 +265,15 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "incomplete_seeds": [seed for seed in seeds if seed not in common_seeds],
         # The changes to experiments/desk.py that all runs share.
         "common_settings": dict(
-            one for one in runs[0]["settings"].items() if all(one in record["settings"].items() for record in runs)
+            item for item in runs[0]["settings"].items() if all(item in record["settings"].items() for record in runs)
         ),
-        "zero_shot": _estimate(zero_shot),
+        "zero_shot": _estimate(zero_shot_successes),
         # All arms of a seed share a warm start, so a different zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
             seed for seed in common_seeds if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
-            _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
+            _row(arm, by_arm[arm], finals[arm], zero_shot_successes, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(arm, other, finals) for arm, other in table.differences],
         # Success over a part of the held-out tasks, by arm, and its paired differences.
@@ -295,8 +295,8 @@ def _row(
 ) -> dict[str, Any]:
     live_shares = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
-    learning = [record.get("learning", {}) for record in records]
-    metric_names = [name for name in learning[0] if all(name in values for values in learning)]
+    learning_rows = [record.get("learning", {}) for record in records]
+    metric_names = [name for name in learning_rows[0] if all(name in values for values in learning_rows)]
     return {
         "arm": arm,
         "title": TITLES[arm],
@@ -308,7 +308,7 @@ def _row(
         "live_groups": _mean([_mean(groups) for groups in live_shares]) if all(live_shares) else None,
         "budget": _mean_counts(budgets),
         # The metrics that all seeds have.
-        "learning": _mean_counts([{n: values[n] for n in metric_names} for values in learning]),
+        "learning": _mean_counts([{metric: values[metric] for metric in metric_names} for values in learning_rows]),
         **{name: means for name, mean in _OPTIONAL_MEANS.items() if (means := mean(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(row["quality"]) for row in records]) for name, find in QUALITY.items()},
@@ -338,14 +338,14 @@ def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
     """
     if not all("origins" in record for record in records):
         return {}
-    names = sorted({origin for record in records for origin in record["origins"]})
-    by_origin = {name: [record["origins"].get(name, {}) for record in records] for name in names}
+    origins = sorted({origin for record in records for origin in record["origins"]})
+    rows_by_origin = {name: [record["origins"].get(name, {}) for record in records] for name in origins}
     return {
         origin: {
             **{name: _mean([counts.get(name, 0) for counts in rows]) for name in ORIGIN_COUNTS},
             **{name: _mean_of_known([counts.get(name) for counts in rows]) for name in ORIGIN_MEASURES},
         }
-        for origin, rows in by_origin.items()
+        for origin, rows in rows_by_origin.items()
     }
 
 
@@ -363,21 +363,21 @@ def mean_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over those of an arm's records that report failures, with their number; {} if none does."""
-    failures = [record["failures"] for record in records if record.get("failures")]
-    if not failures:
+    failure_records = [record["failures"] for record in records if record.get("failures")]
+    if not failure_records:
         return {}
-    examples = _mean_counts([row["examples"] for row in failures])
-    agents = {
-        agent: [row["agents"][agent] for row in failures]
+    examples = _mean_counts([row["examples"] for row in failure_records])
+    rows_by_agent = {
+        agent: [row["agents"][agent] for row in failure_records]
         for agent in ("target", "second")
-        if all(agent in row["agents"] for row in failures)
+        if all(agent in row["agents"] for row in failure_records)
     }
     return {
-        "records": len(failures),
+        "records": len(failure_records),
         "examples": {name: examples[name] for name in EXAMPLES if name in examples},
         "agents": {
             agent: {name: _mean_if_known([row.get(name) for row in rows]) for name in itertools.chain(*rows)}
-            for agent, rows in agents.items()
+            for agent, rows in rows_by_agent.items()
         },
     }
 
@@ -411,8 +411,8 @@ def _made_with(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "processors": sorted({fact["hardware"]["processor"] for fact in facts}),
         "commits": sorted({fact["commit"] for fact in facts}),
-        "versions": [dict(pairs) for pairs in sorted({tuple(sorted(fact["versions"].items())) for fact in facts})],
-        "threads": [dict(pairs) for pairs in sorted({tuple(sorted(record["threads"].items())) for record in records})],
+        "versions": [dict(items) for items in sorted({tuple(sorted(fact["versions"].items())) for fact in facts})],
+        "threads": [dict(items) for items in sorted({tuple(sorted(record["threads"].items())) for record in records})],
         "core_hours": sum(record["seconds"]["total"] + record["seconds"]["warm_start"] for record in records) / 3600,
     }
 
@@ -499,8 +499,8 @@ _PAGES.globals |= {
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     """The text of the page; `figures` are names of pictures in the folder NAME/ beside it."""
     arms = summary["arms"]
-    counts = sorted({variables.get("NPROC", "1") for variables in summary["made_with"]["threads"]})
-    text = _PAGES.get_template("page.md.jinja").render(
+    thread_counts = sorted({variables.get("NPROC", "1") for variables in summary["made_with"]["threads"]})
+    page_text = _PAGES.get_template("page.md.jinja").render(
         summary,
         folder=summary["name"],
         figures=figures,
@@ -509,6 +509,6 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         tried_again=any(arm["settings"].get("evaluation.trials", 1) > 1 for arm in arms),
         learned=lambda name: all(name in arm["learning"] for arm in arms),
         reasons=list(dict.fromkeys(reason for arm in arms for reason in arm["refused"])),
-        threads=" or ".join("one thread" if count == "1" else f"{count} threads" for count in counts),
+        threads=" or ".join("one thread" if count == "1" else f"{count} threads" for count in thread_counts),
     )
-    return re.sub(r"\n{3,}", "\n\n", text.strip()) + "\n"
+    return re.sub(r"\n{3,}", "\n\n", page_text.strip()) + "\n"

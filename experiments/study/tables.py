@@ -70,19 +70,19 @@ def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
 def configuration_of(settings: Settings) -> ConfigDict:
     """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
     config = desk.get_config()
-    for name, value in settings.items():
-        if name in RANGES:
-            value = convert_setting(name, RANGES[name], value)
-        elif is_section(name):
+    for setting, value in settings.items():
+        if setting in RANGES:
+            value = convert_setting(setting, RANGES[setting], value)
+        elif is_section(setting):
             raise RegistryError(
-                f"{name} is a section, given {quote(value)}; set what stands in it: --config.{name}.NAME=VALUE"
+                f"{setting} is a section, given {quote(value)}; set what stands in it: --config.{setting}.NAME=VALUE"
             )
-        elif not is_open(name):
-            raise RegistryError(unknown_setting(name))
+        elif not is_open(setting):
+            raise RegistryError(unknown_setting(setting))
         try:
-            put(config, name, value)
+            put(config, setting, value)
         except (TypeError, ValueError) as error:
-            raise RegistryError(f"{name} is {quote(value)}, which is of another type than its default") from error
+            raise RegistryError(f"{setting} is {quote(value)}, which is of another type than its default") from error
     return config
 
 
@@ -90,14 +90,14 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     settings = {}
     for argument in arguments:
-        name, equals_sign, value = expand_flag(argument).partition("=")
-        setting = name.removeprefix("--config.")
-        if not (name.startswith("--config.") and equals_sign):
+        flag_name, equals_sign, value_text = expand_flag(argument).partition("=")
+        setting = flag_name.removeprefix("--config.")
+        if not (flag_name.startswith("--config.") and equals_sign):
             raise ValueError(f"unexpected argument {argument!r}; expected settings of all arms, --config.KEY=VALUE")
         try:
-            settings[setting] = ast.literal_eval(value)
+            settings[setting] = ast.literal_eval(value_text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-            settings[setting] = value
+            settings[setting] = value_text
     return settings
 
 
