@@ -300,8 +300,8 @@ def _embedding_figures(
             figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in scores.items() if value is not None}
             if len(target_rows):
                 cosines = nearest_cosines[indices]
-                mean_cosine, maximum = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
-                figures["max_similarity"] = {"mean": mean_cosine, "max": maximum, "histogram": histogram(cosines)}
+                mean_cosine, max_cosine = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
+                figures["max_similarity"] = {"mean": mean_cosine, "max": max_cosine, "histogram": histogram(cosines)}
             figures_by_subset[subset_name] = figures
     return figures_by_subset
 

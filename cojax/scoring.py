@@ -56,8 +56,8 @@ def score(groups: Sequence[Group]) -> Score:
 
 def _average_with(groups: Sequence[Group], lost_reward: float) -> float:
     """avg@k over all tasks if every lost episode had earned `lost_reward`."""
-    rewards = [[t.reward if t.valid else lost_reward for t in g.trajectories] for g in groups if g.trajectories]
-    return _mean([_mean(task_rewards) for task_rewards in rewards])
+    reward_lists = [[t.reward if t.valid else lost_reward for t in g.trajectories] for g in groups if g.trajectories]
+    return _mean([_mean(task_rewards) for task_rewards in reward_lists])
 
 
 Estimate = dict[str, float]  # `value`, a mean over `count` tasks or scenarios, and its 95 % interval, `low` to `high`
@@ -117,8 +117,8 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
                 f"task {task.id} has no {key!r} in its setup to score it by; it has "
                 f"{', '.join(sorted(task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
             )
-        kind_names = task.setup[key]
-        return {kind_names} if isinstance(kind_names, str) else set(kind_names)
+        kind_or_kinds = task.setup[key]
+        return {kind_or_kinds} if isinstance(kind_or_kinds, str) else set(kind_or_kinds)
 
     return kinds
 

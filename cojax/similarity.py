@@ -115,17 +115,17 @@ class NearDuplicates:
         indexes = self._indexes_on(setup_hash(task)) if self.threshold else []
         if not indexes:
             return ""
-        _, query, calls, values = _build_query(task)
+        _, query, calls, value_texts = _build_query(task)
         # The tasks of the parent came first.
-        matches = [
+        ranked_matches = [
             (-cosine, index_number, position)
             for index_number, (_, wordings) in enumerate(indexes)
             for cosine, position in wordings.above(query, self.threshold)
         ]
-        for cosine, index_number, position in sorted(matches):
+        for cosine, index_number, position in sorted(ranked_matches):
             task_id, other_query, other_calls, other_values = indexes[index_number][0][position]
             # The calls may differ only by which argument or call each value goes to.
-            is_permuted = values == other_values and len(set(values)) > 1
+            is_permuted = value_texts == other_values and len(set(value_texts)) > 1
             if calls == other_calls or (not is_permuted and _compare_word_order(query, other_query) > self.threshold):
                 return f"near duplicate of task {task_id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
@@ -153,11 +153,11 @@ _Query = tuple[str, str, list[str], list[str]]
 def _build_query(task: Task) -> _Query:
     calls = [call for action in task.solution for call in action.calls]
     reply_texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
-    values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
+    value_texts = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
     call_texts = [canonical([call.name, to_json(call.arguments)]) for call in calls]
     # Half a surrogate pair cannot be compared; validation refuses it later.
     query = normalise(task.query[:_MOST_COMPARED_CHARACTERS].encode("utf-8", "replace").decode())
-    return task.id, query, sorted(call_texts + reply_texts), sorted(values)
+    return task.id, query, sorted(call_texts + reply_texts), sorted(value_texts)
 
 
 def _compare_word_order(query: str, other_query: str) -> float:
@@ -165,9 +165,9 @@ def _compare_word_order(query: str, other_query: str) -> float:
     word_pairs, other_pairs = (Counter(itertools.pairwise(re.findall(r"\w+", text))) for text in (query, other_query))
     if not word_pairs and not other_pairs:
         return 1.0
-    product = sum(count * other_pairs[word_pair] for word_pair, count in word_pairs.items())
-    norm = math.sqrt(sum(n * n for n in word_pairs.values()) * sum(n * n for n in other_pairs.values()))
-    return product / norm if norm else 0.0
+    dot_product = sum(count * other_pairs[word_pair] for word_pair, count in word_pairs.items())
+    norms_product = math.sqrt(sum(n * n for n in word_pairs.values()) * sum(n * n for n in other_pairs.values()))
+    return dot_product / norms_product if norms_product else 0.0
 
 
 def paragraphs(text: str) -> list[str]:

@@ -80,9 +80,9 @@ def run_watched(environment: Environment, patience: float, work: Callable[[Envir
             running_call = None
 
     def start(task: Task) -> Episode:
-        label = f"task {task.id}"
-        episode = run(label, environment, "start", task)
-        calls = {method_name: functools.partial(run, label, episode, method_name) for method_name in _METHODS}
+        call_label = f"task {task.id}"
+        episode = run(call_label, environment, "start", task)
+        calls = {method_name: functools.partial(run, call_label, episode, method_name) for method_name in _METHODS}
         return cast(Episode, types.SimpleNamespace(**calls))
 
     hanging_call = ""

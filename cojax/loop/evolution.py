@@ -141,13 +141,13 @@ class Evolutions:
 
 def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
     """The part of a step's record in metrics.jsonl about the evolution that ran after `step`."""
-    task_origins = [task.origin for task in synthesis.tasks]
+    origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {
             "step": step,
             **synthesis.counts,
             **({"idle": synthesis.idle} if synthesis.idle else {}),
-            "added": {task_origin: task_origins.count(task_origin) for task_origin in sorted(set(task_origins))},
+            "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
             **({"probe": dict(synthesis.probe_cost)} if synthesis.probe_cost else {}),
         }

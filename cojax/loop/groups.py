@@ -181,7 +181,7 @@ def _copy_prefix_memory(loop: Loop, state: State) -> Mapping[str, Any]:
 @contextlib.contextmanager
 def time_rollout(loop: Loop) -> Iterator[None]:
     """Counts the engine's busy time within the block as generation, and the rest of the wall time as environment."""
-    busy_before = loop.engine.busy_seconds
+    busy_s_before = loop.engine.busy_seconds
     with loop.clock("environment"):
         yield
-    loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy_before)
+    loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy_s_before)

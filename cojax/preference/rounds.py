@@ -111,8 +111,8 @@ class Rounds:
                 experts = agents.experts_by_task(settings, solutions, rollouts.second, rollouts.target)
                 by_kind = agents.agent_pairs(settings, experts, rollouts.second, rollouts.target, self._seed(step))
                 pairs = [pair for kind_pairs in by_kind.values() for pair in kind_pairs]
-            second, metrics = self._learn(state.second, pairs, seed)
-        return second, {**metrics, "pairs": float(len(pairs))}
+            second_state, metrics = self._learn(state.second, pairs, seed)
+        return second_state, {**metrics, "pairs": float(len(pairs))}
 
     def count_second(self, state: State, rollouts: Rollouts) -> Memory:
         """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""

@@ -67,7 +67,7 @@ def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
     """
     banned_names = sorted({*_RESERVED_NAMES, *reserved_names})
     members = ("name", "colour", "guidance", "confidence", "init", "update")
-    if missing := [member for member in members if not hasattr(kind, member)]:
+    if missing := [member_name for member_name in members if not hasattr(kind, member_name)]:
         raise ValueError(
             f"a {type(kind).__name__} is not a signal: it lacks {', '.join(missing)}; a signal has {', '.join(members)}"
         )
@@ -121,14 +121,14 @@ def detect(
 def _check_json(memory: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises ValueError for a value that JSON changes: a resumed run reads the memory from JSON."""
     for kind, values in memory.items():
-        for key, value in values.items():
+        for memory_key, value in values.items():
             try:
-                is_json = json.loads(json.dumps({key: value}, allow_nan=False)) == {key: value}
+                is_json = json.loads(json.dumps({memory_key: value}, allow_nan=False)) == {memory_key: value}
             except (TypeError, ValueError):
                 is_json = False
             if not is_json:
                 raise ValueError(
-                    f"signal {kind!r} remembers {key!r}: {str(value)[:80]}, which JSON changes; expected "
+                    f"signal {kind!r} remembers {memory_key!r}: {str(value)[:80]}, which JSON changes; expected "
                     "text as keys, and lists, dicts, text, finite numbers, booleans and None as values"
                 )
 

@@ -43,12 +43,12 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
     if not successes or not failures:
         return ()
     success_users, failure_users = _count_users(successes), _count_users(failures)
-    difference = {
+    difference_by_tool = {
         tool: abs(success_users[tool] / len(successes) - failure_users[tool] / len(failures))
         for tool in success_users.keys() | failure_users.keys()
     }
-    tools = [tool for tool in difference if difference[tool] >= _LEAST_DIFFERENCE]
-    return tuple(sorted(tools, key=lambda tool: (-difference[tool], tool)))
+    tools = [tool for tool in difference_by_tool if difference_by_tool[tool] >= _LEAST_DIFFERENCE]
+    return tuple(sorted(tools, key=lambda tool: (-difference_by_tool[tool], tool)))
 
 
 def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:

@@ -111,9 +111,9 @@ class CheckedLog:
         Raises StorageError for a line that is not a JSON object.
         """
         self._is_absorbed = True
-        if (length := self.length) < self._byte_count:
-            raise self._change_error(length)
-        if not length:
+        if (log_length := self.length) < self._byte_count:
+            raise self._change_error(log_length)
+        if not log_length:
             return
         with open_file(self.path) as file:
             file.seek(self._byte_count)
@@ -171,7 +171,7 @@ class Checksums:
         """The checksums of a log's lines, from the part of checksums.jsonl that was verified."""
         digits_per_line = 2 * _LINE_BYTES
         all_digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
-        return [all_digits[i : i + digits_per_line] for i in range(0, len(all_digits), digits_per_line)]
+        return [all_digits[start : start + digits_per_line] for start in range(0, len(all_digits), digits_per_line)]
 
     def verify(self, extent: Extent) -> None:
         """Like `CheckedLog.verify`; here the checksum that a record carries shows which line was changed."""

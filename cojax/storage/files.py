@@ -275,9 +275,9 @@ def _end_of_last_line(file: io.FileIO) -> int:
     while block_end:
         block_start = max(0, block_end - 65536)
         file.seek(block_start)
-        newline = file.read(block_end - block_start).rfind(b"\n")
-        if newline >= 0:
-            return block_start + newline + 1
+        newline_offset = file.read(block_end - block_start).rfind(b"\n")
+        if newline_offset >= 0:
+            return block_start + newline_offset + 1
         block_end = block_start
     return 0
 

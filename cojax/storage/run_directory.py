@@ -114,9 +114,9 @@ class RunDirectory:
                 f"{self.folder} holds a run with other settings: {differences_text}. "
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
-        if changed_settings := changed_code(record.get("code", {}), code):
+        if changed_entries := changed_code(record.get("code", {}), code):
             raise RunDirectoryError(
-                f"{self.folder} holds a run with other code: {changed_settings} has changed since. Restore it, add "
+                f"{self.folder} holds a run with other code: {changed_entries} has changed since. Restore it, add "
                 "--config.accept_changed_code=True to go on with the new one, or choose another --config.workdir."
             )
         return record

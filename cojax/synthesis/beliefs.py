@@ -56,15 +56,15 @@ def no_evidence(discount: float) -> dict[str, Any]:
 def add_evidence(memory: Mapping[str, Any], seen: Iterable[tuple[Iterable[str], float, float]]) -> dict[str, Any]:
     """The changes to the memory by a step in which (keys, successes, failures) were seen."""
     step_evidence: dict[str, Evidence] = {}
-    for keys, successes, failures in seen:
-        for key in keys:
-            earlier_counts = step_evidence.get(key, (0.0, 0.0))
-            step_evidence[key] = earlier_counts[0] + successes, earlier_counts[1] + failures
+    for belief_keys, successes, failures in seen:
+        for belief_key in belief_keys:
+            earlier_counts = step_evidence.get(belief_key, (0.0, 0.0))
+            step_evidence[belief_key] = earlier_counts[0] + successes, earlier_counts[1] + failures
     current_step = memory[_STEPS_KEY] + 1
     changes: dict[str, Any] = {_STEPS_KEY: current_step}
-    for key, new_counts in step_evidence.items():
-        past_counts = _discount_evidence(memory.get(key), current_step, memory[_DISCOUNT_KEY])
-        changes[key] = [past_counts[0] + new_counts[0], past_counts[1] + new_counts[1], current_step]
+    for belief_key, new_counts in step_evidence.items():
+        past_counts = _discount_evidence(memory.get(belief_key), current_step, memory[_DISCOUNT_KEY])
+        changes[belief_key] = [past_counts[0] + new_counts[0], past_counts[1] + new_counts[1], current_step]
     return changes
 
 

@@ -154,8 +154,8 @@ def run_in_parallel(
         explorers = stack.enter_context(shares)
         futures: list[Future[Expedition]] = []
         stack.enter_context(_close_budget_on_error(explorer, futures))
-        for own_explorer, (expedition_number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
-            run_expedition = functools.partial(run, own_explorer, expedition, own_seed)
+        for own_explorer, (expedition_number, expedition), run_seed in zip(explorers, expeditions, seeds, strict=True):
+            run_expedition = functools.partial(run, own_explorer, expedition, run_seed)
             futures.append(stack.enter_context(in_background(f"expedition {expedition_number}", run_expedition)))
         return _wait_for(futures, stop)
 

@@ -75,13 +75,13 @@ class Synthesis:
 
         Reasons that differ only in numbers count as one; the first of them is shown.
         """
-        refusals = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        refusal_texts = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
         failures = [record["error"] for record in self.expeditions if record["error"]]
         # If all runs of an expedition failed, the reason of the first one counts.
         first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
         failures += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
         by_wording: dict[str, list[str]] = {}
-        for reason in (*refusals, *failures):
+        for reason in (*refusal_texts, *failures):
             by_wording.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
         return [f"{reasons[0]} ({len(reasons)}×)" for reasons in heapq.nlargest(count, by_wording.values(), key=len)]
 
@@ -246,8 +246,8 @@ class _Search:
         counts["runs_failed"] += len(expedition.failures)
         counts["triplets"] += len(expedition.triplets)
         for draft, verdict, task in expedition.findings:
-            if task is not None and (reason := self._why_superfluous(task)):
-                verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason))
+            if task is not None and (refusal := self._why_superfluous(task)):
+                verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, refusal))
                 task = None
             counts["drafts"] += 1
             counts[verdict.status] += 1

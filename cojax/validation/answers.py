@@ -88,8 +88,8 @@ def asking_flaw(
         request = asks(query, own_stems, len(changes) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_WIDTH}}, and the solution gives none" if request else ""
     lookup_texts = (documentation_words(docs, call.name) for step_index, call in calls if step_index not in changes)
-    about = {word for text in lookup_texts for word in words(text)} - own_stems
-    return "" if may_ask(query, own_stems, about) else "the solution gives an answer, and the query asks for none"
+    topic = {word for text in lookup_texts for word in words(text)} - own_stems
+    return "" if may_ask(query, own_stems, topic) else "the solution gives an answer, and the query asks for none"
 
 
 def _is_number(text: str) -> bool:
@@ -172,7 +172,7 @@ def _form_finder(answer: str) -> Callable[[str], str]:
     The forms are in plain letters, with one letter for all that look alike.
     """
     answer_words = words_alike(answer)
-    letters, stems = "".join(answer_words), "".join(map(stem, answer_words))
+    letters, stem_letters = "".join(answer_words), "".join(map(stem, answer_words))
     plain_answer = "".join(WORD.findall(plain_letters(answer)))
     cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _FEWEST_REVERSED else {}
     sorted_letters = sorted(plain_answer) if len(plain_answer) > _FEWEST_REVERSED else []
@@ -192,7 +192,7 @@ def _form_finder(answer: str) -> Callable[[str], str]:
         if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
         content_words = words_alike(_JOINING_WORDS.sub(" ", folded_text))
-        if _find_form([*map(stem, text_words)], [stems]) or _find_form(content_words, [letters]):
+        if _find_form([*map(stem, text_words)], [stem_letters]) or _find_form(content_words, [letters]):
             return "in the plural, or letter by letter"
         plain_words = WORD.findall(plain_letters(text))
         if any(sorted_letters == sorted(word) for word in plain_words) or consonants in plain_words:

@@ -115,14 +115,14 @@ class NegativeControls:
         call_parts = [part for part in parts if part.call is not None]
         if not call_parts:
             return action_parts
-        actions, starts = list[Action](), list[int]()
+        actions, first_indices = list[Action](), list[int]()
         for action in self.task.solution:
-            starts.append(len(actions))
+            first_indices.append(len(actions))
             actions += [Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action]
         trial = self.replay(self.task, tuple(actions))
         if not trial.complete or trial.states[-1] != self.run.states[-1]:
             return action_parts | set(call_parts)
-        places = {part: starts[part.action] + (part.call or 0) for part in call_parts}
+        places = {part: first_indices[part.action] + (part.call or 0) for part in call_parts}
         return action_parts | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
     def _examine_part(self, part: Part) -> list[str]:
@@ -248,11 +248,11 @@ def _call_after_end(action: Action, ending: str) -> str:
     owner = ""
     for statement in consistency.syntax_tree(action).body:
         for node in ast.walk(statement) if owner else ():
-            if isinstance(node, ast.Call) and ((name := _chain_names(node.func))[0] == owner or name[-1] == ending):
+            if isinstance(node, ast.Call) and ((chain := _chain_names(node.func))[0] == owner or chain[-1] == ending):
                 return ast.unparse(node)[:100]
         if isinstance(statement, ast.Expr | ast.Assign) and isinstance(statement.value, ast.Call):
-            name = _chain_names(statement.value.func)
-            owner = owner or (name[0] if name[-1] == ending else "")
+            chain = _chain_names(statement.value.func)
+            owner = owner or (chain[0] if chain[-1] == ending else "")
     return ""
 
 

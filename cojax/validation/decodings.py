@@ -311,8 +311,8 @@ def _join_letters(text: str) -> Iterator[str]:
 
 def _undo_leet(text: str) -> Iterator[str]:
     if _LEET_WORD.search(text):
-        parts = re.split(r"(\s+)", text)
-        yield "".join(part.translate(_LEET) if _LEET_WORD.search(part) else part for part in parts)
+        words_and_spaces = re.split(r"(\s+)", text)
+        yield "".join(word.translate(_LEET) if _LEET_WORD.search(word) else word for word in words_and_spaces)
         yield text.translate(_LEET_SECOND)
 
 

@@ -241,14 +241,14 @@ class Disguises:
 
     def _is_scattered(self, words: Sequence[str]) -> bool:
         """Whether these words contain all words of a query in order, most of them right after the one before."""
-        word_set, pairs = set(words), set(itertools.pairwise(words))
+        word_set, word_pairs = set(words), set(itertools.pairwise(words))
         likely_queries = (query for word in word_set for query in self._queries_by_word.get(word, ()))
-        return any(word_set.issuperset(query) and _in_order(query, words, pairs) for query in likely_queries)
+        return any(word_set.issuperset(query) and _in_order(query, words, word_pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
         letters = "".join(WORD.findall(plain_letters(text)))
         return len(letters) >= 6 and any(
-            one_letter(letters.translate(table)) in self._whole for table in _CIPHER_TABLES.values()
+            one_letter(letters.translate(cipher_table)) in self._whole for cipher_table in _CIPHER_TABLES.values()
         )
 
     def _queries_in(self, letters: str) -> set[str]:
@@ -271,14 +271,14 @@ class Disguises:
         if not unknown_words:
             return
         unknown_words = unknown_words[:: -(-len(unknown_words) // _MOST_WORDS_TRIED)]
-        scores: list[tuple[int, str, bool]] = []
+        score_table: list[tuple[int, str, bool]] = []
         for cipher, cipher_table in {"": {}, **_CIPHER_TABLES}.items():
             candidates = [one_letter(word.translate(cipher_table)) for word in unknown_words]
             if cipher:
-                scores.append((self._count_known(candidates), cipher, False))
-            scores.append((sum(word in self._backward_words for word in candidates), cipher, True))
+                score_table.append((self._count_known(candidates), cipher, False))
+            score_table.append((sum(word in self._backward_words for word in candidates), cipher, True))
         least_score = min(2, len(unknown_words))
-        for score, cipher, backwards in sorted(scores, key=lambda score: -score[0])[:_MOST_CIPHERS]:
+        for score, cipher, backwards in sorted(score_table, key=lambda entry: -entry[0])[:_MOST_CIPHERS]:
             if score >= least_score:
                 reading = small_letters.translate(_CIPHER_TABLES.get(cipher, {}))
                 how = ", ".join(filter(None, (cipher, "backwards" if backwards else "")))

@@ -33,8 +33,8 @@ def _read_rules(text: str) -> list[dict[str, re.Pattern[str]]]:
     for name, pattern in sections["families"].items():
         families[name] = fill(pattern)
     return [
-        {rule: re.compile("|".join(map(fill, rule_patterns))) for rule, rule_patterns in sections[table].items()}
-        for table in ("query", "actions")
+        {rule: re.compile("|".join(map(fill, rule_patterns))) for rule, rule_patterns in sections[section_name].items()}
+        for section_name in ("query", "actions")
     ]
 
 

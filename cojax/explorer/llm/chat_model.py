@@ -338,9 +338,9 @@ class Journal:
                 line_start = 0
                 for line in lines_of(file):
                     if line.startswith(_LINE_HEAD) and line.endswith(b"\n"):
-                        key = line[len(_LINE_HEAD) : len(_LINE_HEAD) + _KEY_LENGTH].decode("ascii", "replace")
+                        journal_key = line[len(_LINE_HEAD) : len(_LINE_HEAD) + _KEY_LENGTH].decode("ascii", "replace")
                         self.length += 1
-                        self._positions[key] = line_start, self.length
+                        self._positions[journal_key] = line_start, self.length
                     line_start += len(line)
 
     def record_number(self, key: str) -> int:

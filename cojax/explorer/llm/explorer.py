@@ -219,8 +219,8 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
     for action in ask_within(_PATIENCE, episode.affordances):
         if action.calls:
             actions_by_tool.setdefault(action.calls[0].name, []).append(action)
-    tools = rng.sample(sorted(actions_by_tool), min(count, len(actions_by_tool)))
-    return [prompting.shorten(signature(rng.choice(actions_by_tool[tool])), _LONGEST_HINT) for tool in tools]
+    tool_names = rng.sample(sorted(actions_by_tool), min(count, len(actions_by_tool)))
+    return [prompting.shorten(signature(rng.choice(actions_by_tool[name])), _LONGEST_HINT) for name in tool_names]
 
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
@@ -338,8 +338,8 @@ class LLMExplorer:
             if trajectory.valid or trajectory.outcome == "engine_error"
             for turn in trajectory.turns
         )
-        failures = (f"run {number}: {t.error}" for number, t in enumerate(trajectories) if not t.valid)
-        return Exploration(task, context, seed, triplets, tuple(failures))
+        failure_lines = (f"run {number}: {t.error}" for number, t in enumerate(trajectories) if not t.valid)
+        return Exploration(task, context, seed, triplets, tuple(failure_lines))
 
     def _write_brief(
         self, real: Collection[str], task: Task, context: ExplorationContext | None, weights: Mapping[str, float] | None
@@ -391,8 +391,8 @@ class LLMExplorer:
         place_prefix = f"{self.evolution}/task {task.id}/attempt"
         with self.remaining_budget().split(count) as budgets:
             yield [
-                make_actor(budget=budget, seed=("attempt", task.id, attempt), place=f"{place_prefix} {attempt}")
-                for attempt, budget in enumerate(budgets)
+                make_actor(budget=budget, seed=("attempt", task.id, number), place=f"{place_prefix} {number}")
+                for number, budget in enumerate(budgets)
             ]
 
 

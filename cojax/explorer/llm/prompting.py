@@ -103,10 +103,10 @@ def shorten(text: str, limit: int) -> str:
 
 def _longest_cut(lengths: Sequence[int], room: int) -> int:
     """The greatest length at which texts can be cut so that all of them fit."""
-    for index, length in enumerate(sorted(lengths)):
-        share = room // (len(lengths) - index)
-        if length > share:
-            return max(0, share)
+    for shorter_count, length in enumerate(sorted(lengths)):
+        share_length = room // (len(lengths) - shorter_count)
+        if length > share_length:
+            return max(0, share_length)
         room -= length
     return max(lengths, default=0)
 

@@ -307,12 +307,12 @@ class ScriptedExplorer:
 
         guidance = self.guidance[context.kind]
         preferred_tools = (*focus, *sorted(nearby_tools))
-        plan: list[str] = []
+        tool_plan: list[str] = []
         if preferred_tools and rng.random() < guidance.rehearse:
             picks = iter(lambda: rng.choices(preferred_tools, [weigh(tool) for tool in preferred_tools])[0], None)
-            plan = vary(self._plan_of(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
+            tool_plan = vary(self._plan_of(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
-            weigh, rng, ending=self.ending, chase=self.chase, plan=plan, do_not_repeat={*context.do_not_repeat}
+            weigh, rng, ending=self.ending, chase=self.chase, plan=tool_plan, do_not_repeat={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
@@ -321,8 +321,8 @@ class ScriptedExplorer:
 
     def _plan_of(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or of its task's solution if it has none, without the ending."""
-        solution = (call.name for action in context.task.solution for call in action.calls)
-        return [tool for tool in context.plan or solution if tool != self.ending]
+        solution_tools = (call.name for action in context.task.solution for call in action.calls)
+        return [tool for tool in context.plan or solution_tools if tool != self.ending]
 
 
 def vary(tools: Sequence[str], picks: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
@@ -364,13 +364,13 @@ class ExplorationRun:
             raise EnvironmentFailure(
                 "the episode offers no affordances; the scripted explorer needs some to choose from"
             )
-        options = [action for action in possible_actions if tool_of(action) != self.ending] or list(possible_actions)
+        actions = [action for action in possible_actions if tool_of(action) != self.ending] or list(possible_actions)
         # Tools are compared first: signatures are expensive to build.
         tools = {action_line.partition("(")[0] for action_line in self.do_not_repeat}
-        options = [a for a in options if tool_of(a) not in tools or signature(a) not in self.do_not_repeat] or options
+        actions = [a for a in actions if tool_of(a) not in tools or signature(a) not in self.do_not_repeat] or actions
         # Before the first action the messages are the task's text, not an observation.
         words = {word for message in messages for word in words_of(message.content)} if self.last_values else set[str]()
-        action = self._choose(options, words)
+        action = self._choose(actions, words)
         self.do_not_repeat.add(signature(action))
         self.last_values = argument_values(action)
         return Turn(action)
