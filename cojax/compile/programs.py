@@ -167,12 +167,12 @@ def estimated_peak(
         for setting_name, value in change.items():
             if setting_name != _MEMORY_SHARE:
                 put(variant_config, setting_name, value)
-    changed = make_variant(variant_config)
+    variant = make_variant(variant_config)
     update_report = figures["programs"]["update"]
-    tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, changed)]
-    gradient_bytes = [device_bytes(state.params) for _, state in (base, changed)]
+    tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, variant)]
+    gradient_bytes = [device_bytes(state.params) for _, state in (base, variant)]
     activation_bytes = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradient_bytes[0])
-    state_bytes = methods.agents(config) * device_bytes(changed[1]) + device_bytes(changed[0].reference)
+    state_bytes = methods.agents(config) * device_bytes(variant[1]) + device_bytes(variant[0].reference)
     return state_bytes + gradient_bytes[1] + activation_bytes * tokens[1] // tokens[0]
 
 

@@ -225,11 +225,11 @@ def _refuse_tokenizer(file: GgufFile) -> None:
     choices_by_key: dict[str, Sequence[Any]] = {
         "model": ("gpt2",), "pre": tuple(_SPLITS), "add_space_prefix": (False,), "add_eos_token": (False,),
     }  # fmt: skip
-    for key, values in choices_by_key.items():
-        value = file.metadata.get(_KEY + key, values[0] if key.startswith("add_") else None)
-        if value not in values:
-            choices = " and ".join(map(repr, values))
-            raise ValueError(f"{file.path} has {_KEY}{key}={value!r:.80}; only {choices} can be converted: {ADVICE}")
+    for key, choices in choices_by_key.items():
+        value = file.metadata.get(_KEY + key, choices[0] if key.startswith("add_") else None)
+        if value not in choices:
+            listing = " and ".join(map(repr, choices))
+            raise ValueError(f"{file.path} has {_KEY}{key}={value!r:.80}; only {listing} can be converted: {ADVICE}")
 
 
 def _read_list(file: GgufFile, key: str, kind: type) -> list[Any]:

@@ -62,7 +62,7 @@ class Lead:
             )
         host_arrays: list[np.ndarray] = []
         argument_specs = [self._encode(argument, host_arrays) for argument in arguments]
-        places = [self._free_results.popleft() for _ in range(len(self._free_results))]
+        keys = [self._free_results.popleft() for _ in range(len(self._free_results))]
         self._command_number += 1
         serial, results = self._command_number, list[Any]()
 
@@ -75,7 +75,7 @@ class Lead:
         try:
             self._wire.send(
                 {
-                    "kind": "run", "operation": name, "number": serial, "arguments": argument_specs, "freed": places,
+                    "kind": "run", "operation": name, "number": serial, "arguments": argument_specs, "freed": keys,
                     "data": [describe(array) for array in host_arrays],
                 }
             )  # fmt: skip
@@ -161,8 +161,8 @@ class Follower:
         if operation_name not in self.operations:
             raise WireError(f"process 0 wants {operation_name!r}, which this process does not know")
         self._wire.send({"kind": "at", "number": command["number"]})
-        data = receive_arrays(command["data"]) if command["data"] else []
-        result = self.operations[operation_name](*(self._decode(argument, data) for argument in command["arguments"]))
+        arrays = receive_arrays(command["data"]) if command["data"] else []
+        result = self.operations[operation_name](*(self._decode(argument, arrays) for argument in command["arguments"]))
         jax.block_until_ready(result)
         outputs = result if isinstance(result, tuple) else (result,)
         self.results[command["number"]] = dict(enumerate(outputs))
@@ -216,8 +216,8 @@ def receive_arrays(descriptions: Sequence[Description]) -> list[np.ndarray]:
 def _split_bytes(total: int) -> list[tuple[int, int]]:
     """(start, bytes) of the parts in which `total` bytes travel."""
     large = max(0, math.ceil((total - 16 * _SMALL_BYTES) / _LARGE_BYTES))
-    parts = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(0, math.ceil((total - large * _LARGE_BYTES) / _SMALL_BYTES))
-    return list(zip(itertools.accumulate(parts, initial=0), parts, strict=False))
+    sizes = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(0, math.ceil((total - large * _LARGE_BYTES) / _SMALL_BYTES))
+    return list(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False))
 
 
 def lead_array_files(lead: Lead) -> ArrayFiles:

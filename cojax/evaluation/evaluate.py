@@ -152,7 +152,7 @@ def _check_same_model(config: ConfigDict, run_settings: Mapping[str, Any], workd
         return
     if run_section.get("tokenizer") != "bytes":
         keys.remove("vocabulary")
-    values, run_values = ({f"model.{name}": each.get(name) for name in keys} for each in (model_section, run_section))
+    values, run_values = ({f"model.{name}": model.get(name) for name in keys} for model in (model_section, run_section))
     if values == run_values:
         return
     run_policy = run_settings.get("policy", "")
@@ -388,8 +388,8 @@ def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples:
         keep_compiled()
         splits = splits_of(config, only_splits)
         subject, out_parent = subject_of(config, *flags)
-        name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
-        out = Path(folder) if folder else out_parent / name.replace("/", "-")  # a name must not lead to another folder
+        title = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
+        out = Path(folder) if folder else out_parent / title.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
             for result_path in (out_parent, out):
                 expect_no_link(result_path)

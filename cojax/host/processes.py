@@ -74,7 +74,7 @@ def children(pid: int) -> set[int]:
 
 def session(sid: int) -> set[int]:
     """The running processes of a session."""
-    return {member_pid for member_pid, _, session_id, runs in _list_processes() if runs and session_id == sid}
+    return {member_pid for member_pid, _, session_id, alive in _list_processes() if alive and session_id == sid}
 
 
 def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout_s: float = KILL_SECONDS) -> set[int]:

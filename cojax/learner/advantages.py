@@ -108,23 +108,23 @@ def token_advantages(entries: Any, trajectories: Sequence[Trajectory]) -> list[t
 def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     turns = trajectory.turns
     entries = [value] * len(turns) if _is_scalar(value) else list(value)
-    where = f"the advantage of episode {trajectory.episode!r}"
+    label = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
-        raise ValueError(f"{where} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
+        raise ValueError(f"{label} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
     credit, mask_parts = [np.zeros(0)], [np.zeros(0, bool)]
     for entry, turn in zip(entries, turns, strict=True):
-        prompt, action = len(turn.prompt_tokens), len(turn.action_tokens)
-        numbers, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
-        if not _is_scalar(entry) and len(numbers) != action:
+        prompt_size, action_size = len(turn.prompt_tokens), len(turn.action_tokens)
+        data, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
+        if not _is_scalar(entry) and len(data) != action_size:
             raise ValueError(
-                f"{where} has {len(numbers)} entries for {action} tokens of a turn; expected a number, or one a token"
+                f"{label} has {len(data)} entries for {action_size} tokens of a turn; expected a number, or one a token"
             )
-        prompt_value, prompt_mask = (numbers, entry_mask) if _is_scalar(entry) else (0.0, False)
-        credit += [np.full(prompt, prompt_value, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
-        mask_parts += [np.full(prompt, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action)]
+        fill, prompt_mask = (data, entry_mask) if _is_scalar(entry) else (0.0, False)
+        credit += [np.full(prompt_size, fill, np.float64), np.broadcast_to(np.asarray(data, np.float64), action_size)]
+        mask_parts += [np.full(prompt_size, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action_size)]
     values, learned_mask = np.concatenate(credit), np.concatenate(mask_parts)
     if not np.isfinite(values[learned_mask]).all():
-        raise ValueError(f"{where} is not finite: {values[learned_mask]}; mask the entries to leave out with numpy.ma")
+        raise ValueError(f"{label} is not finite: {values[learned_mask]}; mask the entries to leave out with numpy.ma")
     return np.where(learned_mask, values, 0.0), learned_mask
 
 

@@ -353,11 +353,11 @@ def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> Tr
     for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
         for segment_id, segment in enumerate((segments[index] for index in indices), 1):
-            count = len(segment.tokens)
-            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": segment_id, "positions": np.arange(count)}
+            length = len(segment.tokens)
+            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": segment_id, "positions": np.arange(length)}
             for name, value in {**base, "weights": segment.weights, **segment.fields}.items():
-                columns[name][row, start : start + count] = value
-            start += count
+                columns[name][row, start : start + length] = value
+            start += length
     return TrainBatch(**columns)
 
 

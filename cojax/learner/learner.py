@@ -236,14 +236,14 @@ class Learner:
         """Functions that lower the programs of `update_once` (update) and of `prepare` (reference, old, pairs)."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
-        lower, shardings = functools.partial, self.placement.shardings(state)
-        programs = {"update": lower(self._update.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
+        defer, shardings = functools.partial, self.placement.shardings(state)
+        programs = {"update": defer(self._update.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
-            programs["reference"] = lower(self._forward.lower, self.reference, None, batch, count)
+            programs["reference"] = defer(self._forward.lower, self.reference, None, batch, count)
         if not self.on_policy:
-            programs["old"] = lower(self._forward.lower, self._frozen, state.params, batch, count)
+            programs["old"] = defer(self._forward.lower, self._frozen, state.params, batch, count)
         if extra is not None:
-            programs["pairs"] = lower(self._forward.lower, self._frozen, state.params, *extra)
+            programs["pairs"] = defer(self._forward.lower, self._frozen, state.params, *extra)
         return programs
 
     def policy(self, state: TrainState) -> Params:
@@ -294,9 +294,9 @@ class Learner:
             assert self.lora is not None
             policy_params = add_adapters(self.config, self.lora, frozen, params)
         assert policy_params is not None
-        rows = batch.tokens, batch.positions, batch.segment_ids
+        inputs = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
-            self.config, policy_params, *rows, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
+            self.config, policy_params, *inputs, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
             mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
         )  # fmt: skip
 

@@ -121,14 +121,14 @@ def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapp
 def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     """Names of the positional parameters. Raises ValueError for one that is not an input."""
     input_names = (*_SCORE_INPUTS, *DTYPES)
-    positional = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
-    for arg in positional:
+    args = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
+    for arg in args:
         if arg.name not in input_names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
             raise ValueError(
                 f"loss {name!r} reads {arg.name!r}, which is not an input; inputs are {', '.join(input_names)}. "
                 "Settings are keyword-only: write them after a *"
             )
-    return tuple(arg.name for arg in positional)
+    return tuple(arg.name for arg in args)
 
 
 def _faults(name: str, output: Any) -> list[str]:

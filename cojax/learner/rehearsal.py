@@ -196,8 +196,8 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
             continue
         root = cgroups / "memory" if controllers else cgroups
         # In a container the path may be that of the host; the container's own limit is then at the root.
-        inner = root / cgroup_path.strip("/")
-        yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir())
+        cgroup = root / cgroup_path.strip("/")
+        yield from (folder for folder in (cgroup, *cgroup.parents) if folder.is_relative_to(root) and folder.is_dir())
 
 
 def _read_system_file(file: Path) -> str:

@@ -86,14 +86,14 @@ def packed_attention(
     length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
     padding = -length % KERNEL_BLOCK
-    padded = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
+    inputs = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
         # The partitioner cannot see into a kernel, so each device gets its own rows and heads.
         by_head, by_row = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
         kernel = jax.shard_map(
             kernel, mesh=mesh, in_specs=(by_head, by_head, by_head, by_row), out_specs=by_head, check_vma=False
         )
-    return kernel(*padded)[:, :length]
+    return kernel(*inputs)[:, :length]
 
 
 def blockwise(

@@ -173,7 +173,7 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     field_names = _ROPE_FIELDS[scaling.kind]
-    scaling_fields = {field: value for field, value in dataclasses.asdict(scaling).items() if field in field_names}
+    scaling_fields = {key: value for key, value in dataclasses.asdict(scaling).items() if key in field_names}
     rope = {"rope_type": scaling.kind, **scaling_fields}
     return {"rope_theta": theta, "rope_scaling": rope, "rope_parameters": {**rope, "rope_theta": theta}}
 

@@ -134,12 +134,12 @@ def _forward(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array
     ) -> tuple[jax.Array, ...]:
         order = order_by_mask(mask, setup.chunk)
-        states, sorted_targets = gather(hidden, order), gather(targets, order)
+        states, goals = gather(hidden, order), gather(targets, order)
 
         def score_chunk(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             logits = _make_logits(setup, matrix, take_chunk(states, index, setup.chunk))
             log_sum = _log_sum(setup, logits)
-            is_target = _is_target(setup, take_chunk(sorted_targets, index, setup.chunk), logits)
+            is_target = _is_target(setup, take_chunk(goals, index, setup.chunk), logits)
             scores = [_sum_vocabulary(setup, jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)) - log_sum, log_sum]
             if setup.entropy != "none":
                 mean_logit = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
@@ -197,8 +197,8 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
         return _reduce_gradient(setup, d_matrix), d_states
 
     arrays = [*kept_logits, columns[0], cotangents[0], *((columns[1], cotangents[1]) if with_entropy else ())]
-    run = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
-    d_matrix, d_states = run(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk), *arrays)
+    call = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
+    d_matrix, d_states = call(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk), *arrays)
     d_hidden = jnp.where(mask[..., None], ungather(d_states, mask), 0)
     return d_matrix.astype(matrix.dtype), d_hidden, None, None
 

@@ -53,8 +53,8 @@ class Parameter:
         """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
         lead_axes = self.lead_axes
         for stack_index in np.ndindex(*self.shape(config)[: len(lead_axes)]):
-            numbers = dict(zip(lead_axes, stack_index, strict=True))
-            yield stack_index, self.hf_name.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
+            indices = dict(zip(lead_axes, stack_index, strict=True))
+            yield stack_index, self.hf_name.format(layer=indices.get("layers"), expert=indices.get("experts"))
 
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in a Hugging Face file."""
@@ -128,7 +128,7 @@ def from_hf(
     """
     destinations = {name: (row, index) for row in parameters(config) for index, name in row.hf_names(config)}
     remaining_counts = Counter(parameter.path for parameter, _ in destinations.values())
-    unfinished: dict[tuple[str, ...], np.ndarray] = {}
+    stacks: dict[tuple[str, ...], np.ndarray] = {}
     faults: list[str] = []
     params: Params = {}
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
@@ -139,15 +139,15 @@ def from_hf(
             continue
         parameter, index = destinations.pop(name)
         # A leaf of its own: on CPU jnp.asarray may alias the given array, which its owner is free to change.
-        if parameter.path not in unfinished:
-            unfinished[parameter.path] = np.empty(parameter.shape(config), jnp.dtype(dtype_of(config, parameter)))
+        if parameter.path not in stacks:
+            stacks[parameter.path] = np.empty(parameter.shape(config), jnp.dtype(dtype_of(config, parameter)))
         try:
-            unfinished[parameter.path][index] = parameter.from_hf(np.asarray(array), config)
+            stacks[parameter.path][index] = parameter.from_hf(np.asarray(array), config)
         except ValueError as error:
             faults.append(f"{name} {error}")
         remaining_counts[parameter.path] -= 1
         if not remaining_counts[parameter.path] and not faults:
-            params = with_leaf(params, parameter, make_leaf(parameter, unfinished.pop(parameter.path)))
+            params = with_leaf(params, parameter, make_leaf(parameter, stacks.pop(parameter.path)))
     raise_faults([f"{name} is missing" for name in destinations] + faults)
     return params
 

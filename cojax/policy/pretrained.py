@@ -230,15 +230,15 @@ def write_arrays(
     """
     dtype = dtype_code(config.param_dtype)
     outlines = {name: (dtype, row.hf_shape(config)) for row in parameters(config) for _, name in row.hf_names(config)}
-    files = split_files(outlines, largest)
-    count = len(files)
+    shards = split_files(outlines, largest)
+    count = len(shards)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with _explain_errors(folder):
         with contextlib.ExitStack() as stack:  # the files get their names together, once all are written
-            for file_name, contents in zip(names, files, strict=True):
+            for file_name, contents in zip(names, shards, strict=True):
                 _write_tensors(stack.enter_context(replacing(folder / file_name)), contents, arrays)
         if count > 1:
-            file_by_tensor = {tensor: name for name, contents in zip(names, files, strict=True) for tensor in contents}
+            file_by_tensor = {tensor: name for name, contents in zip(names, shards, strict=True) for tensor in contents}
             metadata = {"total_size": sum(_tensor_bytes(*outline) for outline in outlines.values())}
             _write_json(folder / INDEX, {"metadata": metadata, "weight_map": file_by_tensor})
         new_names = {*names, *([INDEX] if count > 1 else [])}

@@ -39,7 +39,7 @@ def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
         for leaf in jax.tree.leaves(tree):
             chunk_shape = leaf.storage.chunk_shape if leaf.storage else None
             # A forged chunk shape alone would make the reader allocate memory.
-            if any(chunk_size > max(1, axis) for chunk_size, axis in zip(chunk_shape or (), leaf.shape, strict=True)):
+            if any(chunk_size > max(1, size) for chunk_size, size in zip(chunk_shape or (), leaf.shape, strict=True)):
                 raise ValueError(f"{leaf.name} of shape {leaf.shape} in pieces of {chunk_shape}")
     return tree
 

@@ -230,11 +230,11 @@ class Batcher:
         slots = np.full(self._rows, self._slots, np.int32)
         for row, request in enumerate(requests):
             session = request.session
-            fed = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
-            tokens[row, : len(fed)] = fed
+            ids = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
+            tokens[row, : len(ids)] = ids
             first_positions[row], slots[row] = session.cache_length, session.slot
-            session.cache_length += len(fed)
-            self.computed += len(fed)
+            session.cache_length += len(ids)
+            self.computed += len(ids)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
@@ -366,10 +366,10 @@ def prefill(
     x, positions = _embed_tokens(config, embedding_params, tokens, start, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
-    for layer_number, (cached, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
+    for layer_number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = layer_number == len(layers)
-        x, new, routes = _run_layer(config, arrays, cached, x, positions, slots, span, window, last, with_routes, mesh)
-        new_cache.append(new)
+        x, entry, routes = _run_layer(config, arrays, old, x, positions, slots, span, window, last, with_routes, mesh)
+        new_cache.append(entry)
         if routes is not None:
             layer_routes.append(routes)
     return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None

@@ -236,8 +236,8 @@ class Chat:
         self._eos_text: str = tokenizer.eos_token
         self._control_tokens = ControlTokens(tokenizer)
         # Padding does not end a text for a policy from scratch, which never learned that.
-        known = () if tokenizer.chat_template == CHATML else _END_TEXTS
-        self.stops = (self.end, *(i for text, i in self._control_tokens.ids.items() if text in known and i != self.end))
+        texts = () if tokenizer.chat_template == CHATML else _END_TEXTS
+        self.stops = (self.end, *(i for text, i in self._control_tokens.ids.items() if text in texts and i != self.end))
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
         try:
@@ -334,11 +334,11 @@ class Chat:
                 "the chat template rewrites earlier turns when messages are added, so a conversation cannot only grow; "
                 "save a template that leaves them as they are"
             )
-        ours = self.open(opening)
-        theirs = self.tokenizer(self._render(opening, generate=True), add_special_tokens=False).input_ids
-        if list(ours) != list(theirs):
+        ids = self.open(opening)
+        raw_ids = self.tokenizer(self._render(opening, generate=True), add_special_tokens=False).input_ids
+        if list(ids) != list(raw_ids):
             raise ValueError(
-                f"the chat template renders to the tokens {list(ours)} here but to {list(theirs)} by the tokenizer "
+                f"the chat template renders to the tokens {list(ids)} here but to {list(raw_ids)} by the tokenizer "
                 "itself; a likely cause is its normalizer, or an added token that takes in the spaces around it: "
                 "change it in tokenizer.json"
             )

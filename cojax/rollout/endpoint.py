@@ -91,7 +91,7 @@ def _first_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
     def mask(text: str) -> str:
         return redact(text.encode("utf-8", "replace").decode())
 
-    return mask(reply_text[:MOST_TEXT]), tuple((mask(call_id), mask(name), mask(raw)) for call_id, name, raw in calls)
+    return mask(reply_text[:MOST_TEXT]), tuple((mask(call_id), mask(tool), mask(args)) for call_id, tool, args in calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,10 +172,10 @@ def environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]
     """
     tool_results = [message.content for message in messages if message.role == "tool"] if waiting_ids else []
     last_index = len(waiting_ids) - 1
-    texts = [*tool_results[:last_index], "\n".join(tool_results[last_index:])]
-    texts += [""] * (len(waiting_ids) - len(texts))
+    results = [*tool_results[:last_index], "\n".join(tool_results[last_index:])]
+    results += [""] * (len(waiting_ids) - len(results))
     tool_messages: list[JsonObject] = [
-        {"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(waiting_ids, texts, strict=False)
+        {"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(waiting_ids, results, strict=False)
     ]
     others = [message for message in messages if message.role != "tool" or not waiting_ids]
     roles = {"system", "user", "assistant"}
@@ -185,5 +185,5 @@ def environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]
 def _write_calls(calls: Sequence[tuple[str, str, str]]) -> str:
     """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
-        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw}}}\n</tool_call>' for _, name, raw in calls
+        f'<tool_call>\n{{"name": {json.dumps(tool)}, "arguments": {args}}}\n</tool_call>' for _, tool, args in calls
     )[:MOST_TEXT]

@@ -241,9 +241,9 @@ def item_bytes(folder: Path) -> int:
 
 def other_model(folder: Path, config: ModelConfig) -> str:
     """How the model of a version differs from the expected one; empty if only in its dtype."""
-    values, expected_fields = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(config)
-    names = [name for name in expected_fields if name not in _DTYPE_FIELDS and values[name] != expected_fields[name]]
-    return ", ".join(f"{name} {values[name]}, expected {expected_fields[name]}" for name in names)
+    fields, expected_fields = dataclasses.asdict(ModelConfig.from_hf(folder)), dataclasses.asdict(config)
+    names = [name for name in expected_fields if name not in _DTYPE_FIELDS and fields[name] != expected_fields[name]]
+    return ", ".join(f"{name} {fields[name]}, expected {expected_fields[name]}" for name in names)
 
 
 def restore_item(item: Path, folder: Path, label: str) -> None:

@@ -280,7 +280,7 @@ class LocalEngine:
                 lane.resume()
         # The lanes of a replica share its arrays. Each takes them when its own requests are done, without waiting for
         # the others.
-        futures = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
+        futures = [lane.load(weights.version, copies[index % len(copies)]) for index, lane in enumerate(self._lanes)]
         with self._lock:
             self._has_weights = True
         for future in futures:

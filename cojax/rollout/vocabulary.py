@@ -56,9 +56,9 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
     a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
-    least = 256 + len(CONTROLS)
-    if size < least:
-        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {least}: bytes and controls")
+    minimum = 256 + len(CONTROLS)
+    if size < minimum:
+        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {minimum}: bytes and controls")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -371,10 +371,10 @@ class Fleet:
         await server.take(target, sync_s, lambda: self.target is target, follow=follow, alive=has_answered)
 
     def _describe_error(self, error: Exception) -> str:
-        timeout = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
+        reason = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
         if self.settings.follow:
-            timeout += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
-        return str(error) or timeout
+            reason += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
+        return str(error) or reason
 
     async def _recover(self, server: Server) -> None:
         """Brings a server up with the weights that are current at that time.
