@@ -176,7 +176,7 @@ def by_task(runs: Sequence[Run]) -> Table:
     task_table = _new_table("Tasks that differ", "task", runs)
     scores_by_run = [task_scores(run.final) for run in runs]
     for task_id in runs[0].final.get("tasks", {}):
-        scores = [run.get(task_id) for run in scores_by_run]
+        scores = [run_scores.get(task_id) for run_scores in scores_by_run]
         if len(set(scores)) > 1:
             task_table.add_row(task_id, *("–" if score is None else f"{score:.2f}" for score in scores))
     return task_table

@@ -106,13 +106,13 @@ def origin_line(origin: Mapping[str, Any]) -> str:
     `origin` is from summary.json. It lacks `shown` for an evaluated model folder, of which no more is known, and for a
     policy from scratch whose run is older than this record.
     """
-    model, demonstrations = Path(origin["folder"]).name, origin.get("shown")
+    model, shown_count = Path(origin["folder"]).name, origin.get("shown")
     if model:
-        phrases = [f"the model folder {model} as it is" if demonstrations is None else f"pretrained from {model}"]
+        phrases = [f"the model folder {model} as it is" if shown_count is None else f"pretrained from {model}"]
     else:
-        phrases = ["from scratch", *(["shown an unknown number of demonstrations"] if demonstrations is None else [])]
-    if demonstrations is not None:
-        phrases.append(f"shown {demonstrations:,} demonstrations" if demonstrations else "shown no demonstrations")
+        phrases = ["from scratch", *(["shown an unknown number of demonstrations"] if shown_count is None else [])]
+    if shown_count is not None:
+        phrases.append(f"shown {shown_count:,} demonstrations" if shown_count else "shown no demonstrations")
     if epochs := origin.get("epochs"):
         phrases[-1] += " once each" if epochs == 1 else f" {epochs:g} times each on average"
         rank = origin["lora_rank"]

@@ -177,7 +177,7 @@ _LENGTH_STEP = 128  # tokens; a recommended length is a multiple of it
 
 
 class CacheTooLarge(ValueError):
-    """A KV cache does not fit. `reason` says why, and `fits` is a number of slots that would, 0 if none would."""
+    """A KV cache does not fit. `reason` says why; `fitting_slots` is a number that would fit, 0 if none would."""
 
     def __init__(self, reason: str, fitting_slots: int, flag_hint: str):
         super().__init__(f"{reason}; {flag_hint}")

@@ -260,7 +260,7 @@ def _check_writable(folder: Path) -> None:
         raise OSError(f"cannot write {folder}: {ancestor} is not a writable folder. Choose another one.")
 
 
-# The order matters: each may read what those before it left in `state`.
+# The order matters: each may read what those before it left in `results`.
 EXAMINATIONS: tuple[Callable[[ConfigDict, dict[str, Any]], str], ...] = (
     _configuration, _environment, _template, _policy, _engine, _objective, _explorer, _programs, _memory, _disk,
     _metrics,

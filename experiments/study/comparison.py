@@ -120,13 +120,13 @@ _SECTIONS = ("hardware", "versions", "commit")
 
 def differing_facts(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """One line for each fact in which a record differs from these facts, and one for the facts that it lacks."""
-    old_facts, here = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (old, new))
+    before, after = (dict(leaves({name: facts[name] for name in _SECTIONS if name in facts})) for facts in (old, new))
     lines = [
-        f"{name}: {_difference(old_facts[name], here.get(name, 'not known'))}"
-        for name in old_facts
-        if name not in here or old_facts[name] != here[name]
+        f"{fact}: {_difference(before[fact], after.get(fact, 'not known'))}"
+        for fact in before
+        if fact not in after or before[fact] != after[fact]
     ]
-    missing_facts = [f"{name} (now {_format(here[name])})" for name in here if name not in old_facts]
+    missing_facts = [f"{fact} (now {_format(after[fact])})" for fact in after if fact not in before]
     if missing_facts:
         lines.append(f"the record does not say: {', '.join(missing_facts)}")
     return lines
@@ -144,14 +144,14 @@ def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[st
         stored_runs[stored_run.warm_start] = (*stored_runs.get(stored_run.warm_start, ()), stored_run)
     new_jobs = []
     for job in jobs:
-        first, *other_runs = stored_runs.get(job.warm_start, (job,))
-        if other := next((candidate for candidate in other_runs if candidate.variables != first.variables), None):
+        first_run, *other_runs = stored_runs.get(job.warm_start, (job,))
+        if other := next((candidate for candidate in other_runs if candidate.variables != first_run.variables), None):
             raise ValueError(
-                f"{job.name} would share the warm start of the stored {first.name} and {other.name}, whose variables "
-                f"differ ({first.variables} and {other.variables}); delete one of these records, or choose another "
-                "--out"
+                f"{job.name} would share the warm start of the stored {first_run.name} and {other.name}, whose "
+                f"variables differ ({first_run.variables} and {other.variables}); delete one of these records, or "
+                "choose another --out"
             )
-        new_jobs.append(dataclasses.replace(job, variables=first.variables))
+        new_jobs.append(dataclasses.replace(job, variables=first_run.variables))
     return new_jobs
 
 

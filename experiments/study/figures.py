@@ -297,8 +297,8 @@ def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Fi
     picture, (axes,) = figure()
 
     def draw_tasks(records: Iterable[Record], are_new: bool, shade: str, name: str) -> None:
-        columns = [record["tasks"] for record in records]
-        values = [v for task in columns for v, s in zip(task[column], task["step"], strict=True) if bool(s) is are_new]
+        pools = [record["tasks"] for record in records]
+        values = [v for pool in pools for v, s in zip(pool[column], pool["step"], strict=True) if bool(s) is are_new]
         if values or not are_new:
             weights = np.full(len(values), 100 / max(1, len(values)))
             style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"

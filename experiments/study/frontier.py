@@ -70,9 +70,9 @@ def frontier(
         # All tasks that can be joined are equally likely to be the first.
         for index in rng.sample(range(len(candidates)), len(candidates)):
             if others := find_partners(index):
-                first, partner_trajectory = candidates[index], rng.choice(others)
-                evidence = f"mastered, as is {partner_trajectory.task.query!r}"
-                plan = (*tools_by_task[first.task.id], *tools_by_task[partner_trajectory.task.id])
+                first, second = candidates[index], rng.choice(others)
+                evidence = f"mastered, as is {second.task.query!r}"
+                plan = (*tools_by_task[first.task.id], *tools_by_task[second.task.id])
                 signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
                 return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
         return None

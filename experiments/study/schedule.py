@@ -99,11 +99,11 @@ def make_run(
     if failure := begun_otherwise(job, workdir):
         return failure
     shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
-    environment = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
+    variables = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
     with open(log_path, "ab", opener=own_file) as log:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(
-            launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            launch, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         start_time, terminated_at = time.monotonic(), 0.0
         while process.poll() is None:

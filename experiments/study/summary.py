@@ -201,7 +201,7 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def paired_difference(successes: Successes, other_successes: Successes) -> dict[str, Any]:
-    """`estimate` of one − other over the seeds that both have.
+    """`estimate` of `successes` − `other_successes` over the seeds that both have.
 
     Effects of the seed, above all of its warm start, cancel out. Raises ValueError if the two share no seed.
     """
