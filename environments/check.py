@@ -84,22 +84,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count is not None and options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
-        module = vars(worlds.module(options.name))
+        namespace = vars(worlds.module(options.name))
         assignments = options.set + ([f"data={options.data}"] if options.data else [])
         if malformed_assignments := [assignment for assignment in assignments if "=" not in assignment]:
             raise ValueError(f"--set {malformed_assignments[0]} has no value; give it as --set KEY=VALUE")
         settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
-        count = options.count or module.get("COUNT", _COUNT)
-        if "check" in module and options.name in environment_names:
+        count = options.count or namespace.get("COUNT", _COUNT)
+        if "check" in namespace and options.name in environment_names:
             if settings or options.cluster:
                 raise ValueError(f"{options.name!r} has its own check, which takes neither --set nor --cluster")
-            return int(module["check"](count, every=options.mutations == "all", **settings))
+            return int(namespace["check"](count, every=options.mutations == "all", **settings))
         fault_count = 0
-        for case_label, case in module.get("cases", lambda settings: {"": settings})(settings).items():
-            name = worlds.full_name(options.name)
-            environment = place(options.cluster, name, case) if options.cluster else worlds.load(name, **case)
-            tasks_by_split = _draw_tasks(environment, module.get("SPLITS"), options.category, count)
-            for line in _lines(environment, options.name, tasks_by_split, module, options.mutations == "all"):
+        for case_label, case in namespace.get("cases", lambda settings: {"": settings})(settings).items():
+            full_name = worlds.full_name(options.name)
+            environment = place(options.cluster, full_name, case) if options.cluster else worlds.load(full_name, **case)
+            tasks_by_split = _draw_tasks(environment, namespace.get("SPLITS"), options.category, count)
+            for line in _lines(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):
                 fault_count += line["fault_count"]
                 print(json.dumps(to_json({"server": case_label, **line} if case_label else line)), flush=True)
     except (ValueError, InstallError, EnvironmentFailure) as error:
@@ -150,8 +150,8 @@ def _draw_tasks(
     Raises ValueError if it has no tasks at all.
     """
     if own_splits is not None or category != "all":
-        splits = own_splits if own_splits is not None and category == "all" else category.split(",")
-        return {split: environment.tasks(split, count) for split in splits}
+        chosen_splits = own_splits if own_splits is not None and category == "all" else category.split(",")
+        return {split: environment.tasks(split, count) for split in chosen_splits}
     tasks_by_split: dict[str, tuple[Task, ...]] = {}
     # No explorer starts from setups whose states cannot be compared, so their split does not count.
     split_names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS

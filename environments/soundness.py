@@ -81,10 +81,10 @@ class SplitReport:
         drops = list(_drop_calls(task.solution))
         if not every and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
-        for index, remainder, name in drops:
+        for index, remaining_actions, name in drops:
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
-            mutant = _play(environment, task, remainder)
+            mutant = _play(environment, task, remaining_actions)
             if mutant.outcome not in ("finished", "truncated"):
                 self.faults.append(f"{task.id}: without {name} of action {index + 1}: {mutant.outcome} {mutant.error}")
             elif mutant.reward < 1.0:
@@ -234,9 +234,9 @@ class SetupReport:
             yield "no offered action works"
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
-        count = len(self.plays.let_through)
+        old_count = len(self.plays.let_through)
         self.plays.check(environment, task, every=True)
-        self.plays.let_through[count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[count:]]
+        self.plays.let_through[old_count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[old_count:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
@@ -296,10 +296,10 @@ class SetupReport:
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; returns the observation, and false if it was refused but changed the state."""
-        state = ask(_canonical_state, episode)
+        state_before = ask(_canonical_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        has_changed = ask(_canonical_state, episode) != state
+        has_changed = ask(_canonical_state, episode) != state_before
         if observation.ok:
             self.working_tools |= _tools_of(action)
             self.changing_tools |= _tools_of(action) if has_changed else set()
@@ -325,11 +325,11 @@ def _differing_start(environment: Environment, setup: Task) -> str:
     openings = []
     for _ in range(2):
         with contextlib.closing(environment.start(setup)) as episode:
-            opening = ask(episode.reset)
-            openings.append((opening, ask(episode.tools), ask(_canonical_state, episode), ask(episode.affordances)))
+            messages = ask(episode.reset)
+            openings.append((messages, ask(episode.tools), ask(_canonical_state, episode), ask(episode.affordances)))
     aspects = ("opening", "tools", "state", "affordances")
-    different = [aspect for aspect, first, second in zip(aspects, *openings, strict=True) if first != second]
-    return f"two episodes begin with different {' and '.join(different)}" if different else ""
+    differing_aspects = [aspect for aspect, first, second in zip(aspects, *openings, strict=True) if first != second]
+    return f"two episodes begin with different {' and '.join(differing_aspects)}" if differing_aspects else ""
 
 
 def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:
@@ -347,10 +347,10 @@ def _find_leak(environment: Environment, task: Task) -> str:
     argument. Another episode gives the canary to all of these tools. A third must then answer as the first did.
     """
     calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
-    for number, call in enumerate(calls.values(), 11):
+    for canary_number, call in enumerate(calls.values(), 11):
         canary = f"canary{secrets.token_hex(4)}"
-        probes = [call, *_with_canary(call, canary, number)]
-        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, canary, number)]
+        probes = [call, *_with_canary(call, canary, canary_number)]
+        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, canary, canary_number)]
         before, _, after = (_answer_calls(environment, task, sequence) for sequence in (probes, canary_calls, probes))
         for probe, earlier, later in zip(probes, before, after, strict=False):
             if earlier != later:

@@ -89,10 +89,10 @@ def _link(root: Path) -> None:
     if missing := [split for split in SPLITS if not (data / split).is_dir()]:
         raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_hint('official')}")
     (root / _LIST_FILE).unlink(missing_ok=True)
-    link = root / f"{_GAMES_FOLDER}.part"
-    link.unlink(missing_ok=True)
-    link.symlink_to(data)
-    link.replace(root / _GAMES_FOLDER)
+    link_path = root / f"{_GAMES_FOLDER}.part"
+    link_path.unlink(missing_ok=True)
+    link_path.symlink_to(data)
+    link_path.replace(root / _GAMES_FOLDER)
 
 
 def _write_list(root: Path) -> None:
@@ -109,13 +109,13 @@ def _playable(games_folder: Path) -> Iterator[dict[str, Any]]:
     """
     for split in SPLITS:
         for game_file in sorted((games_folder / split).glob("**/game.tw-pddl")):
-            game, game_record = str(game_file.parent.relative_to(games_folder)), json.loads(game_file.read_text())
-            if "movable" in game or "Sliced" in game or not game_record.get("solvable"):
+            game_name, game_record = str(game_file.parent.relative_to(games_folder)), json.loads(game_file.read_text())
+            if "movable" in game_name or "Sliced" in game_name or not game_record.get("solvable"):
                 continue
             if (match := _TASK_PATTERN.search(game_record["grammar"])) is None:
                 raise InstallError(f"{game_file} names no task")
             walkthrough = [command for command in game_record.get("walkthrough") or () if command not in _IDLE_COMMANDS]
-            yield {"game": game, "split": split, "task": match[1], "walkthrough": walkthrough}
+            yield {"game": game_name, "split": split, "task": match[1], "walkthrough": walkthrough}
 
 
 def _root_folder(root_name: str) -> Path:

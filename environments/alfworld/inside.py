@@ -38,7 +38,7 @@ class World:
     """
 
     def __init__(self, root: Path, setup: Mapping[str, Any]) -> None:
-        """Raises ValueError for a setup that names no game of the folder `games`."""
+        """Raises ValueError for a setup that names no game in the folder `root`."""
         game = setup.get("game")
         file = root / str(game) / "game.tw-pddl"
         if set(setup) != {"game"} or not isinstance(game, str) or not file.resolve().is_relative_to(root.resolve()):
@@ -83,11 +83,11 @@ class World:
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
-        facts: dict[str, list[str]] = {}
+        facts_by_predicate: dict[str, list[str]] = {}
         for fact in self._state["facts"]:
             if fact.name in _CHANGING_PREDICATES:
-                facts.setdefault(fact.name, []).append(", ".join(part.strip() for part in fact.names))
-        return {part: sorted(arguments) for part, arguments in sorted(facts.items())}
+                facts_by_predicate.setdefault(fact.name, []).append(", ".join(name.strip() for name in fact.names))
+        return {predicate: sorted(arguments) for predicate, arguments in sorted(facts_by_predicate.items())}
 
     def commands(self) -> list[str]:
         """The commands that do something now."""
@@ -109,7 +109,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     for module_name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(module_name)
     games_folder, game_entries = games(Path(root)), read_list(Path(root))
-    splits = {split: [_task(game) for game in game_entries if game["split"] == split] for split in SPLITS}
+    splits = {split: [_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
         "open fridge 1",
@@ -117,7 +117,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
         _judge,
         open=lambda setup: World(games_folder, setup),
-        setups=[{"game": game["game"]} for game in game_entries if game["split"] == "train"],
+        setups=[{"game": entry["game"]} for entry in game_entries if entry["split"] == "train"],
         affordances=offers,
         phrase=lambda steps: commands.phrase(steps, UNASKED),
         instructions=system_message(instructions),

@@ -82,14 +82,14 @@ def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yields (folder, PDDL, record) of every problem, deterministically; `alfworld-generate` reads the record."""
     for split, (variants, whole_count, slice_count) in SPLITS.items():
         for task_kind, (rooms, _) in _TASK_KINDS.items():
-            for trial in range(1, whole_count + 1 + (0 if task_kind == _UNSLICED_KIND else slice_count)):
-                rng, is_sliced = random.Random(repr((split, task_kind, trial))), trial > whole_count
-                room = "kitchen" if is_sliced else rooms[trial % len(rooms)]
+            for trial_number in range(1, whole_count + 1 + (0 if task_kind == _UNSLICED_KIND else slice_count)):
+                rng, is_sliced = random.Random(repr((split, task_kind, trial_number))), trial_number > whole_count
+                room = "kitchen" if is_sliced else rooms[trial_number % len(rooms)]
                 pddl, record = _problem(task_kind, is_sliced, room, rng.choice(variants), rng)
                 targets = [record["pddl_params"][f"{role}_target"] or "None" for role in ("object", "parent", "toggle")]
                 # The folder's name must not say "Sliced", as the official script skips such folders: one of its experts
                 # cannot slice.
-                yield f"{split}/{'-'.join((task_kind, *targets))}/trial_{trial}", pddl, record
+                yield f"{split}/{'-'.join((task_kind, *targets))}/trial_{trial_number}", pddl, record
 
 
 def _problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Random) -> tuple[str, dict[str, Any]]:

@@ -90,10 +90,10 @@ def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) 
     if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
         figures = measures([group for group, _ in mixture])
         ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
-        its = _official_figures(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
-        line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, its, strict=True))
-        if ours != its:
-            faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {its}")
+        theirs = _official_figures(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
+        line += "".join(f" {f'{own}/{official}':>15}" for own, official in zip(ours, theirs, strict=True))
+        if ours != theirs:
+            faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {theirs}")
     print(line, flush=True)
     return faults
 

@@ -101,8 +101,8 @@ def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
 
 def _make_root(root_name: str, python: str, say: Callable[[str], None]) -> None:
     folder = _root_folder(root_name)
-    for leftover in folder.parent.glob(f".{root_name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover_folder in folder.parent.glob(f".{root_name}-*"):
+        shutil.rmtree(leftover_folder, ignore_errors=True)
     if is_current(root_name):
         say(f"appworld: {root_name} data already in {folder}")
         return
@@ -110,8 +110,8 @@ def _make_root(root_name: str, python: str, say: Callable[[str], None]) -> None:
     try:
         if root_name == "tiny":
             say(f"appworld: building tiny data in {folder}")
-            builder = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
-            _run(builder, _BUILD_TIMEOUT_S, "cannot build the tiny data", workspace / "root")
+            build_command = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
+            _run(build_command, _BUILD_TIMEOUT_S, "cannot build the tiny data", workspace / "root")
         elif (folder / "data").exists():
             say(f"appworld: checking the data found in {folder}")
             (workspace / "root").mkdir(mode=0o700)
@@ -248,6 +248,6 @@ def _flaws(data_folder: Path) -> Iterator[str]:
             continue
         for task_line in list_file.read_text().split():
             task_folder = data_folder / "tasks" / task_line.partition(":")[0]
-            for name in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
-                if not (task_folder / name).exists():
-                    yield f"{task_folder / name} is missing"
+            for entry_name in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
+                if not (task_folder / entry_name).exists():
+                    yield f"{task_folder / entry_name} is missing"

@@ -91,9 +91,9 @@ class AppWorld:
         if split not in SPLITS:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         if split == "seed":
-            scenarios = [Task(NAME, "", {"scenario": task_id}) for task_id in roots.tasks(self.data, "train")]
-            random.Random(repr(("places", seed))).shuffle(scenarios)
-            return tuple(scenarios[:count])
+            scenario_tasks = [Task(NAME, "", {"scenario": task_id}) for task_id in roots.tasks(self.data, "train")]
+            random.Random(repr(("places", seed))).shuffle(scenario_tasks)
+            return tuple(scenario_tasks[:count])
         return tuple(self._task(task_id) for task_id in roots.tasks(self.data, SPLITS[split])[:count])
 
     def start(self, task: Task) -> "AppWorldEpisode":
@@ -224,8 +224,8 @@ class AppWorldEpisode:
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
     def _verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
-        judge = self._replay_calls(deadline)
-        evaluation = judge.evaluate() if reference is None else report.compare(reference, judge.state())
+        judge_episode = self._replay_calls(deadline)
+        evaluation = judge_episode.evaluate() if reference is None else report.compare(reference, judge_episode.state())
         if self.differing:
             call_names = ", ".join(dict.fromkeys(self.differing))
             checks = (*evaluation.checks, Check(f"answered alike again: {call_names[:200]}", False))

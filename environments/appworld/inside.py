@@ -120,9 +120,9 @@ class Offers:
         self.rng = random.Random(salt)
         for kind in _CHANGING_KINDS:
             self.values_by_kind.pop(kind, None)
-        offers = [call for skill in SKILLS.values() for call in self.calls(skill)]
+        calls = [call for skill in SKILLS.values() for call in self.calls(skill)]
         endings = [{}, {"answer": last_output}] if 0 < len(last_output) <= _LONGEST_ANSWER else [{}]
-        return tuple(Action(calls=(call,)) for call in (*offers, *(Call(ENDING, arguments) for arguments in endings)))
+        return tuple(Action(calls=(call,)) for call in (*calls, *(Call(ENDING, arguments) for arguments in endings)))
 
     def calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, with different arguments; none if an argument has no value."""
@@ -187,10 +187,10 @@ _LISTERS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos"
 def _look_up_values(offers: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
     """Finds the values of the kind, which skills.txt defines."""
     match KINDS[kind].split():
-        case [name] if name in _LISTERS:
-            return _LISTERS[name](offers)
-        case [base, "but", omission]:
-            return [value for value in offers.values(base) if value not in offers.values(omission)]
+        case [lister_name] if lister_name in _LISTERS:
+            return _LISTERS[lister_name](offers)
+        case [base_kind, "but", omitted_kind]:
+            return [value for value in offers.values(base_kind) if value not in offers.values(omitted_kind)]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
             return _list_values(offers, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]

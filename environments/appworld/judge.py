@@ -92,7 +92,7 @@ def replay(app_world: World, calls: Sequence[Call]) -> Observation:
 
     It skips a call that no code could have made, and the observation is then not ok.
     """
-    differing_calls, ok = [], True
+    messages, ok = [], True
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
@@ -101,8 +101,8 @@ def replay(app_world: World, calls: Sequence[Call]) -> Observation:
         except (ValueError, TypeError, KeyError):
             is_alike = ok = False
         if not is_alike:
-            differing_calls.append(Message("differing", call.name))
-    return Observation(tuple(differing_calls), ok, app_world.is_complete)
+            messages.append(Message("differing", call.name))
+    return Observation(tuple(messages), ok, app_world.is_complete)
 
 
 _VOLATILE = re.compile(
@@ -129,8 +129,8 @@ def changes(stock: Any) -> dict[str, Any]:
     pair = ModelCollectionPair(start_models.from_db_home_path, start_models, stock.models.to_db_home_path, stock.models)
     try:
         tables = {table: pair.changed_records(table) for table in sorted(pair.changed_model_names())}
-        added = {(table, row.id): row for table, (rows, _, _) in tables.items() for row in rows}
-        entries = {table: entry for table, rows in tables.items() if (entry := _diff(pair, table, rows, added))}
+        added_rows = {(table, row.id): row for table, (rows, _, _) in tables.items() for row in rows}
+        entries = {table: entry for table, rows in tables.items() if (entry := _diff(pair, table, rows, added_rows))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
         # Reading the start state pointed every model at it.
@@ -145,17 +145,17 @@ Rows = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 def _diff(pair: Any, table: str, rows: tuple[list[Any], list[Any], list[Any]], added: Rows) -> dict[str, list[Any]]:
     """The rows added, changed (id and new values) and removed (id); a part without rows is left out."""
     app, _, model_name = table.partition(".")
-    additions, updates, removals = rows
-    old_rows = {row.id: row for row in pair.start[app][model_name].by_ids([row.id for row in updates])}
+    added_rows, updated_rows, removed_rows = rows
+    old_rows = {row.id: row for row in pair.start[app][model_name].by_ids([row.id for row in updated_rows])}
     changed_rows = []
-    for row in updates:
+    for row in updated_rows:
         before, after = _stable_columns(app, old_rows[row.id], added), _stable_columns(app, row, added)
-        if differing := {column: after[column] for column in after if after[column] != before[column]}:
-            changed_rows.append({"id": row.id, **differing})
+        if changed_columns := {column: after[column] for column in after if after[column] != before[column]}:
+            changed_rows.append({"id": row.id, **changed_columns})
     entry = {
-        "added": [_stable_columns(app, row, added) for row in additions],
+        "added": [_stable_columns(app, row, added) for row in added_rows],
         "changed": changed_rows,
-        "removed": [{"id": row.id} for row in removals],
+        "removed": [{"id": row.id} for row in removed_rows],
     }
     return {change_kind: sorted(kind_rows, key=canonical) for change_kind, kind_rows in entry.items() if kind_rows}
 
@@ -185,5 +185,5 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
             return [resolve(column.removesuffix("_ids"), row_id) for row_id in value]
         return resolve(column.removesuffix("_id"), value) if column.endswith("_id") else value
 
-    values = json.loads(json.dumps(row.dict(), default=str))
-    return {column: clean(column, value) for column, value in sorted(values.items()) if not _VOLATILE.match(column)}
+    columns = json.loads(json.dumps(row.dict(), default=str))
+    return {column: clean(column, value) for column, value in sorted(columns.items()) if not _VOLATILE.match(column)}

@@ -72,13 +72,13 @@ def compare(reference: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluat
     """
     goal, actual = _rows_by_part(reference), _rows_by_part(effects)
     row_checks = [Check(f"{table}: {kind}", actual.get((table, kind)) == rows) for (table, kind), rows in goal.items()]
-    extras = actual.keys() - goal.keys()
-    answer = Check("answer", answer_text(effects["answer"]) == answer_text(reference["answer"]))
+    extra_parts = actual.keys() - goal.keys()
+    answer_check = Check("answer", answer_text(effects["answer"]) == answer_text(reference["answer"]))
     is_done = effects["status"] is not None and effects["status"] == reference["status"]
-    checks = (*row_checks, Check("nothing else changed", not extras), answer, Check("completed", is_done))
+    checks = (*row_checks, Check("nothing else changed", not extra_parts), answer_check, Check("completed", is_done))
     has_answer = reference["answer"] is not None
-    targets = [*row_checks, answer] if has_answer else row_checks
-    harm_count = len(extras) + (not has_answer and not answer.passed)
+    targets = [*row_checks, answer_check] if has_answer else row_checks
+    harm_count = len(extra_parts) + (not has_answer and not answer_check.passed)
     partial = partial_reward(sum(check.passed for check in targets), len(targets), harm_count)
     return Evaluation(float(all(check.passed for check in checks)), checks, partial)
 
@@ -106,7 +106,7 @@ def answer_text(answer: Any) -> str:
 
 def _rows_by_part(effects: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
     return {
-        (table, kind): sorted(map(canonical, rows))
+        (table, change_kind): sorted(map(canonical, rows))
         for table, rows_by_kind in effects["tables"].items()
-        for kind, rows in rows_by_kind.items()
+        for change_kind, rows in rows_by_kind.items()
     }

@@ -45,9 +45,9 @@ def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
         if heading.isupper():
             shared_code[heading] = code
         elif match := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
-            mark, skill_name, slot_list, wording = match.groups()
+            look_up_mark, skill_name, slot_list, wording = match.groups()
             slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
-            skills[skill_name] = ApiSkill(skill_name, slots, wording, code.rstrip("\n"), bool(mark))
+            skills[skill_name] = ApiSkill(skill_name, slots, wording, code.rstrip("\n"), bool(look_up_mark))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")
     return shared_code["PROLOGUE"], skills

@@ -56,6 +56,6 @@ def make(*, category: str = "base", dev_fraction: float = 0.5, deadline: float =
 
 def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     """The benchmark's accuracy: the share of tasks with a valid episode that are solved."""
-    valid = [group for group in groups if group.valid]
-    scores, episodes = [group.score for group in valid], sum(len(group.valid) for group in valid)
-    return {"accuracy": {"values": scores, "episodes": episodes}}
+    valid_groups = [group for group in groups if group.valid]
+    scores, episode_count = [group.score for group in valid_groups], sum(len(group.valid) for group in valid_groups)
+    return {"accuracy": {"values": scores, "episodes": episode_count}}

@@ -44,17 +44,17 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 def _read_literal(node: ast.expr) -> Any:
     """The value of a literal as JSON. Raises ValueError or TypeError if the node is none."""
-    keys = [key_node for subnode in ast.walk(node) if isinstance(subnode, ast.Dict) for key_node in subnode.keys]
-    if not all(isinstance(key_node, ast.Constant) and isinstance(key_node.value, str) for key_node in keys):
+    key_nodes = [key_node for subnode in ast.walk(node) if isinstance(subnode, ast.Dict) for key_node in subnode.keys]
+    if not all(isinstance(key_node, ast.Constant) and isinstance(key_node.value, str) for key_node in key_nodes):
         raise ValueError("a key of a dictionary is no text")
     return json.loads(json.dumps(ast.literal_eval(node)))
 
 
 def examine(arguments: Mapping[str, Any]) -> str:
     """Says why these arguments are refused; "" if they are accepted."""
-    value_count, character_count, stack = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
-    while stack:
-        depth, value = stack.pop()
+    value_count, character_count, pending_values = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
+    while pending_values:
+        depth, value = pending_values.pop()
         value_count += 1
         if value_count > _MOST_VALUES:
             return f"more than {_MOST_VALUES} values in the arguments"
@@ -63,9 +63,9 @@ def examine(arguments: Mapping[str, Any]) -> str:
         if isinstance(value, str):
             character_count += len(value)
         elif isinstance(value, Mapping):
-            stack += [(depth + 1, item) for pair in value.items() for item in pair]
+            pending_values += [(depth + 1, item) for pair in value.items() for item in pair]
         elif isinstance(value, (list, tuple)):
-            stack += [(depth + 1, item) for item in value]
+            pending_values += [(depth + 1, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
             return "an argument is no finite number"
         elif isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
@@ -145,8 +145,8 @@ class Apis:
 
     def trial(self) -> Callable[[Call], Result]:
         """Returns a function that runs each call on a copy of the present instances. Raises RecursionError as above."""
-        pickles = {class_name: pickle.dumps(instance) for class_name, instance in self.instances.items()}
-        return lambda call: self.run(call, target=pickle.loads(pickles[self.classes[call.name]]))
+        pickle_by_class = {class_name: pickle.dumps(instance) for class_name, instance in self.instances.items()}
+        return lambda call: self.run(call, target=pickle.loads(pickle_by_class[self.classes[call.name]]))
 
 
 def _mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
@@ -174,9 +174,9 @@ _LARGEST_DECIMAL = 10**4000
 
 def public_state(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, which the official checker compares."""
-    counter = itertools.count(1)
+    value_counter = itertools.count(1)
 
-    def attributes(instance: Any, depth: int) -> dict[str, Any]:
+    def convert_attributes(instance: Any, depth: int) -> dict[str, Any]:
         return {
             attribute: convert(value, depth + 1)
             for attribute, value in vars(instance).items()
@@ -185,7 +185,7 @@ def public_state(instance: Any) -> dict[str, Any]:
         }
 
     def convert(value: Any, depth: int) -> Any:
-        if next(counter) > _MOST_STATE_VALUES or depth > _MOST_STATE_DEPTH:
+        if next(value_counter) > _MOST_STATE_VALUES or depth > _MOST_STATE_DEPTH:
             return "..."
         match value:
             case None | bool():
@@ -204,6 +204,6 @@ def public_state(instance: Any) -> dict[str, Any]:
                 return [convert(item, depth + 1) for item in value]
             case set() | frozenset():
                 return {"set": sorted(map(repr, value))}
-        return {type(value).__name__: attributes(value, depth)}
+        return {type(value).__name__: convert_attributes(value, depth)}
 
-    return attributes(instance, 0)
+    return convert_attributes(instance, 0)

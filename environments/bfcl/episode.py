@@ -22,13 +22,13 @@ _MOST_RESULTS = 12
 def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
     """The calls of each turn; an action without calls ends a turn."""
     turns: list[tuple[Call, ...]] = []
-    calls: tuple[Call, ...] = ()
+    turn_calls: tuple[Call, ...] = ()
     for action in actions:
-        calls += tuple(action.calls)
+        turn_calls += tuple(action.calls)
         if not action.calls:
-            turns.append(calls)
-            calls = ()
-    return [*turns, calls] if calls else turns
+            turns.append(turn_calls)
+            turn_calls = ()
+    return [*turns, turn_calls] if turn_calls else turns
 
 
 class Dialogue:
@@ -170,12 +170,12 @@ class Dialogue:
         self._outputs, self._steps = [], 0
 
     def _next_turn(self, ok: bool) -> Observation:
-        turn = len(self._past_turns)
-        if turn == len(self._user_turns):
+        turn_index = len(self._past_turns)
+        if turn_index == len(self._user_turns):
             self._done = True
             return Observation((), ok=ok, done=True)
-        user_text = self._user_turns[turn]
-        if new_tools := self._withheld.get(str(turn), ()):
+        user_text = self._user_turns[turn_index]
+        if new_tools := self._withheld.get(str(turn_index), ()):
             tool_lines = [json.dumps(tool_entry) for tool_entry in self._documentation(new_tools)]
             announcement = "\n".join(("More functions are available from now on:", *tool_lines, "Does this help?"))
             user_text = f"{announcement}\n\n{user_text}" if user_text else announcement

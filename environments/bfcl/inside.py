@@ -42,12 +42,12 @@ class Bfcl:
     def __init__(self, benchmark: Official, category: str, dev_fraction: float):
         self._official = benchmark
         self._classes = {
-            doc["function"]["name"]: name for name, docs in benchmark.documentation.items() for doc in docs
+            doc["function"]["name"]: class_name for class_name, docs in benchmark.documentation.items() for doc in docs
         }
-        self._parameters = {tool: benchmark.parameters(name, tool) for tool, name in self._classes.items()}
+        self._parameters = {tool: benchmark.parameters(class_name, tool) for tool, class_name in self._classes.items()}
         tasks_by_category = {
-            name: tuple(self._task(*doc, is_long=name == "long_context") for doc in docs)
-            for name, docs in benchmark.entries.items()
+            category_name: tuple(self._task(*entry, is_long=category_name == "long_context") for entry in entries)
+            for category_name, entries in benchmark.entries.items()
         }
         base_tasks = list(tasks_by_category["base"])
         random.Random(_SPLIT_SEED).shuffle(base_tasks)
@@ -71,9 +71,9 @@ class Bfcl:
         That split holds the scenarios of base, without question or answer. Raises ValueError for an unknown split.
         """
         if split == "seed":
-            scenarios = list(self._scenarios)
-            random.Random(repr(("places", seed))).shuffle(scenarios)
-            return tuple(scenarios[:count])
+            scenario_tasks = list(self._scenarios)
+            random.Random(repr(("places", seed))).shuffle(scenario_tasks)
+            return tuple(scenario_tasks[:count])
         if split not in self._splits:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         return self._splits[split][:count]
@@ -95,8 +95,8 @@ class Bfcl:
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same class. Raises KeyError for an unknown tool."""
-        home = self._classes[tool]
-        return tuple(other for other, name in self._classes.items() if name == home and other != tool)
+        own_class = self._classes[tool]
+        return tuple(other for other, class_name in self._classes.items() if class_name == own_class and other != tool)
 
     def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], is_long: bool) -> Task:
         """The task of an official entry. The user's text is "" in a turn that announces functions."""
@@ -129,12 +129,12 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
 
     Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
-    withheld = {}
+    withheld_by_turn = {}
     for turn, announced_tools in by_turn.items():
-        early_calls = {calls.read(call_text)[0] for answer in answers[: int(turn)] for call_text in answer}
-        if remaining := [tool for tool in announced_tools if tool not in early_calls]:
-            withheld[turn] = remaining
-    return withheld
+        early_tools = {calls.read(call_text)[0] for answer in answers[: int(turn)] for call_text in answer}
+        if remaining_tools := [tool for tool in announced_tools if tool not in early_tools]:
+            withheld_by_turn[turn] = remaining_tools
+    return withheld_by_turn
 
 
 def _user_text(messages: Sequence[Mapping[str, str]]) -> str:

@@ -58,7 +58,7 @@ class Official:
         return copy.deepcopy(instances)
 
     def parameters(self, class_name: str, tool: str) -> tuple[str, ...]:
-        """The parameters of a tool of the class `name`, in the order of the tool's signature."""
+        """The parameters of a tool of the class `class_name`, in the order of the tool's signature."""
         return tuple(inspect.signature(vars(self.apis[class_name])[tool]).parameters)[1:]
 
 
@@ -86,9 +86,9 @@ def load() -> Official:
             name: tuple(map(_convert, _read(docs / backend.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
         },
         entries={
-            category: tuple(zip(_read(data / name), _read(data / "possible_answer" / name), strict=True))
+            category: tuple(zip(_read(data / file_name), _read(data / "possible_answer" / file_name), strict=True))
             for category in CATEGORIES
-            for name in [f"BFCL_v4_multi_turn_{category}.json"]
+            for file_name in [f"BFCL_v4_multi_turn_{category}.json"]
         },
         apis=apis,
         limit=prompts.MAXIMUM_STEP_LIMIT + 1,

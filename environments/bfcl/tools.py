@@ -35,7 +35,7 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
 
     None if a step failed, a turn is empty, the last turn does not end, or a call cannot be worded.
     """
-    turns: list[str] = []
+    turn_texts: list[str] = []
     clauses: list[str] = []
     for step in steps:
         if not step.observation.ok:
@@ -49,20 +49,20 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
             if not clauses:
                 return None
             turn_text = _JOINER.join(clauses)
-            turns.append(f"{turn_text[0].upper()}{turn_text[1:]}.")
+            turn_texts.append(f"{turn_text[0].upper()}{turn_text[1:]}.")
             clauses = []
-    return turns if turns and not clauses else None
+    return turn_texts if turn_texts and not clauses else None
 
 
 def word(call: Call) -> str | None:
     """The user's request for this call; None if an argument has no slot, or a slot no argument."""
-    arguments, mentions = call.arguments, set[str]()
+    arguments, mentioned_names = call.arguments, set[str]()
 
     def word_option(match: re.Match[str]) -> str:
         """The words of an option; "" if it is missing or has its default value."""
-        argument_name, default, wording = match.groups()
-        mentions.add(argument_name)
-        if argument_name not in arguments or arguments[argument_name] == json.loads(default):
+        argument_name, default_json, wording = match.groups()
+        mentioned_names.add(argument_name)
+        if argument_name not in arguments or arguments[argument_name] == json.loads(default_json):
             return ""
         if arguments[argument_name] is not True and not _SLOT_PATTERN.search(wording):
             raise ValueError(f"{argument_name} can only be said to be true")
@@ -70,16 +70,16 @@ def word(call: Call) -> str | None:
 
     def word_slot(match: re.Match[str]) -> str:
         argument_name, true_text, false_text = match.groups()
-        mentions.add(argument_name)
+        mentioned_names.add(argument_name)
         if (true_text or false_text) and not isinstance(arguments[argument_name], bool):
             raise ValueError(f"{argument_name} is neither true nor false")
         return _word_value(arguments[argument_name], true_text, false_text)
 
     try:
-        request = _SLOT_PATTERN.sub(word_slot, _OPTION_PATTERN.sub(word_option, WORDINGS[call.name]))
+        request_text = _SLOT_PATTERN.sub(word_slot, _OPTION_PATTERN.sub(word_option, WORDINGS[call.name]))
     except (KeyError, ValueError):
         return None
-    return request if set(arguments) <= mentions else None
+    return request_text if set(arguments) <= mentioned_names else None
 
 
 def _word_value(value: Any, true_text: str | None, false_text: str | None) -> str:
@@ -122,7 +122,7 @@ class Scene:
         return [] if value is None else [value]
 
     def field(self, class_name: str, attribute: str, record_key: str) -> list[Any]:
-        """The entry `key` of every record in a list or among a dict's values."""
+        """The entry `record_key` of every record in a list or among a dict's values."""
         records = self.of(class_name, attribute)
         records = records.values() if isinstance(records, Mapping) else records
         return [record[record_key] for record in records if isinstance(record, Mapping) and record_key in record]
@@ -155,16 +155,16 @@ def _names_in(directory: Any, item_kind: str) -> list[str]:
 def names_below(scene: Scene) -> list[str]:
     """The names of all files, in all folders."""
     file_system = scene.instances.get("GorillaFileSystem")
-    names: list[str] = []
+    file_names: list[str] = []
     folders = [] if file_system is None else [file_system.root]
     # Calls can put a folder inside itself.
     for _ in range(200):
         if not folders:
             break
         folder = folders.pop()
-        names += _names_in(folder, "File")
-        folders += [folder.contents[name] for name in _names_in(folder, "Directory")]
-    return names
+        file_names += _names_in(folder, "File")
+        folders += [folder.contents[folder_name] for folder_name in _names_in(folder, "Directory")]
+    return file_names
 
 
 def words_here(scene: Scene) -> list[str]:
@@ -218,14 +218,14 @@ def _source(node: ast.expr) -> Source:
     match node:
         case ast.Name(id="OMIT"):
             return lambda scene: (OMIT,)
-        case ast.Name(id=name):
-            return _NAMED_SOURCES[name] if name in _NAMED_SOURCES else _read_source(LISTS[name])
-        case ast.Attribute(value=ast.Name(id="told"), attr=key):
-            return lambda scene: scene.results.get(key, ())
-        case ast.Attribute(value=ast.Name(id=api), attr=attribute):
-            return lambda scene: scene.items(api, attribute)
-        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=api), attr=attribute), attr=key):
-            return lambda scene: scene.field(api, attribute, key)
+        case ast.Name(id=source_name):
+            return _NAMED_SOURCES[source_name] if source_name in _NAMED_SOURCES else _read_source(LISTS[source_name])
+        case ast.Attribute(value=ast.Name(id="told"), attr=entry_key):
+            return lambda scene: scene.results.get(entry_key, ())
+        case ast.Attribute(value=ast.Name(id=class_name), attr=attribute):
+            return lambda scene: scene.items(class_name, attribute)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id=class_name), attr=attribute), attr=entry_key):
+            return lambda scene: scene.field(class_name, attribute, entry_key)
     value = ast.literal_eval(node)
     return lambda scene: (value,)
 

@@ -97,10 +97,10 @@ class RayCluster:
 
     def places(self) -> dict[str, str]:
         """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""
-        nodes: list[Mapping[str, Any]] = self._ray.nodes()
-        usable_nodes = [node for node in nodes if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-        addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable_nodes)
-        return {node_id: f"node {address} ({node_id[:8]})" for node_id, address in addresses}
+        node_records: list[Mapping[str, Any]] = self._ray.nodes()
+        usable_nodes = [node for node in node_records if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        node_addresses = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in usable_nodes)
+        return {node_id: f"node {address} ({node_id[:8]})" for node_id, address in node_addresses}
 
     def actor(self, node_id: str) -> Any:
         """A new actor on that node, and on no other."""

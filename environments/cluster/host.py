@@ -63,17 +63,17 @@ class Host:
     async def call(self, request_line: bytes) -> bytes:
         """Carries out one call of an episode, or of the environment."""
         request = wire.decode(request_line)
-        episode = request["episode"]
-        if episode not in self._episodes:
-            if episode and request["op"] != "reset":
+        episode_id = request["episode"]
+        if episode_id not in self._episodes:
+            if episode_id and request["op"] != "reset":
                 return encode_failure(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
-            call_queue = self._episodes[episode] = queue.SimpleQueue()
-            operations = self._operations() if episode else self._service
+            call_queue = self._episodes[episode_id] = queue.SimpleQueue()
+            operations = self._operations() if episode_id else self._service
             threading.Thread(target=self._serve, args=(call_queue, operations), name="episode", daemon=True).start()
         # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
         self._current[request["id"]] = Progress(since=running())
         future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        self._episodes[episode].put((request, future))
+        self._episodes[episode_id].put((request, future))
         return await asyncio.wrap_future(future)
 
     async def beat(self) -> bytes:
@@ -119,19 +119,19 @@ class Host:
             operations["close"]()
 
     def _answer(self, request: dict[str, Any], operations: Operations) -> bytes:
-        call_id, episode, op = request["id"], request["episode"], request["op"]
+        call_id, episode_id, op = request["id"], request["episode"], request["op"]
         # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
         # trainer.
         progress = self._current[call_id] = Progress(since=running())
         token = PLAYING.set(progress)
-        failure = self._failure if episode and op in _POLICY_CALLS else EnvironmentFailure
+        failure_type = self._failure if episode_id and op in _POLICY_CALLS else EnvironmentFailure
 
         def make_call() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
-            return encode_answer(call_id, episode, value, _count(progress))
+            return encode_answer(call_id, episode_id, value, _count(progress))
 
         try:
-            return ask(make_call, failure=failure)
+            return ask(make_call, failure=failure_type)
         except EnvironmentFailure as error:
             return encode_failure(call_id, error, _count(progress))
         finally:
@@ -192,8 +192,8 @@ def encode_answer(call_id: int, episode: int, value: Any, counted_s: float) -> b
 
 def encode_failure(call_id: int, error: EnvironmentFailure, counted_s: float) -> bytes:
     """The reply that says why there is no value."""
-    name = next(name for name, failure_type in FAILURES.items() if isinstance(error, failure_type))
-    return wire.encode({"id": call_id, "counted": counted_s, **wire.explain(name, str(error))})
+    code = next(code for code, failure_type in FAILURES.items() if isinstance(error, failure_type))
+    return wire.encode({"id": call_id, "counted": counted_s, **wire.explain(code, str(error))})
 
 
 def decode_reply(reply_line: object, call_id: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:

@@ -59,9 +59,9 @@ class Node:
     def begin(self) -> int:
         """The number of a new episode, which is open until `end`."""
         with self._lock:
-            episode = next(self._episode_ids)
-            self.open.add(episode)
-            return episode
+            episode_id = next(self._episode_ids)
+            self.open.add(episode_id)
+            return episode_id
 
     def end(self, episode: int) -> None:
         """Has the episode closed, without waiting for it. Never raises."""

@@ -72,9 +72,9 @@ def examine(**settings: Any) -> None:
         "suites": (0, 40), "applications": (1, len(growth.RECORDS)), "longest": (1, 12), "more": (0.0, 1.0),
         "skew": (-5.0, 5.0), "steep": (0.0, 100.0),
     }  # fmt: skip
-    for name, (low, high) in bounds.items():
-        if name in settings and not low <= settings[name] <= high:
-            raise ValueError(f"environment.{name} is {settings[name]}; expected {low} to {high}")
+    for setting_name, (low, high) in bounds.items():
+        if setting_name in settings and not low <= settings[setting_name] <= high:
+            raise ValueError(f"environment.{setting_name} is {settings[setting_name]}; expected {low} to {high}")
     keywords = inspect.signature(make).parameters
     names = [name for name in settings if name not in ("isolated", "suites")]
     if not settings.get("suites") and (faults := [name for name in names if settings[name] != keywords[name].default]):
@@ -117,8 +117,8 @@ class Desk:
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
         """Noisy demonstrations of tasks of the seed split; see `generator.demonstrate`."""
         stream = generator.stream("seed", seed, self._suites, self._splits)
-        for index, (task, plan) in zip(range(count), stream, strict=False):
-            rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
+        for task_index, (task, plan) in zip(range(count), stream, strict=False):
+            rng = random.Random(f"{generator.NAME}/noise/{seed}/{task_index}")
             suite = suite_of(task.setup, self._suites)
             yield task, generator.demonstrate(task, plan, noise, rng, suite, self._steep)
 
@@ -127,14 +127,14 @@ class Desk:
 
         Tools that no skill needs rank last in their suite, and `finish` after all others.
         """
-        weights: dict[str, float] = {}
+        weight_by_tool: dict[str, float] = {}
         longest_ranking = 0
         for suite in self._suites:
             skill_tools = (template.tool for skill in suite.skills for branch in skill.branches for template in branch)
             ranking = [tool for tool in dict.fromkeys((*skill_tools, *suite.tools)) if tool != office.FINISH]
-            weights |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranking, start=1)}
+            weight_by_tool |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranking, start=1)}
             longest_ranking = max(longest_ranking, len(ranking))
-        return {**weights, office.FINISH: (longest_ranking + 1) ** -POPULARITY}
+        return {**weight_by_tool, office.FINISH: (longest_ranking + 1) ** -POPULARITY}
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same application. Raises KeyError for an unknown tool."""

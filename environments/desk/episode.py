@@ -111,9 +111,9 @@ class DeskEpisode:
             self._finished = True
             return "ok"
         observation = perform(self._office, call, self._suite.tools)
-        if kind := self._suite.tools[call.name].gives:
+        if word_kind := self._suite.tools[call.name].gives:
             # A value that is seen again moves to the end, so that the oldest values drop out first.
-            self._values[kind] = [word for word in self._values[kind] if word != observation] + [observation]
+            self._values[word_kind] = [word for word in self._values[word_kind] if word != observation] + [observation]
         return observation
 
     def _refuse(self, messages: tuple[Message, ...], reason: str) -> Observation:

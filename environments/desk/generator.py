@@ -123,7 +123,7 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
 def _draw_skills(rng: random.Random, profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
     """Draws skills by popularity. A skill that answers can only come last, where it gets a higher weight to make up."""
     (skill_count,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
-    mean = sum(count * share for count, share in profile.lengths.items())
+    mean = sum(length * share for length, share in profile.lengths.items())
     weights = [rank**-profile.skew for rank in range(1, len(candidates) + 1)]
     early_odds = [0.0 if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
     end_odds = [weight * mean if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
@@ -233,6 +233,6 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         guessed_words = {look_up.binds: words[look_up.names[0]] for look_up in look_ups}
         follow([template for template in templates if not template.binds], {**words, **guessed_words}, act)
         return
-    last_index = max(last_index for last_index, template in enumerate(templates) if template.tool != FINISH)
+    last_index = max(template_index for template_index, template in enumerate(templates) if template.tool != FINISH)
     mistake = skill.template(skill.wrong_tool, templates[last_index].names, templates[last_index].binds)
     follow((*templates[:last_index], mistake, *templates[last_index + 1 :]), words, act)

@@ -23,14 +23,14 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
         return None
     clauses: list[str] = []
     prior_looks: frozenset[int] = frozenset()
-    for index, (call, _) in enumerate(calls):
+    for call_index, (call, _) in enumerate(calls):
         if _is_look_up(call, suite):
             continue
-        if call.name == FINISH and index < len(calls) - 1:
+        if call.name == FINISH and call_index < len(calls) - 1:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        candidates = list(_match_skills(calls, index, prior_looks, suite))
+        candidates = list(_match_skills(calls, call_index, prior_looks, suite))
         if not candidates:
             return None
         look_ups, clause = max(candidates, key=lambda candidate: (len(candidate[0] - prior_looks), -len(candidate[0])))
@@ -109,8 +109,8 @@ def _fill_slots(skill: Skill, branch: tuple[Template, ...], words: dict[str, str
     for missing_slot in skill.slots:
         if missing_slot not in bindings:
             candidates = [word for word in suite.vocabulary(missing_slot) if word not in bindings.values()]
-            key = f"{missing_slot} {sorted(bindings.items())}"
-            bindings[missing_slot] = candidates[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(candidates)]
+            salt = f"{missing_slot} {sorted(bindings.items())}"
+            bindings[missing_slot] = candidates[int(hashlib.sha256(salt.encode()).hexdigest(), 16) % len(candidates)]
     return bindings
 
 

@@ -156,11 +156,11 @@ def _make_skills(
         for b, other in _find_source(attribute, applications, app):
             wording = f"give {{{a}}} in {a} the {attribute} of {{{b}}} in {b}"
             yield make_skill(wording, f"{other}({b}) > found; {put}({a}, found)")
-    first = app.attributes[0]
+    first_attribute = app.attributes[0]
     yield make_skill(
-        f"if the {first} of {{{a}}} in {a} is {{{first}}} remove it otherwise mark it",
-        f"{tool_of[f'get_{first}']}({a}) > found",
-        when=("found", first),
+        f"if the {first_attribute} of {{{a}}} in {a} is {{{first_attribute}}} remove it otherwise mark it",
+        f"{tool_of[f'get_{first_attribute}']}({a}) > found",
+        when=("found", first_attribute),
         then=f"{tool_of['drop']}({a})",
         otherwise=f"{tool_of['mark']}({a})",
     )

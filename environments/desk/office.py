@@ -268,12 +268,12 @@ _MAKERS: Mapping[str, Callable[..., Rule]] = {
 
 def _parse(table_row: str) -> Tool:
     """Reads the tool of a row of tools.txt."""
-    name, parameters, rule_text, description, *gives = (cell.strip() for cell in table_row.split("|"))
+    tool_name, parameters, rule_text, description, *gives = (cell.strip() for cell in table_row.split("|"))
     slots = {parameter: slot or parameter for parameter, _, slot in (arg.partition(":") for arg in parameters.split())}
-    maker, *options = rule_text.split()
-    bare: dict[str, Any] = {option.removesuffix("=[]"): [] for option in options if option.endswith("=[]")}
-    rule = _MAKERS[maker](*(option for option in options if not option.endswith("=[]")), **bare)
-    return Tool(name, description, slots, rule, *gives)
+    maker_name, *options = rule_text.split()
+    bare_attributes: dict[str, Any] = {option.removesuffix("=[]"): [] for option in options if option.endswith("=[]")}
+    rule = _MAKERS[maker_name](*(option for option in options if not option.endswith("=[]")), **bare_attributes)
+    return Tool(tool_name, description, slots, rule, *gives)
 
 
 _TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8")

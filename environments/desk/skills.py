@@ -88,9 +88,9 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
         follow(skill.branches[0], words, act)
         return
     bindings = follow(skill.branches[0][:-1], words, act)
-    then, otherwise = (branch[-1] for branch in skill.branches)
+    then_template, otherwise_template = (branch[-1] for branch in skill.branches)
     left_name, right_name = skill.when
-    act((then if bindings[left_name] == bindings[right_name] else otherwise).fill(bindings))
+    act((then_template if bindings[left_name] == bindings[right_name] else otherwise_template).fill(bindings))
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:

@@ -181,16 +181,16 @@ def _make_opener(
     reset_calls = calls_of("reset", reset, server_offer.names) if reset else ()
     if len(reset_calls) > 1:
         raise ValueError(f"reset names {len(reset_calls)} calls; expected one")
-    calls = () if not state or _FUNCTION_PATH.fullmatch(state) else calls_of("state", state, server_offer.names)
-    read: ReadState = function("state", state) if state and not calls else lambda folder, call: folder
-    if calls:
-        read = functools.partial(read_answers, calls)
+    state_calls = () if not state or _FUNCTION_PATH.fullmatch(state) else calls_of("state", state, server_offer.names)
+    read: ReadState = function("state", state) if state and not state_calls else lambda folder, call_server: folder
+    if state_calls:
+        read = functools.partial(read_answers, state_calls)
     alone = bool(url) and concurrency == 1
     reset_call = reset_calls[0] if reset_calls else None
     opener = Opener(worker, server_offer, read, reset=reset_call, most_idle=concurrency, lasting=bool(url), alone=alone)
-    if calls:
+    if state_calls:
         with contextlib.closing(opener(setups[0])) as world:
-            for call in calls:
+            for call in state_calls:
                 try:
                     world.call(call.name, call.arguments)
                 except Refused as refusal:

@@ -117,9 +117,9 @@ class Address:
     async def streams(self) -> AsyncIterator[Any]:
         """Opens a session. Yields the stream of the server's messages and the stream for messages to it."""
         timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=None)
-        hooks = {"response": [self._note]}
+        event_hooks = {"response": [self._note]}
         async with (
-            httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout, event_hooks=hooks) as client,
+            httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout, event_hooks=event_hooks) as client,
             streamable_http_client(self._url, http_client=client, max_sse_event_size=_MOST_MESSAGE_BYTES) as streams,
         ):
             yield streams
@@ -227,9 +227,9 @@ class Connection:
         return json.dumps(await resources.list_all(self._client), ensure_ascii=False)
 
     async def _open(self) -> None:
-        ready: asyncio.Future[Any] = self._loop.create_future()
-        self._session_task = self._loop.create_task(self._serve(ready))
-        self._client = client = await ready
+        client_future: asyncio.Future[Any] = self._loop.create_future()
+        self._session_task = self._loop.create_task(self._serve(client_future))
+        self._client = client = await client_future
         tools = await resources.pages(client.list_tools, "tools")
         self.tools = tuple(map(_to_document, tools))
         self.reads = tuple(tool.name for tool in tools if tool.annotations and tool.annotations.read_only_hint)

@@ -75,14 +75,14 @@ def database(folder: Path, start_number: int) -> None:
     """A database shop.db of stock and orders."""
     rng = random.Random(f"database {start_number}")
     fruits = rng.sample(_FRUITS, 4)
-    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as shop, shop:
-        shop.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, name TEXT, amount INTEGER)")
-        shop.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, city TEXT, amount INTEGER)")
-        shop.executemany(
+    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
+        connection.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, name TEXT, amount INTEGER)")
+        connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, city TEXT, amount INTEGER)")
+        connection.executemany(
             "INSERT INTO stock VALUES (?, ?, ?)",
             [(row_index + 1, fruit, rng.randint(5, 90)) for row_index, fruit in enumerate(fruits)],
         )
-        shop.executemany(
+        connection.executemany(
             "INSERT INTO orders VALUES (?, ?, ?, ?)",
             [(row_index + 1, rng.choice(fruits), rng.choice(_CITIES), rng.randint(1, 9)) for row_index in range(3)],
         )
@@ -91,14 +91,14 @@ def database(folder: Path, start_number: int) -> None:
 def repository(folder: Path, start_number: int) -> None:
     """A git repository of two commits and two branches, with changes that are not staged."""
     rng = random.Random(f"repository {start_number}")
-    first_file, second_file, third_file = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
+    first_file_name, second_file_name, third_file_name = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
     _git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
-    for file_name in (first_file, second_file):
+    for file_name in (first_file_name, second_file_name):
         (folder / file_name).write_text(f"{rng.choice(_CITIES)}\n")
         _git(folder, "add", file_name)
         _git(folder, "commit", "--quiet", f"--message=Add {file_name}")
     _git(folder, "branch", rng.choice(_CITIES).lower())
-    for file_name in (first_file, third_file):
+    for file_name in (first_file_name, third_file_name):
         (folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 

@@ -61,15 +61,15 @@ def _make_episode(
     else:
         world.mkdir()
     snapshot(world, ignore)
-    server = Connection(transport)
-    server.open()
-    facts = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
+    connection = Connection(transport)
+    connection.open()
+    facts = {"reads": connection.reads, "resources": connection.has_resources, "instructions": connection.instructions}
 
     def step(action: Action) -> Observation:
         """Makes the action's one call. `done` means that the server has ended."""
         (call,) = action.calls
         try:
-            reply_text, is_success = server.call(call.name, call.arguments)
+            reply_text, is_success = connection.call(call.name, call.arguments)
         except EOFError as loss:
             return Observation((Message("tool", str(loss)),), ok=False, done=True)
         is_error = errors is not None and errors.match(reply_text[:1_000])
@@ -87,10 +87,10 @@ def _make_episode(
     return PlainEpisode(
         step,
         reset=lambda: (Message("system", json.dumps(facts)),),
-        tools=lambda: server.tools,
+        tools=lambda: connection.tools,
         state=dict if isinstance(transport, Address) else state,
         # 1.0 if the server can be used again, because it offers the tools that it offered at first.
-        evaluate=lambda: Evaluation(float(server.offers_the_same())),
+        evaluate=lambda: Evaluation(float(connection.offers_the_same())),
     )
 
 

@@ -71,11 +71,11 @@ def _read_content(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MAX_FILE_BYTES:
         with path.open("rb") as file:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-    content = path.read_bytes()
+    file_bytes = path.read_bytes()
     try:
-        text = content.decode()
+        text = file_bytes.decode()
     except UnicodeDecodeError:
-        return {"sha256": hashlib.sha256(content).hexdigest()}
+        return {"sha256": hashlib.sha256(file_bytes).hexdigest()}
     if path.suffix == ".json":
         with contextlib.suppress(ValueError):
             return {"content": parse_json(text, finite=False)}
@@ -89,9 +89,9 @@ def _read_database(path: Path) -> dict[str, Any]:
         tables, extras = {}, [sql for kind, _, sql in defs if kind != "table" and sql]  # an automatic index has no SQL
         for table_name, sql in ((table_name, sql) for kind, table_name, sql in defs if kind == "table"):
             identifier = '"' + table_name.replace('"', '""') + '"'
-            rows = database.execute(f"SELECT * FROM {identifier}")
-            columns = [column[0] for column in rows.description]
-            tables[table_name] = {"made": sql, "columns": columns, "rows": [list(map(_to_json, row)) for row in rows]}
+            cursor = database.execute(f"SELECT * FROM {identifier}")
+            columns = [column[0] for column in cursor.description]
+            tables[table_name] = {"made": sql, "columns": columns, "rows": [list(map(_to_json, row)) for row in cursor]}
     database.close()
     return {"tables": tables, **({"made": extras} if extras else {})}
 
@@ -118,5 +118,5 @@ def _read_repository(folder: Path) -> dict[str, Any]:
 def _git(folder: Path, *arguments: str) -> list[str]:
     # No program that the repository names is run.
     command = ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-    return completed.stdout.splitlines()
+    process = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    return process.stdout.splitlines()

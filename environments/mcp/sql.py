@@ -21,8 +21,8 @@ def offers(world: ServerWorld) -> _Calls:
     state = world.state()
     rng = random.Random(canonical(state))
     word = rng.choice(_WORDS)
-    files = state.get("files", {}).values()
-    tables = [(table_name, table) for file in files for table_name, table in file.get("tables", {}).items()]
+    file_entries = state.get("files", {}).values()
+    tables = [(table_name, table) for file in file_entries for table_name, table in file.get("tables", {}).items()]
     yield "list_tables", {}
     for table_name, table in tables:
         yield "describe_table", {"table_name": table_name}

@@ -144,20 +144,20 @@ def difference(old_tools: Documents, new_tools: Documents) -> str:
 def calls_of(setting: str, spec: str | Sequence[Any], tool_names: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
-        parsed = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
+        parsed_spec = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
     except ValueError as error:
         raise ValueError(f"{setting} is {spec!r:.200}, which is not JSON: {error}") from error
-    entries = [parsed] if isinstance(parsed, (str, Mapping)) else list(parsed)
+    entries = [parsed_spec] if isinstance(parsed_spec, (str, Mapping)) else list(parsed_spec)
     calls = []
     for entry in entries:
-        call = {"name": entry} if isinstance(entry, str) else entry
-        if not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
+        call_record = {"name": entry} if isinstance(entry, str) else entry
+        if not (isinstance(call_record, Mapping) and isinstance(call_record.get("name"), str)):
             raise ValueError(f'{setting} names the call {entry!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
-        if call["name"] not in tool_names:
-            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(tool_names)}")
-        if not isinstance(arguments := call.get("arguments", {}), Mapping):
-            raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
-        calls.append(Call(call["name"], arguments))
+        if call_record["name"] not in tool_names:
+            raise ValueError(f"{setting} names {call_record['name']!r}; the server offers {', '.join(tool_names)}")
+        if not isinstance(arguments := call_record.get("arguments", {}), Mapping):
+            raise ValueError(f"{setting} calls {call_record['name']!r} with {arguments!r:.200}; expected an object")
+        calls.append(Call(call_record["name"], arguments))
     return tuple(calls)
 
 
@@ -200,8 +200,8 @@ class Opener:
     def _open(self, setup: Mapping[str, Any]) -> ServerWorld:
         turn = self._take_turn()
         try:
-            folder = setup.get("folder") or ""
-            server = self._reuse_server(folder) or self._start_server(folder)
+            folder_name = setup.get("folder") or ""
+            server = self._reuse_server(folder_name) or self._start_server(folder_name)
         except BaseException:
             self._end_turn(turn)
             raise

@@ -62,26 +62,26 @@ def make(
         action_class: Any = function_of(action, path) or _find_action_class(first_environment)
         _expect_no_judge(first_environment)
         reset_lists = [_list_resets(first_environment, reset_list) for reset_list in (resets, evaluation)]
-    train, held_out = (_to_tasks(query, reset_list, solve) for reset_list in reset_lists)
-    if not train:
+    train_tasks, held_out_tasks = (_to_tasks(query, reset_list, solve) for reset_list in reset_lists)
+    if not train_tasks:
         raise ValueError(f"resets is {resets!r}, a split that has no task")
-    if shared_ids := {task.id for task in train} & {task.id for task in held_out}:
+    if shared_ids := {task.id for task in train_tasks} & {task.id for task in held_out_tasks}:
         raise ValueError(f"{len(shared_ids)} of the resets are also in evaluation; expected others")
     return Episodes(
         NAME,
         lambda task: SessionEpisode(make_environment(), action_class, task.setup, reward, full, read_state, ignore),
-        {"train": train, "dev": held_out, "eval": held_out},
+        {"train": train_tasks, "dev": held_out_tasks, "eval": held_out_tasks},
     )
 
 
 def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset; its solution is not ended yet."""
-    tasks = {}
+    task_by_id = {}
     for reset in resets:
         actions = actions_of(solution(dict(reset))) if solution else ()
         task = Task(NAME, query, dict(reset), actions)
-        tasks[task.id] = task
-    return tuple(tasks.values())
+        task_by_id[task.id] = task
+    return tuple(task_by_id.values())
 
 
 def _find_action_class(environment: Environment) -> type[PackageAction]:
@@ -195,8 +195,8 @@ class SessionEpisode:
         form = f"{method}_async"
         cls = type(self._environment)
         is_async = vars(Environment)[form] is not next(vars(base)[form] for base in cls.__mro__ if form in vars(base))
-        call = self._environment.__getattribute__(form if is_async else method)
-        answer = self._runner.run(call(*arguments, **keywords)) if is_async else call(*arguments, **keywords)
+        invoke = self._environment.__getattribute__(form if is_async else method)
+        answer = self._runner.run(invoke(*arguments, **keywords)) if is_async else invoke(*arguments, **keywords)
         if not isinstance(answer, PackageObservation):
             raise EnvironmentFailure(f"{method} returned {type(answer).__name__}; expected an Observation of openenv")
         return answer
@@ -213,13 +213,13 @@ class SessionEpisode:
     def _make_call(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
         if self._action_class is CallToolAction:
-            fields = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+            action_fields = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
         elif call.name == ACT:
-            fields = dict(call.arguments)
+            action_fields = dict(call.arguments)
         else:
             return f"there is no tool {call.name!r:.100}", False, False
         try:
-            observation = self._call_environment("step", deserialize_action(fields, self._action_class))
+            observation = self._call_environment("step", deserialize_action(action_fields, self._action_class))
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             return "; ".join(problems), False, False

@@ -59,12 +59,12 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
     with lock(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         root.mkdir(exist_ok=True)
-        missing = [task for task in TASKS if not _task_file(root, task).exists()]
-        if not missing:
+        missing_tasks = [task for task in TASKS if not _task_file(root, task).exists()]
+        if not missing_tasks:
             say(f"scienceworld: solutions already in {root}")
             return
-        say(f"scienceworld: the simulator solves {_SIZES[name]} variations of each split of {len(missing)} tasks")
-        for future in [pool.submit(solve, task) for task in missing]:
+        say(f"scienceworld: the simulator solves {_SIZES[name]} variations of each split of {len(missing_tasks)} tasks")
+        for future in [pool.submit(solve, task) for task in missing_tasks]:
             future.result()
     say(f"scienceworld: solutions ready in {root}")
 
@@ -106,4 +106,4 @@ def files(jvm_library: str) -> tuple[str, ...]:
     """The folders that this JVM reads: its home, and the folders that links in it lead to."""
     java_home = next(parent for parent in Path(jvm_library).parents if (parent / "bin").is_dir())
     link_targets = {str(path.resolve().parent) for path in java_home.rglob("*") if path.is_symlink()}
-    return (str(java_home), *sorted(folder for folder in link_targets if not Path(folder).is_relative_to(java_home)))
+    return (str(java_home), *sorted(target for target in link_targets if not Path(target).is_relative_to(java_home)))

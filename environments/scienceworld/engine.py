@@ -59,7 +59,7 @@ class Simulator:
 
     @property
     def score(self) -> int:
-        """The score so far, at most FULL; below 0 if the task has failed."""
+        """The score so far, at most FULL_SCORE; below 0 if the task has failed."""
         return round(FULL_SCORE * float(self._java.getScore()))
 
     @property
@@ -125,8 +125,8 @@ def _interface(jvm: str, solving: bool = False) -> Any:
     # The simulator reads a file of the wheel from the current folder.
     with _working_in(package_folder):
         if not jpype.isJVMStarted():
-            jar = str(package_folder / "scienceworld.jar")
-            jpype.startJVM(jvm, *java_options, classpath=[jar], ignoreUnrecognized=True, convertStrings=True)
+            jar_path = str(package_folder / "scienceworld.jar")
+            jpype.startJVM(jvm, *java_options, classpath=[jar_path], ignoreUnrecognized=True, convertStrings=True)
         interface = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
         interface()
     return interface

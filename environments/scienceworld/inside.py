@@ -169,8 +169,8 @@ def state_of(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
 def goals(progress: str) -> list[tuple[str, bool]]:
     """(goal, whether it is reached) for each goal that the task sets in a fixed order, from the simulator's report."""
     goal_lines = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
-    table = [line.split("\t") for line in goal_lines.splitlines() if line.count("\t") >= 3]
-    return [(cells[3].strip(), cells[1].strip() == "true") for cells in table]
+    goal_rows = [line.split("\t") for line in goal_lines.splitlines() if line.count("\t") >= 3]
+    return [(cells[3].strip(), cells[1].strip() == "true") for cells in goal_rows]
 
 
 def _describe(item: Mapping[str, Any], by_id: Mapping[str, str]) -> dict[str, Any] | None:

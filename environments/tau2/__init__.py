@@ -83,8 +83,8 @@ def examine(*, domain: str, user: str, user_url: str, user_model: str, user_dead
     if user not in _USERS:
         raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")
     if user == "written":
-        values = {"user_url": user_url, "user_model": user_model}
-        if unfit_names := [name for name, value in values.items() if value]:
+        endpoint_settings = {"user_url": user_url, "user_model": user_model}
+        if unfit_names := [setting_name for setting_name, value in endpoint_settings.items() if value]:
             raise ValueError(f"environment.{unfit_names[0]} is given, but environment.user is written; set it to model")
         return
     if domain == "telecom":

@@ -83,12 +83,12 @@ def _read_words(api: ApiClient, reply: Any) -> str:
     if not isinstance(content, str):
         raise TypeError("its content is not text")
     # A lone surrogate, which no encoding has, becomes a question mark.
-    words = spoken(api.redact(content.encode("utf-8", "replace").decode()))
-    if not words:
+    reply_text = spoken(api.redact(content.encode("utf-8", "replace").decode()))
+    if not reply_text:
         raise ValueError("the customer says nothing")
-    if len(words) > _MOST_REPLY_CHARS:
-        raise ValueError(f"the customer says {len(words):,} characters; at most {_MOST_REPLY_CHARS:,} are taken")
-    return words
+    if len(reply_text) > _MOST_REPLY_CHARS:
+        raise ValueError(f"the customer says {len(reply_text):,} characters; at most {_MOST_REPLY_CHARS:,} are taken")
+    return reply_text
 
 
 def spoken(text: str) -> str:

@@ -35,12 +35,12 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
     ids_by_split = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
     ids_by_split |= {split: wheel.splits[split] for split in ("base", "train", "test")}
     ids_by_split["held_out"] = [task_id for task_id in ids_by_split["base"] if task_id not in set(ids_by_split["dev"])]
-    official_tasks = {tasks[task_id].id: wheel.tasks[task_id] for split in ids_by_split.values() for task_id in split}
+    official_tasks = {tasks[task_id].id: wheel.tasks[task_id] for ids in ids_by_split.values() for task_id in ids}
     environment = ToolEnvironment(
         NAME,
         tools=[*wheel.tools, *([] if wheel.solo else [_OWN_DOCUMENTS[REPLY]]), _OWN_DOCUMENTS[ENDING]],
         open=lambda setup: World(wheel, setup),
-        setups=_list_setups(wheel, records, {task_id for split in ids_by_split.values() for task_id in split}),
+        setups=_list_setups(wheel, records, {task_id for ids in ids_by_split.values() for task_id in ids}),
         splits={split: [tasks[task_id] for task_id in task_ids] for split, task_ids in ids_by_split.items()},
         # Any task that is not official is judged by a replay of its solution.
         judge=lambda task, world, answer, finished: (

@@ -163,10 +163,10 @@ def load(domain_name: str) -> Domain:
         solo,
         tools=tuple(tool.openai_schema for toolkit in toolkits for tool in toolkit.get_tools().values()),
         lookups=frozenset(
-            tool
+            tool_name
             for toolkit in toolkits
-            for tool in toolkit.get_tools()
-            if tool == "calculate" or toolkit.tool_type(tool).value == "read"
+            for tool_name in toolkit.get_tools()
+            if tool_name == "calculate" or toolkit.tool_type(tool_name).value == "read"
         ),
         tasks={task.id: task for task in module.get_tasks(None)},
         splits=module.get_tasks_split(),
@@ -180,17 +180,17 @@ def load(domain_name: str) -> Domain:
 
 def tool_call(call_number: int, tool_name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """(an official tool call of the agent, the official message that makes it)."""
-    messages = import_module("tau2.data_model.message")
-    call = messages.ToolCall(id=str(call_number), name=tool_name, arguments=dict(arguments), requestor="assistant")
-    return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
+    message_types = import_module("tau2.data_model.message")
+    call = message_types.ToolCall(id=str(call_number), name=tool_name, arguments=dict(arguments), requestor="assistant")
+    return call, message_types.AssistantMessage(role="assistant", tool_calls=[call])
 
 
 def message(speaker: str, text: str) -> Any:
     """The official message of the "agent" or the "customer" that says this text."""
-    messages = import_module("tau2.data_model.message")
+    message_types = import_module("tau2.data_model.message")
     if speaker == "agent":
-        return messages.AssistantMessage(role="assistant", content=text)
-    return messages.UserMessage(role="user", content=text)
+        return message_types.AssistantMessage(role="assistant", content=text)
+    return message_types.UserMessage(role="user", content=text)
 
 
 def fork(environment: Any) -> Any:
@@ -203,13 +203,13 @@ def fork(environment: Any) -> Any:
 
 def _make_constructor(domain_name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
     """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
-    template = get_environment()
+    template_environment = get_environment()
     if domain_name == "telecom":
-        template.tools.__class__ = _make_numbering_tools()
+        template_environment.tools.__class__ = _make_numbering_tools()
     policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, domain_name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
-        environment = fork(template)
+        environment = fork(template_environment)
         environment.policy = policies[solo_mode]
         environment.set_solo_mode(solo_mode)
         environment.sync_tools()

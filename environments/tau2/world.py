@@ -123,7 +123,7 @@ def _list_values(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     number = state["customer"]["surroundings"]["phone_number"]
     line_ids = [line["line_id"] for line in company["lines"] if line["phone_number"] == number]
     users = [row for row in company["customers"] if number == row["phone_number"] or set(line_ids) & {*row["line_ids"]}]
-    own_ids = {field: [id_ for user in users for id_ in user[field]] for field in ("line_ids", "bill_ids")}
+    own_ids = {field: [record_id for user in users for record_id in user[field]] for field in ("line_ids", "bill_ids")}
     customer_ids = [user["customer_id"] for user in users]
     plans = [line["plan_id"] for line in company["lines"] if line["line_id"] in own_ids["line_ids"]]
     return {

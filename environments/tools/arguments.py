@@ -67,7 +67,7 @@ def seen_in(*values: Any) -> ValueIndex:
 
     for value in values:
         walk(value, "", "", 0)
-    return {name: tuple(values) for name, values in index.items()}
+    return {key: tuple(seen_values) for key, seen_values in index.items()}
 
 
 def name_of(name: str) -> str:
@@ -104,8 +104,8 @@ def calls_of(tool: Tool, index: ValueIndex, count: int, rng: random.Random, dept
         return
     argument_keys: set[str] = set()
     for _ in range(_DRAWS_PER_CALL * count):
-        draw = {name: rng.choice(values) for name, values in values_by_name.items()}
-        call = Call(tool.name, {name: value for name, value in draw.items() if value is not _LEFT_OUT})
+        drawn_values = {name: rng.choice(values) for name, values in values_by_name.items()}
+        call = Call(tool.name, {name: value for name, value in drawn_values.items() if value is not _LEFT_OUT})
         if (argument_key := canonical(dict(call.arguments))) not in argument_keys:
             argument_keys.add(argument_key)
             yield call
@@ -124,16 +124,16 @@ def candidates(
         return list(schema["enum"])
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
-            schemas = schema[keyword][:_MOST_VALUES] if depth < _MOST_DEPTH else ()
-            values = [candidates(name, alternative, root, index, rng, depth + 1) for alternative in schemas]
+            alternatives = schema[keyword][:_MOST_VALUES] if depth < _MOST_DEPTH else ()
+            values = [candidates(name, alternative, root, index, rng, depth + 1) for alternative in alternatives]
             return list(itertools.chain.from_iterable(values))[: 2 * _MOST_VALUES]
-    json_type = schema.get("type", "string")
-    json_types = json_type if isinstance(json_type, list) else [json_type]
+    type_spec = schema.get("type", "string")
+    json_types = type_spec if isinstance(type_spec, list) else [type_spec]
     values = list(examples) if isinstance(examples := schema.get("examples"), list) else []
     if schema.get("default") is not None:
         values.append(schema["default"])
-    for alternative in json_types:
-        values += _list_of_type(alternative, name, schema, root, index, rng, depth)
+    for type_name in json_types:
+        values += _list_of_type(type_name, name, schema, root, index, rng, depth)
     return [value for position, value in enumerate(values) if value not in values[:position]]
 
 
@@ -181,8 +181,8 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
         # In linear time: a server chooses the pattern. One that cannot be read matches.
-        matches = _compile(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
-        return matches is None or matches(value)
+        is_match = _compile(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
+        return is_match is None or is_match(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
     is_above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)

@@ -67,8 +67,8 @@ def system_message(file: Path, kind: str) -> str:
     """
     if kind not in _MESSAGE_KINDS:
         raise ValueError(f"instructions {kind!r} not found; available: {', '.join(_MESSAGE_KINDS)}")
-    brief, _, commands = file.read_text(encoding="utf-8").removesuffix("\n").partition("\n\n")
-    return f"{brief}\n{commands}" if kind == "full" else brief
+    brief_text, _, command_list = file.read_text(encoding="utf-8").removesuffix("\n").partition("\n\n")
+    return f"{brief_text}\n{command_list}" if kind == "full" else brief_text
 
 
 def call(command: str) -> Call:

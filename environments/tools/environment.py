@@ -128,18 +128,18 @@ class ToolEnvironment:
             return tool in self._lookup_names
         with self._trial_lock:  # one trial at a time: side by side they would slow one another down
             if tool not in self._lookups:
-                results: list[bool] = []
-                thread = threading.Thread(target=lambda: results.append(self._changes_nothing(tool)), daemon=True)
+                trial_results: list[bool] = []
+                thread = threading.Thread(target=lambda: trial_results.append(self._changes_nothing(tool)), daemon=True)
                 thread.start()
                 thread.join(max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0))
-                self._lookups[tool] = None if thread.is_alive() else results == [True]
-            verdict = self._lookups[tool]
-        if verdict is None:
+                self._lookups[tool] = None if thread.is_alive() else trial_results == [True]
+            trial_result = self._lookups[tool]
+        if trial_result is None:
             raise EnvironmentFailure(
                 f"cannot tell whether {tool!r} is a look-up, because trying it takes too long; name all look-ups of "
                 f"{self.name!r}: ToolEnvironment(…, lookups=[…])"
             )
-        return verdict
+        return trial_result
 
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
@@ -358,8 +358,8 @@ class ToolEpisode:
 
     def state(self) -> Mapping[str, Any]:
         """The world, the answer, and whether the episode is finished."""
-        world = state_of(self._world)
-        content = world if isinstance(world, dict) else {"value": world}
+        world_state = state_of(self._world)
+        content = world_state if isinstance(world_state, dict) else {"value": world_state}
         return {"world": content, "answer": self.answer, "finished": self._is_finished}
 
     def affordances(self) -> tuple[Action, ...]:
@@ -445,14 +445,14 @@ class ToolEpisode:
         """The tools of these documents. Raises EnvironmentFailure for one that the environment lacks or documents
         differently: the policy would be told of another tool."""
         own_tools = self._environment._tools
-        tools = toolset(documents, none=True)
-        for name, tool in tools.items():
+        offered_tools = toolset(documents, none=True)
+        for name, tool in offered_tools.items():
             if name not in own_tools or own_tools[name].document() != tool.document():
                 raise EnvironmentFailure(
                     f"the episode offers the tool {name!r:.100}, which the environment lacks or documents differently; "
                     "expected the same tools in every episode, or some of them"
                 )
-        return {name: own_tools[name] for name in tools}
+        return {name: own_tools[name] for name in offered_tools}
 
     def _refuse(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._is_finished)

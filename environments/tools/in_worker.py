@@ -231,12 +231,12 @@ def share_of(total_reward: float, full_reward: float, reward_name: str) -> float
 def finite(reward: Any, reward_name: str) -> float:
     """A reward as a number; an error calls it `reward_name`. Raises ValueError for one that is not finite."""
     try:
-        value = math.nan if isinstance(reward, (str, bytes)) else float(reward)
+        number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
     except (TypeError, ValueError, OverflowError):
-        value = math.nan
-    if not math.isfinite(value):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"{reward_name} is {reward!r:.100}; expected a finite number")
-    return value
+    return number
 
 
 def _make_sendable(calls: tuple[Call, ...]) -> Iterator[Call]:

@@ -111,16 +111,16 @@ def _read_function(function: Any, position: int) -> Tool:
     """The tool of a function whose first parameter is the world; pydantic reads the others and checks arguments."""
     if not callable(function):
         raise ValueError(f"tool {position} is of type {type(function).__name__}; expected a function or a document")
-    name = getattr(function, "__name__", "")
-    if not _TOOL_NAME.fullmatch(name) or name == "<lambda>":
+    tool_name = getattr(function, "__name__", "")
+    if not _TOOL_NAME.fullmatch(tool_name) or tool_name == "<lambda>":
         raise ValueError(f"tool {position}, {function!r:.100}, has no name; define it with `def`")
     inputs = list(inspect.signature(function).parameters.values())
     if not inputs or inputs[0].kind not in (inputs[0].POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD):
-        raise ValueError(f"tool {name!r} takes no world; its first parameter must be the world that it acts on")
+        raise ValueError(f"tool {tool_name!r} takes no world; its first parameter must be the world that it acts on")
     parameters = inputs[1:]
     if unnamed := [p.name for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
         raise ValueError(
-            f"tool {name!r} has the parameter {unnamed[0]!r}, which has no fixed name; name each parameter"
+            f"tool {tool_name!r} has the parameter {unnamed[0]!r}, which has no fixed name; name each parameter"
         )
     schema, check_arguments = _make_checker(function, parameters)
 
@@ -128,7 +128,7 @@ def _read_function(function: Any, position: int) -> Tool:
         return function(world, **check_arguments(arguments))
 
     description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-    return Tool(name, description, schema, run)
+    return Tool(tool_name, description, schema, run)
 
 
 def _make_checker(

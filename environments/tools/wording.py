@@ -22,8 +22,8 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     """
     exchanges = calls_with_observations(steps)
     clauses: list[str] = []
-    sources: set[int] = set()
-    word_call = _worder(exchanges, lookups, sources)
+    source_indices: set[int] = set()
+    word_call = _worder(exchanges, lookups, source_indices)
     for call_index, (call, _) in enumerate(exchanges):
         if call.name == ending:
             if call_index < len(exchanges) - 1:
@@ -34,12 +34,12 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
                     return None
                 if len(str(answer)) > _MOST_VALUE_CHARS:
                     return None
-                sources.add(previous)
+                source_indices.add(previous)
                 clauses.append(f"tell what {word_call(previous)} says")
         elif call.name not in lookups:
             clauses.append(word_call(call_index))
     lookup_indices = {call_index for call_index, (call, _) in enumerate(exchanges) if call.name in lookups}
-    return JOINER.join(clauses) if clauses and lookup_indices <= sources else None
+    return JOINER.join(clauses) if clauses and lookup_indices <= source_indices else None
 
 
 def words_of(name: str) -> str:

@@ -42,17 +42,17 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    train = Source.of(taskset, path, arguments, most)
-    held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
+    train_source = Source.of(taskset, path, arguments, most)
+    held_out_source = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
     read_state = function_of(state, path)
-    splits, find_row = divide(train, held_out, function_of(solution, path))
-    tools = documents([train, *([held_out] if held_out else [])])
+    tasks_by_split, find_row = divide(train_source, held_out_source, function_of(solution, path))
+    tools = documents([train_source, *([held_out_source] if held_out_source else [])])
     return Episodes(
         "verifiers",
         lambda task: RolloutEpisode(*find_row(task.setup), read_state, full),
-        splits,
+        tasks_by_split,
         lambda: tools,
-        Traits(incomparable="" if state else train.incomparable()),
+        Traits(incomparable="" if state else train_source.incomparable()),
     )
 
 
@@ -156,23 +156,23 @@ class RolloutEpisode:
         toolset._pull_state, toolset._push_state = pull, push
 
     async def _take_turn(self, action: Action) -> Observation:
-        calls = [(f"call_{next(self._call_numbers)}", call) for call in action.calls]
-        self._commit(action, calls)
-        answers = [(await self._answer(call), call_id, call) for call_id, call in calls]
+        numbered_calls = [(f"call_{next(self._call_numbers)}", call) for call in action.calls]
+        self._commit(action, numbered_calls)
+        answers = [(await self._answer(call), call_id, call) for call_id, call in numbered_calls]
         for (answer_text, _), call_id, call in answers:
             self._messages.append(vf.ToolMessage(tool_call_id=call_id, content=answer_text, name=call.name))
-        if action.error and not calls:
+        if action.error and not numbered_calls:
             self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
         messages = tuple(Message("tool" if is_ok else "user", answer_text) for (answer_text, is_ok), _, _ in answers)
         return Observation(messages, done=await self._check_stops())
 
     def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
         """Adds the action to the trace as the reply of a model, with its thought as the reasoning."""
-        thought, _, text = action.text.rpartition("</think>")
+        thought, _, reply_text = action.text.rpartition("</think>")
         vf_calls = [
             vf.ToolCall(id=id_, name=call.name, arguments=json.dumps(dict(call.arguments))) for id_, call in calls
         ]
-        body = text.partition("<tool_call>")[0].strip() if vf_calls else text.strip()
+        body = reply_text.partition("<tool_call>")[0].strip() if vf_calls else reply_text.strip()
         message = vf.AssistantMessage(
             content=body, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=vf_calls or None
         )

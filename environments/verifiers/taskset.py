@@ -45,14 +45,14 @@ class Source:
         except ModuleNotFoundError as error:  # the package's own, which may hide that of an import
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
             # What the package imports for the name of a taskset, owner/name@version.
-            package = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-            raise ValueError(f"the taskset {module!r} {missing(package, cause, path)}") from error
-        config = config_type.model_validate({**arguments, "id": module})
+            package_name = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+            raise ValueError(f"the taskset {module!r} {missing(package_name, cause, path)}") from error
+        taskset_config = config_type.model_validate({**arguments, "id": module})
         if (env_type := vf.environment_class(module)) is not vf.SingleAgentEnv:
             raise _unplayable(module, f"its environment {env_type.__name__} plays agents of its own against the policy")
         if (harness := default_harness_id(module)) != _PLAIN_HARNESS:
             raise _unplayable(module, f"the harness {harness!r} that it brings runs the agent itself")
-        taskset = vf.load_taskset(config)
+        taskset = vf.load_taskset(taskset_config)
         tasks = list(taskset.take(most))
         if not tasks:
             raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")

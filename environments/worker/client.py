@@ -138,9 +138,9 @@ class Connection:
         roots, top = [_locate(package) for package in _OURS], launch["module"].partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
         own_roots = [] if top in _OURS else [_locate(top)]
-        boot = _boot_code(roots)
+        boot_code = _boot_code(roots)
         with their_end:
-            process = start_process(sys.executable, boot, "supervisor", their_end)
+            process = start_process(sys.executable, boot_code, "supervisor", their_end)
         self.process, self.socket, self.bounds = process, our_end, launch["bounds"]
         self.send_lock = threading.Lock()
         self.pending_replies: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
@@ -153,7 +153,7 @@ class Connection:
         _SOCKETS.add(our_end)
         sources = [path for _, file, paths in (*roots, *own_roots) for path in (paths or [os.path.dirname(file or "")])]
         order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*sources, *launch["visible"]]}
-        order |= {"roots": own_roots, "boot": boot}
+        order |= {"roots": own_roots, "boot": boot_code}
         first_reply = self.pending_replies[0]
         threading.Thread(target=_read, args=(weakref.ref(self), our_end), name="worker-replies", daemon=True).start()
         self._send(order)

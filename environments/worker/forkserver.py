@@ -131,13 +131,13 @@ class _Children:
 
     def _spawn(self, connection: socket.socket, child_number: int, slot: int, child_kind: str) -> None:
         try:
-            pid = os.fork()
+            child_pid = os.fork()
         except OSError as error:
             self._send({"exited": child_number, "slot": slot, "reason": f"cannot fork: {error}"})
             return
-        if pid:
-            self.child_by_pid[pid] = (child_number, slot)
-            self._send({"born": child_number, "pid": pid})
+        if child_pid:
+            self.child_by_pid[child_pid] = (child_number, slot)
+            self._send({"born": child_number, "pid": child_pid})
             return
         with _exit_after():
             kernel.die_with_parent()
@@ -176,15 +176,15 @@ class _Children:
         serve(_keep_only(connection), make_operations(self.environment))
 
     def _kill(self, child_number: int) -> None:
-        for pid, (candidate, _) in self.child_by_pid.items():
-            if candidate == child_number:
+        for child_pid, (candidate_number, _) in self.child_by_pid.items():
+            if candidate_number == child_number:
                 with contextlib.suppress(ProcessLookupError):
                     if self.layers.processes:
-                        os.kill(pid, signal.SIGTERM)
+                        os.kill(child_pid, signal.SIGTERM)
                         # A stopped process acts on the signal only once it is continued.
-                        os.kill(pid, signal.SIGCONT)
+                        os.kill(child_pid, signal.SIGCONT)
                     else:
-                        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
+                        (os.killpg if os.getpgid(child_pid) == child_pid else os.kill)(child_pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -235,13 +235,13 @@ def serve(connection: socket.socket, operations: Operations) -> None:
         request = wire.decode(line)
         try:
             value = to_json(operations[request["op"]](*request["arguments"]))
-            reply = wire.encode({"n": request["n"], "value": value})
+            reply_line = wire.encode({"n": request["n"], "value": value})
         except MemoryError:
-            reply = wire.encode({"n": request["n"], **wire.explain(wire.LIMIT, "out of memory")})
+            reply_line = wire.encode({"n": request["n"], **wire.explain(wire.LIMIT, "out of memory")})
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
-            reply = wire.encode({"n": request["n"], **wire.explain(wire.ENVIRONMENT, reason)})
-        connection.sendall(reply)
+            reply_line = wire.encode({"n": request["n"], **wire.explain(wire.ENVIRONMENT, reason)})
+        connection.sendall(reply_line)
 
 
 def _is_closed(pipe_end: int) -> bool:

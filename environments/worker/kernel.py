@@ -92,9 +92,9 @@ def succeeds(action: Callable[[], object]) -> bool:
 
 def possible(action: Callable[[], object]) -> bool:
     """Whether the action succeeds, tried in a child process."""
-    if not (pid := os.fork()):
+    if not (child_pid := os.fork()):
         os._exit(0 if succeeds(action) else 1)
-    return os.waitpid(pid, 0)[1] == 0
+    return os.waitpid(child_pid, 0)[1] == 0
 
 
 def unshare(flags: int) -> None:
@@ -145,15 +145,15 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     version = landlock_version()
     all_rights = (1 << _RIGHT_COUNTS.get(version, 16)) - 1
     attributes = struct.pack("QQQ", all_rights, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
-    ruleset = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
-    _check(min(ruleset, 0), "landlock_create_ruleset")
+    ruleset_fd = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    _check(min(ruleset_fd, 0), "landlock_create_ruleset")
     try:
         for paths, rights in ((readable, _READ_RIGHTS), (writable, all_rights)):
             for path in paths:
-                _allow(ruleset, path, rights & all_rights)
-        _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)), "landlock_restrict_self")
+                _allow(ruleset_fd, path, rights & all_rights)
+        _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset_fd), ctypes.c_uint32(0)), "landlock_restrict_self")
     finally:
-        os.close(ruleset)
+        os.close(ruleset_fd)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

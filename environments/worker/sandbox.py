@@ -156,7 +156,7 @@ def _filter_scope(layers: Layers) -> tuple[bool, bool, bool, int]:
 def trial(bounds: Bounds, layers: Layers) -> str:
     """Why a child cannot be confined, found by a trial fork; "" if it can."""
     read_end, write_end = os.pipe()
-    if not (pid := os.fork()):
+    if not (child_pid := os.fork()):
         try:
             separate(layers)
             if not (inner_pid := os.fork()):
@@ -170,7 +170,7 @@ def trial(bounds: Bounds, layers: Layers) -> str:
     os.close(write_end)
     with os.fdopen(read_end) as pipe:
         obstacle = pipe.read()
-    os.waitpid(pid, 0)
+    os.waitpid(child_pid, 0)
     if not layers.files:
         view.remove(os.path.join(layers.scratch, "0"))
     return obstacle
@@ -200,11 +200,11 @@ def _kill_leftovers(layers: Layers, slot: int, known_pids: set[int]) -> None:
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP_TIMEOUT_S
     while orphans := children(os.getpid()) - known_pids:
-        for pid in orphans:
+        for orphan_pid in orphans:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(orphan_pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(orphan_pid, 0)
         if time.monotonic() > deadline:
             print("processes of a dead child multiply faster than they can be killed", file=sys.stderr)
             return
@@ -219,5 +219,5 @@ def leave(layers: Layers) -> None:
 def _set_rules(readable_paths: Iterable[str], own_folder: str) -> None:
     """Sets the kernel's rules on files, for good: the files to read, and a folder to write to."""
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    devices = (f"/dev/{device}" for device in view.DEVICES if os.path.exists(f"/dev/{device}"))
-    kernel.landlock(readable_paths, [own_folder, *devices])
+    device_paths = (f"/dev/{device}" for device in view.DEVICES if os.path.exists(f"/dev/{device}"))
+    kernel.landlock(readable_paths, [own_folder, *device_paths])

@@ -66,9 +66,9 @@ def program(machine: str, enclosed: bool, own_pids: bool, can_chmod: bool, own_p
         raise OSError(errno.ENOSYS, f"no filter of system calls for {sys.platform} on {machine}")
     architecture, column = _ARCHITECTURES[machine]
     refusal, unknown, success = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS, _ERRNO
-    code = [_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
+    instructions = [_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
     # The calls of x86-64's second interface (x32) have numbers beyond the last, too.
-    code += [_load(0), (_GREATER, 0, 1, _LAST_CALL), (_RETURN, 0, 0, unknown)]
+    instructions += [_load(0), (_GREATER, 0, 1, _LAST_CALL), (_RETURN, 0, 0, unknown)]
     verdicts: dict[_CallNumbers, int] = dict.fromkeys(_REFUSED_CALLS.values(), refusal)
     # A read that does not wait reveals whether it would have to; without that call, libraries use the plain one.
     verdicts |= {_OTHER_CALLS["clone3"]: unknown, _OTHER_CALLS["preadv2"]: unknown, _OTHER_CALLS["fadvise"]: success}
@@ -85,9 +85,9 @@ def program(machine: str, enclosed: bool, own_pids: bool, can_chmod: bool, own_p
     for group_start in range(0, len(branches), _GROUP_SIZE):
         group = branches[group_start : group_start + _GROUP_SIZE]
         group_code = [instruction for number, body in group for instruction in [(_EQUAL, 0, len(body), number), *body]]
-        code += [(_GREATER, len(group_code), 0, group[-1][0]), *group_code]
-    code.append((_RETURN, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+        instructions += [(_GREATER, len(group_code), 0, group[-1][0]), *group_code]
+    instructions.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 _Instruction = tuple[int, int, int, int]

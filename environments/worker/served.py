@@ -59,15 +59,15 @@ def environment_operations(environment: Environment) -> Operations:
 def _page_demonstrations(environment: Demonstrated) -> Callable[..., list[Any]]:
     """Demonstrations in pages. It keeps the iterator, so that the next page costs only its own items."""
     cursor: tuple[Any, ...] = ()
-    iterator: Iterator[Any] = iter(())
+    demonstrations: Iterator[Any] = iter(())
 
     def get_page(count: int, seed: int, noise: list[float], page_start: int, page_size: int) -> list[Any]:
         """Demonstrations page_start … page_start + page_size - 1; fewer at the end."""
-        nonlocal cursor, iterator
+        nonlocal cursor, demonstrations
         if (count, seed, *noise, page_start) != cursor:
             low, high = noise
-            iterator = itertools.islice(environment.demonstrations(count, seed, (low, high)), page_start, None)
-        page = list(itertools.islice(iterator, page_size))
+            demonstrations = itertools.islice(environment.demonstrations(count, seed, (low, high)), page_start, None)
+        page = list(itertools.islice(demonstrations, page_size))
         cursor = (count, seed, *noise, page_start + len(page))
         return page
 
@@ -139,11 +139,11 @@ class Served:
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The environment's own tasks. Raises ValueError if the environment does."""
         try:
-            records = self._call("tasks", split, count, seed)
+            task_records = self._call("tasks", split, count, seed)
         except EnvironmentFailure as failure:
             _, separator, reason = str(failure).partition("ValueError: ")
             raise ValueError(reason) if separator else failure from None
-        return read(tuple[Task, ...], records)
+        return read(tuple[Task, ...], task_records)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
@@ -204,8 +204,8 @@ class ServedEpisode:
         try:
             wire.encode(payload := to_json(action))
         except (ValueError, RecursionError) as error:
-            reason = f"error: the action is not JSON that can be sent: {error}"
-            return Observation((Message("tool", reason[:200]),), ok=False)
+            error_text = f"error: the action is not JSON that can be sent: {error}"
+            return Observation((Message("tool", error_text[:200]),), ok=False)
         return self._call(Observation, "step", payload)
 
     def state(self) -> Mapping[str, Any]:

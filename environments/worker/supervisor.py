@@ -384,8 +384,8 @@ class Children:
             timer.admit()
 
         async def exchange() -> bytes:
-            message = wire.encode({"n": child.call_count, "op": op, "arguments": arguments})
-            await asyncio.get_running_loop().sock_sendall(child.socket, message)
+            request_line = wire.encode({"n": child.call_count, "op": op, "arguments": arguments})
+            await asyncio.get_running_loop().sock_sendall(child.socket, request_line)
             return await receive(child.socket, scan, most_bytes, admit, timer.begin)
 
         exchange_task = asyncio.create_task(exchange())

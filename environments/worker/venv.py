@@ -187,8 +187,8 @@ def _find_python(recipe: Recipe) -> str:
 def _read_version(python: str) -> tuple[int, int]:
     code = "import sys; print(*sys.version_info[:2])"
     try:
-        completed = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-        major, minor = completed.stdout.split()
+        process = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        major, minor = process.stdout.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise InstallError(f"{python} is not a Python that runs here: {error}") from error

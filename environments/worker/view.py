@@ -146,13 +146,13 @@ def _exclude(paths: list[str], hidden: list[str]) -> Iterator[str]:
 
 def find_private(visible: Iterable[str], *, parents: bool) -> list[str]:
     """The files and folders among these that other users cannot read; with `parents`, also those they cannot reach."""
-    paths = []
+    private_paths = []
     for path in map(os.path.realpath, visible):
         mode = os.stat(path).st_mode if os.path.exists(path) else 0o777
         is_private = mode & 0o004 == 0 or (os.path.isdir(path) and mode & 0o001 == 0)
         if is_private or (parents and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
-            paths.append(path)
-    return paths
+            private_paths.append(path)
+    return private_paths
 
 
 def within(path: str, folder: str) -> bool:
@@ -198,8 +198,8 @@ def clear(parent: str, slot: int) -> int:
     if not os.path.exists(slot_folder):
         return 0
     os.rename(slot_folder, moved_folder := tempfile.mkdtemp(prefix="left-", dir=parent))
-    if pid := os.fork():
-        return pid
+    if remover_pid := os.fork():
+        return remover_pid
     try:
         kernel.die_with_parent()
         remove(moved_folder)
@@ -264,10 +264,10 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
 
 def _exceeds(folder: str, used_bytes: int, bounds: Bounds) -> bool:
     """Whether the files in a folder exceed the bounds; `used_bytes` is a number of bytes to add to theirs."""
-    file_count, folders = 0, [folder]
-    while folders:
+    file_count, pending_folders = 0, [folder]
+    while pending_folders:
         try:
-            with os.scandir(folders.pop()) as entries:
+            with os.scandir(pending_folders.pop()) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -275,7 +275,7 @@ def _exceeds(folder: str, used_bytes: int, bounds: Bounds) -> bool:
                     if file_count > bounds.files or used_bytes > bounds.scratch:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
+                        pending_folders.append(entry.path)
         except FileNotFoundError:
             continue
         except OSError:

@@ -112,16 +112,16 @@ class OutOfMemory(Exception):
 
 def check_reply(line: bytes, call_number: int) -> bytes:
     """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
-    answer = decode(line)
-    if type(answer.get("n")) is not int or answer["n"] != call_number:
+    reply = decode(line)
+    if type(reply.get("n")) is not int or reply["n"] != call_number:
         raise ValueError("it lacks the number of the call")
-    if answer.keys() == {"n", "value"}:
+    if reply.keys() == {"n", "value"}:
         return line
-    if answer.keys() != {"n", "failure", "message"} or not isinstance(answer["message"], str):
+    if reply.keys() != {"n", "failure", "message"} or not isinstance(reply["message"], str):
         raise ValueError("it has neither a value nor a failure")
-    if answer["failure"] == LIMIT:
-        raise OutOfMemory(answer["message"])
-    return failure(ENVIRONMENT, answer["message"])
+    if reply["failure"] == LIMIT:
+        raise OutOfMemory(reply["message"])
+    return failure(ENVIRONMENT, reply["message"])
 
 
 def failure(code: str, message: str) -> bytes:

@@ -39,8 +39,8 @@ class Person:
     @property
     def contact(self) -> dict[str, str]:
         """The person's entry in a contact book, and in a supervisor's profile."""
-        fields = ("first_name", "last_name", "email", "phone_number")
-        return {field: getattr(self, field) for field in fields}
+        field_names = ("first_name", "last_name", "email", "phone_number")
+        return {field: getattr(self, field) for field in field_names}
 
     def password(self, app: str) -> str:
         rng = random.Random(f"{self.email} {app}")
@@ -118,8 +118,8 @@ def _add_music(models: Any, rng: random.Random) -> None:
             playlist = spotify.Playlist.create_save(title=title, user_id=user.id, **_dates(rng.randrange(20, 300)))
             for song in rng.sample(songs, rng.randrange(7, 12)):
                 spotify.PlaylistSong.create_save(playlist_id=playlist.id, song_id=song.id, **_dates(15, "added_at"))
-        queue = [song.id for song in rng.sample(songs, 4)]
-        spotify.MusicPlayer.create_save(user_id=user.id, queue_song_ids=queue, cursor_position=0)
+        queue_song_ids = [song.id for song in rng.sample(songs, 4)]
+        spotify.MusicPlayer.create_save(user_id=user.id, queue_song_ids=queue_song_ids, cursor_position=0)
 
 
 def _add_money(models: Any, rng: random.Random) -> None:
@@ -167,11 +167,11 @@ def _add_phone_rows(models: Any, rng: random.Random) -> None:
             send_text(
                 models, person.phone_number, contact.phone_number, rng.choice(TABLES["texts"]), rng.randrange(3, 60)
             )
-        for time, label in TABLES["alarms"]:
+        for alarm_time, alarm_label in TABLES["alarms"]:
             phone.Alarm.create_save(
                 user_id=user_ids[person],
-                time=time,
-                label=label,
+                time=alarm_time,
+                label=alarm_label,
                 repeat_days=TABLES["days"],
                 enabled=rng.random() < 0.6,
                 snooze_minutes=rng.choice((5, 10, 15)),
@@ -213,13 +213,13 @@ def _add_chores(models: Any, rng: random.Random) -> None:
             project = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
             todoist.ProjectCollaboratorLink.create_save(project_id=project.id, user_id=user.id, **_dates(150))
             for position, title in enumerate(titles):
-                due = NOW.replace(hour=0) + datetime.timedelta(days=rng.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
+                due_date = NOW.replace(hour=0) + datetime.timedelta(days=rng.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
                 todoist.Task.create_save(
                     project_id=project.id,
                     user_id=user.id,
                     title=title,
                     description="",
-                    due_date=due,
+                    due_date=due_date,
                     priority=rng.choice(("low", "medium", "high")),
                     is_completed=rng.random() < 0.3,
                     order_index=position,

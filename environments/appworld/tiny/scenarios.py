@@ -53,8 +53,8 @@ def answer_requests(models: Any, person: Person, task_index: int, rng: random.Ra
     venmo = models.venmo
     user = venmo.User.find_one(email=person.email)
     other_ids = [other_user.id for other_user in venmo.User.all() if other_user.id != user.id]
-    limit = (25, 40, 30)[task_index]
-    amounts = rng.sample(range(5, limit + 1), 3) + rng.sample(range(limit + 1, 90), 3)
+    amount_limit = (25, 40, 30)[task_index]
+    amounts = rng.sample(range(5, amount_limit + 1), 3) + rng.sample(range(amount_limit + 1, 90), 3)
     rng.shuffle(amounts)
     requests = [
         venmo.PaymentRequest.create_save(
@@ -62,12 +62,12 @@ def answer_requests(models: Any, person: Person, task_index: int, rng: random.Ra
         )
         for amount in amounts
     ]
-    approvals = [request for request in requests if request.amount <= limit]
+    approvals = [request for request in requests if request.amount <= amount_limit]
     return (
-        {"limit": limit},
+        {"limit": amount_limit},
         {
             "approved": [request.id for request in approvals],
-            "denied": [request.id for request in requests if request.amount > limit],
+            "denied": [request.id for request in requests if request.amount > amount_limit],
             "payments": sorted([request.sender_id, request.amount] for request in approvals),
         },
         None,
@@ -90,10 +90,10 @@ def split_bill(models: Any, person: Person, task_index: int, rng: random.Random)
     group = [contact for contact, relation in contacts(person) if relation == relationship]
     share = rng.randrange(8, 60)
     purpose = ("Heating bill", "Team lunch", "New curtains")[task_index]
-    receivers = sorted(models.venmo.User.find_one(email=contact.email).id for contact in group)
+    receiver_ids = sorted(models.venmo.User.find_one(email=contact.email).id for contact in group)
     return (
         {"total": share * (len(group) + 1), "purpose": purpose, "relationship": relationship},
-        {"share": share, "receivers": receivers},
+        {"share": share, "receivers": receiver_ids},
         None,
     )
 
@@ -107,15 +107,15 @@ _CHORES = (
 
 def note_to_tasks(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Turn a note's lines into tasks: text of one app becomes rows of another, in order."""
-    title, project = (("Flat", "Home"), ("Desk", "Paperwork"), ("Party", "Home"))[task_index]
+    note_title, project_name = (("Flat", "Home"), ("Desk", "Paperwork"), ("Party", "Home"))[task_index]
     chores = rng.sample(_CHORES[task_index], 4)
     urgent_chores = rng.sample(chores, 2)
-    add_note(models, person.email, title, "\n".join(chore + "!" * (chore in urgent_chores) for chore in chores), 2)
+    add_note(models, person.email, note_title, "\n".join(chore + "!" * (chore in urgent_chores) for chore in chores), 2)
     user = models.todoist.User.find_one(email=person.email)
     return (
-        {"title": title, "project": project},
+        {"title": note_title, "project": project_name},
         {
-            "project_id": models.todoist.Project.find_one(user_id=user.id, name=project).id,
+            "project_id": models.todoist.Project.find_one(user_id=user.id, name=project_name).id,
             "titles": chores,
             "priorities": ["high" if chore in urgent_chores else "low" for chore in chores],
         },
@@ -143,10 +143,10 @@ def pay_or_text(models: Any, person: Person, task_index: int, rng: random.Random
     contact, _ = contacts(person)[2 * task_index]
     can_pay = task_index != 1
     user = models.venmo.User.find_one(email=person.email)
-    limit = int(user.venmo_balance) + (-1 if can_pay else 1) * rng.randrange(20, 200)
+    balance_limit = int(user.venmo_balance) + (-1 if can_pay else 1) * rng.randrange(20, 200)
     return (
         {
-            "limit": limit,
+            "limit": balance_limit,
             "name": contact.name,
             "amount": rng.randrange(15, 90),
             "purpose": ("Theatre", "Boat trip", "Picnic")[task_index],
@@ -166,13 +166,13 @@ def total_received(models: Any, person: Person, task_index: int, rng: random.Ran
     relationship, day = (("coworker", "2023-04-01"), ("roommate", "2023-02-15"), ("coworker", "2023-03-01"))[task_index]
     venmo = models.venmo
     group = [contact for contact, relation in contacts(person) if relation == relationship]
-    senders = [venmo.User.find_one(email=contact.email).id for contact in group]
+    sender_ids = [venmo.User.find_one(email=contact.email).id for contact in group]
     user = venmo.User.find_one(email=person.email)
     # Each task has payments to add up, whatever the rows say.
-    for sender in senders:
+    for sender in sender_ids:
         amount, at = rng.randrange(10, 70), {"created_at": f"2023-05-{rng.randrange(2, 15):02}T09:30:00"}
         venmo.Transaction.create_save(sender_id=sender, receiver_id=user.id, amount=amount, description="Shared", **at)
-    payments = [payment for sender in senders for payment in venmo.Transaction.find_all(sender_id=sender)]
+    payments = [payment for sender in sender_ids for payment in venmo.Transaction.find_all(sender_id=sender)]
     payments = [payment for payment in payments if payment.receiver_id == user.id]
     total = sum(payment.amount for payment in payments if payment.created_at.strftime("%Y-%m-%d") >= day)
     return (
@@ -208,8 +208,8 @@ def unfollow_artists(models: Any, person: Person, task_index: int, rng: random.R
     artist_likes = [artist for song in user.liked_songs for artist in song.artist_ids]
     artist_ids = [following.artist_id for following in user.user_artist_followings]
     # The limit splits the artists: it includes the least liked one, but not the most liked one.
-    counts = [artist_likes.count(artist) for artist in artist_ids]
-    limit = rng.randrange(max(1, min(counts)), max(counts))
+    like_counts = [artist_likes.count(artist) for artist in artist_ids]
+    limit = rng.randrange(max(1, min(like_counts)), max(like_counts))
     return {"count": limit}, {"artist_ids": sorted(id for id in artist_ids if artist_likes.count(id) <= limit)}, None
 
 
@@ -238,7 +238,7 @@ def trim_playlist(models: Any, person: Person, task_index: int, rng: random.Rand
 
 def settle_up(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Settle the debts in a note: three apps, two kinds of change, one for each kind of line."""
-    title = ("Debts", "Holiday money", "Shared costs")[task_index]
+    note_title = ("Debts", "Holiday money", "Shared costs")[task_index]
     purpose = ("Settled", "Holiday", "Costs of May")[task_index]
     parties = rng.sample([party for party, _ in contacts(person)], 4)
     debtors = rng.sample(parties, 2)
@@ -250,8 +250,8 @@ def settle_up(models: Any, person: Person, task_index: int, rng: random.Random) 
         note_lines.append(f"{party.name} owes me {amount}" if party in debtors else f"I owe {party.name} {amount}")
         receiver_id = models.venmo.User.find_one(email=party.email).id
         (requests if party in debtors else payments).append([receiver_id, amount])
-    add_note(models, person.email, title, "\n".join(note_lines), 1)
-    return {"title": title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)}, None
+    add_note(models, person.email, note_title, "\n".join(note_lines), 1)
+    return {"title": note_title, "purpose": purpose}, {"requests": sorted(requests), "payments": sorted(payments)}, None
 
 
 def greet_older(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
@@ -304,14 +304,14 @@ _BLOCK = re.compile(r"^```python\n(.+?)^```$", re.M | re.S)
 
 
 def _scenario(section: re.Match[str]) -> Scenario:
-    name, split, difficulty, apps, instruction, code_text = section.groups()
+    scenario_name, split, difficulty, app_list, instruction, code_text = section.groups()
     logins = "\n".join(
         f"{app} = apis.{app}.login(username=me['{ACCOUNTS[app]}'], password=passwords['{app}'])['access_token']"
-        for app in apps.split(", ")
+        for app in app_list.split(", ")
     )
     *blocks, evaluation = _BLOCK.findall(code_text)
     instruction, solution = " ".join(instruction.split()), (_LOGIN_CODE.replace("<logins>", logins), *blocks)
-    return Scenario(name, split, int(difficulty), globals()[name], instruction, solution, evaluation)
+    return Scenario(scenario_name, split, int(difficulty), globals()[scenario_name], instruction, solution, evaluation)
 
 
 _SCENARIOS_TEXT = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
