@@ -224,11 +224,11 @@ def _parse_reply(reply: Any, text_count: int) -> list[Floats]:
     """The embeddings of a reply in the order of the texts. Raises ValueError, KeyError, TypeError or AttributeError
     for what is none."""
     row_by_index: dict[int, Floats] = {}
-    for position, entry in enumerate(reply["data"]):
-        row = np.asarray(entry["embedding"], dtype=np.float32)
+    for position, embedding_entry in enumerate(reply["data"]):
+        row = np.asarray(embedding_entry["embedding"], dtype=np.float32)
         if row.ndim != 1 or not 0 < len(row) <= _MOST_DIMENSIONS or not np.isfinite(row).all() or not row.any():
             raise ValueError("an embedding is not a list of finite numbers")
-        row_by_index[entry.get("index", position)] = row
+        row_by_index[embedding_entry.get("index", position)] = row
     if sorted(row_by_index) != list(range(text_count)):
         raise ValueError(f"embeddings {sorted(row_by_index)[:5]} … of {text_count} texts")
     if len({len(row) for row in row_by_index.values()}) != 1:

@@ -19,11 +19,11 @@ def messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, .
                 f"a message is {message!r:.100}; expected a Message with role and content as text, "
                 f"and as role one of {', '.join(sorted(ROLES))}"
             )
-        content = _encodable(message.content[:most_characters])
-        if cut_count := len(message.content) - len(content):
-            content = f"{content}\n[{cut_count} characters cut]"
-        most_characters = max(0, most_characters - len(content))
-        bounded_messages.append(Message(message.role, content))
+        bounded_content = _encodable(message.content[:most_characters])
+        if cut_count := len(message.content) - len(bounded_content):
+            bounded_content = f"{bounded_content}\n[{cut_count} characters cut]"
+        most_characters = max(0, most_characters - len(bounded_content))
+        bounded_messages.append(Message(message.role, bounded_content))
     if cut_count := len(reply) - len(bounded_messages):
         bounded_messages.append(Message(bounded_messages[-1].role, f"[{cut_count} messages cut]"))
     return tuple(bounded_messages)

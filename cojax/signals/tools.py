@@ -20,7 +20,7 @@ _LEAST_DIFFERENCE = 0.25
 def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]:
     """Names of the tools called, in order; if `failed` is false, without the calls of failed actions."""
     turns = (turn for turn in trajectory.turns if failed or turn.observation.ok)
-    return tuple(name for turn in turns for name in tools_of(turn.action, trajectory.task.environment))
+    return tuple(tool_name for turn in turns for tool_name in tools_of(turn.action, trajectory.task.environment))
 
 
 def tools_of(action: Action, environment: str = "") -> tuple[str, ...]:

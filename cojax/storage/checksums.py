@@ -117,16 +117,16 @@ class CheckedLog:
             return
         with open_file(self.path) as file:
             file.seek(self._byte_count)
-            for line in lines_of(file):
-                if not (line.endswith(b"\n") or len(line) > LONGEST_LINE):
+            for log_line in lines_of(file):
+                if not (log_line.endswith(b"\n") or len(log_line) > LONGEST_LINE):
                     return
                 try:
-                    record = parse_record(line)
+                    record = parse_record(log_line)
                     if self._shared:
                         has_valid_checksum(record)
                 except ValueError as error:
                     raise StorageError(f"{self.path}, line {self._line_count + 1}: {error}. {_RESTORE}") from error
-                self._count_lines(line)
+                self._count_lines(log_line)
 
     def _count_lines(self, encoded_lines: bytes) -> None:
         """Adds whole lines to the digest and the counts."""

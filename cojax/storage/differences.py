@@ -13,11 +13,11 @@ def differences(old_config: Mapping[str, Any], new_config: Mapping[str, Any], fr
 
     Empty if none differs.
     """
-    names = sorted(_diff(old_config, new_config, free))
-    if not names:
+    setting_names = sorted(_diff(old_config, new_config, free))
+    if not setting_names:
         return ""
-    name = names[0]
-    return f"{', '.join(names)} ({name} was {value_at(old_config, name)!r}, now {value_at(new_config, name)!r})"
+    name = setting_names[0]
+    return f"{', '.join(setting_names)} ({name} was {value_at(old_config, name)!r}, now {value_at(new_config, name)!r})"
 
 
 def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:

@@ -177,10 +177,10 @@ def read_whole(path: Path) -> bytes:
 
 def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
     # Episodes hold a float for every token: checking each would double the reading time.
-    value = parse_json(content.decode(), finite=finite)
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__} instead of an object")
-    return value
+    json_value = parse_json(content.decode(), finite=finite)
+    if not isinstance(json_value, dict):
+        raise ValueError(f"it holds {type(json_value).__name__} instead of an object")
+    return json_value
 
 
 def flat(record: Mapping[str, Any], separator: str = ".", prefix: str = "") -> dict[str, Any]:

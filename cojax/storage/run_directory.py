@@ -46,8 +46,8 @@ class RunDirectory:
         self._lock = lock_folder(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept, episodes_kept, array_files)
         self.logs = self.files.logs  # the append-only logs by name
-        self.metrics, self.tasks, self.signals, self.drafts = (self.logs[name] for name in LOGS[:4])
-        self.expeditions, self.quarantine, self.memory = (self.logs[name] for name in LOGS[4:])
+        self.metrics, self.tasks, self.signals, self.drafts = (self.logs[log_name] for log_name in LOGS[:4])
+        self.expeditions, self.quarantine, self.memory = (self.logs[log_name] for log_name in LOGS[4:])
         self.episodes, self.checkpointer = self.files.episodes, self.files.checkpointer
         self._verified: Checkpoint | None = None
         # The first step whose episodes retention has not dropped.
@@ -207,8 +207,8 @@ class RunDirectory:
 
         Raises StorageError if the episodes of a step are missing.
         """
-        records = policy_episodes(self.episodes, steps)
-        return records, lambda episode: trajectory_of(records[episode])
+        episode_records = policy_episodes(self.episodes, steps)
+        return episode_records, lambda episode: trajectory_of(episode_records[episode])
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
         """Checkpoints the arrays, the host state, the extents of all logs, and the groups sampled ahead.

@@ -39,8 +39,8 @@ class RunFiles:
         self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayFiles = OF_ORBAX
     ):
         self.folder = folder
-        self.logs = {name: CheckedLog(folder / f"{name}.jsonl") for name in LOGS}
-        self.paid = {name: CheckedLog(folder / f"{name}.jsonl", shared=True) for name in PAID}
+        self.logs = {log_name: CheckedLog(folder / f"{log_name}.jsonl") for log_name in LOGS}
+        self.paid = {log_name: CheckedLog(folder / f"{log_name}.jsonl", shared=True) for log_name in PAID}
         self.checksums = Checksums(folder)
         self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
         # The groups sampled ahead, with which the step after a checkpoint begins.
@@ -165,13 +165,13 @@ def _check_kinds(folder: Path) -> None:
 
 def _check_host(host: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError if the host state, read from `path`, does not have the form that a run writes."""
-    counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
+    host_counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
     clock = host.get("clock", {"parts": {}, "total": 0.0})
     try:
         seconds = [*clock["parts"].values(), clock["total"]]
     except _MALFORMED_ERRORS as error:
         raise CheckpointError(f"{path} is not the host state of a run: {error}. {RESTORE}") from error
-    are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in counts)
+    are_counts = all(isinstance(count, int) and not isinstance(count, bool) and count >= 0 for count in host_counts)
     if not are_counts or not all(isinstance(number, (int, float)) for number in seconds) or "logs" not in host:
         raise CheckpointError(
             f"{path} is not the host state of a run: expected counts, extents of logs and seconds. {RESTORE}"
@@ -238,7 +238,7 @@ def _read_changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
     """The changes of the detectors' memory, oldest first. Raises StorageError for a line that holds none."""
     for line_number, record in enumerate(log.records(), 1):
         changes = record.get("changes")
-        if not isinstance(changes, dict) or not all(isinstance(values, dict) for values in changes.values()):
+        if not isinstance(changes, dict) or not all(isinstance(kind_values, dict) for kind_values in changes.values()):
             raise StorageError(f"{log.path}, line {line_number}: it is not a change of a memory. {RESTORE}")
         yield changes
 
@@ -261,13 +261,13 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[Gro
     """
     if not count:
         return ()
-    records, path = episodes.read(step), episodes.path(step)
-    if len(records) != count:
+    episode_records, path = episodes.read(step), episodes.path(step)
+    if len(episode_records) != count:
         raise StorageError(
-            f"{path} holds {len(records)} of the {count} episodes that step {step + 1} begins with. {RESTORE}"
+            f"{path} holds {len(episode_records)} of the {count} episodes that step {step + 1} begins with. {RESTORE}"
         )
     try:
-        trajectories = [from_json(Trajectory, record) for record in records]
+        trajectories = [from_json(Trajectory, record) for record in episode_records]
     except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
     return tuple(Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda group: group.task))

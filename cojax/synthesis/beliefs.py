@@ -112,8 +112,8 @@ class Beliefs:
 
 def _keys_of(actions: Sequence[Action]) -> list[str]:
     tools = solution_tools(actions)
-    pairs = itertools.combinations(tools, 2)
-    return [*map(tool_key, tools), *(pair_key(tool, other_tool, len(actions)) for tool, other_tool in pairs)]
+    tool_pairs = itertools.combinations(tools, 2)
+    return [*map(tool_key, tools), *(pair_key(tool, other_tool, len(actions)) for tool, other_tool in tool_pairs)]
 
 
 def _discount_evidence(record: Sequence[float] | None, current_step: int, discount: float) -> Evidence:
@@ -183,7 +183,7 @@ class Posterior:
         tool is neither given up nor taken for granted, whatever its neighbours are.
         """
         neighbour_evidence = [evidence(self.memory, tool_key(neighbour)) for neighbour in self.neighbours(tool)]
-        successes, failures = (sum(counts[i] for counts in neighbour_evidence) for i in (0, 1))
+        successes, failures = (sum(evidence_counts[i] for evidence_counts in neighbour_evidence) for i in (0, 1))
         return (1.0 + 2.0 * successes / (successes + failures)) / 4.0 if successes + failures else 0.5
 
 

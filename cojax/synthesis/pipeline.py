@@ -344,8 +344,8 @@ class Probe:
         worths = [_WORTH_BY_PREFERENCE[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
         best_indices = sorted(random_order[len(free_indices) :], key=lambda index: -worths[index])
-        indices = {*free_indices, *best_indices[: budget - len(free_indices)]}
-        return [group.task for index, group in enumerate(groups) if index in indices]
+        chosen_indices = {*free_indices, *best_indices[: budget - len(free_indices)]}
+        return [group.task for index, group in enumerate(groups) if index in chosen_indices]
 
 
 def everything() -> None:

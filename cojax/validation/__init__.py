@@ -178,8 +178,8 @@ class Validation:
         """Raises DraftRefused if a second run passes through other states."""
         second_run = self._replay(task, task.solution)
         if second_run.states != run.states:
-            pairs = zip(run.states, second_run.states, strict=False)
-            index = next((i for i, (state, other) in enumerate(pairs) if state != other), len(second_run.states))
+            state_pairs = zip(run.states, second_run.states, strict=False)
+            index = next((i for i, (state, other) in enumerate(state_pairs) if state != other), len(second_run.states))
             raise DraftRefused(f"not repeatable: a second run differs in the state after action {index}")
         evidence.append("repeatable: a second run passes through the same states")
 

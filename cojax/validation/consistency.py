@@ -212,9 +212,9 @@ def _contradiction(query_words: set[str], tools: set[str], solution_words: set[s
 
 def action_words(documents: Documents, action: Action) -> str:
     """The words about an action: its arguments, its tools' names and documentation, or its code."""
-    values = (str(value) for call in action.calls for _, value in _arguments(call))
-    tools = (documentation_words(documents, call.name) for call in action.calls)
-    return " ".join((*values, *tools, *_code_words(action)))
+    argument_values = (str(value) for call in action.calls for _, value in _arguments(call))
+    tool_texts = (documentation_words(documents, call.name) for call in action.calls)
+    return " ".join((*argument_values, *tool_texts, *_code_words(action)))
 
 
 def documentation_words(documents: Documents, tool: str) -> str:
@@ -381,7 +381,7 @@ def _decide_one(condition: str, text_before: str, world: "_World") -> bool | Non
     if (exists := _PATTERNS["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some := _PATTERNS["some"].search(condition):
-        return any(counts) if (counts := world.sizes(some["noun"])) else None
+        return any(entry_counts) if (entry_counts := world.sizes(some["noun"])) else None
     if count and sizes:
         return None if _PATTERNS["not"].search(condition) else _count_fits(count, sizes)
     if value := _PATTERNS["is"].search(condition):

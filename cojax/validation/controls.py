@@ -78,12 +78,12 @@ class NegativeControls:
         Raises DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution,
         then for any other part that is not needed.
         """
-        parts = list(self._list_parts())
-        with_effect = self._parts_with_effect(parts)
-        effective_parts = [part for part in parts if part in with_effect]
+        all_parts = list(self._list_parts())
+        with_effect = self._parts_with_effect(all_parts)
+        effective_parts = [part for part in all_parts if part in with_effect]
         if self.bare is not None:
             effective_parts.append(self._last_part)
-        evidence += [self._use_of_lookup(part, None) for part in parts if part not in with_effect]
+        evidence += [self._use_of_lookup(part, None) for part in all_parts if part not in with_effect]
         if self.match.against:
             raise DraftRefused(self.match.against)
         for part in effective_parts:
@@ -187,8 +187,8 @@ class NegativeControls:
             earlier += [message.content for message in steps[part.action].observation.messages[: part.call]]
             later_texts.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
         output = "\n".join(message.content for message in _messages(part, steps))
-        values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later_texts))
-        return max(values, key=lambda value: (len(value), value), default="")
+        shown_values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later_texts))
+        return max(shown_values, key=lambda value: (len(value), value), default="")
 
     def _is_condition(self, part: Part) -> bool:
         """Whether the query seems to make what follows depend on what the part shows.
@@ -200,9 +200,9 @@ class NegativeControls:
             return False
         message_texts = (message.content for message in _messages(part, self._steps))
         return any(mentions.names(message_text) for message_text in message_texts if message_text.strip()) and any(
-            mentions.names(str(value))
+            mentions.names(str(argument))
             for call in part.of(self.task.solution).calls
-            for value in call.arguments.values()
+            for argument in call.arguments.values()
         )
 
     def _may_be_asked(self, part: Part) -> bool:

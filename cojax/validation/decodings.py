@@ -251,10 +251,10 @@ def _from_hex(token: str, backwards: bool = False) -> str:
 
 
 def _from_bits(token: str) -> str:
-    groups = re.findall(r"[01]+", token)
-    if len(groups) == 1:
-        groups = re.findall(r"[01]{8}", token)
-    return _as_text(bytes(int(group, 2) for group in groups if len(group) <= 8))
+    bit_groups = re.findall(r"[01]+", token)
+    if len(bit_groups) == 1:
+        bit_groups = re.findall(r"[01]{8}", token)
+    return _as_text(bytes(int(bits, 2) for bits in bit_groups if len(bits) <= 8))
 
 
 def _from_codes(token: str) -> str:
@@ -274,8 +274,8 @@ def _undo_escapes(text: str) -> Iterator[str]:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    code = int(match[4], 8) if match[4] else int(match[1] or match[2] or match[3], 16)
-    return match[0] if 0xD800 <= code < 0xE000 else chr(code)
+    code_point = int(match[4], 8) if match[4] else int(match[1] or match[2] or match[3], 16)
+    return match[0] if 0xD800 <= code_point < 0xE000 else chr(code_point)
 
 
 def _decode_morse(text: str) -> Iterator[str]:
@@ -327,7 +327,7 @@ def _order_parts(text: str) -> Iterator[str]:
             for number, mark, part_end in zip(numbers, part_marks, part_ends, strict=True)
         ]
         yield " ".join(part for _, part in sorted(numbered_parts, key=lambda pair: pair[0]))
-    if quotes := ["".join(groups) for groups in _QUOTES.findall(text)]:
+    if quotes := ["".join(quote_groups) for quote_groups in _QUOTES.findall(text)]:
         yield " ".join(quotes)
 
 

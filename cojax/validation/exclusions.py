@@ -347,7 +347,7 @@ def _split_turns(text: str) -> list[str]:
 
 def _paragraphs(text: str) -> list[str]:
     """The paragraphs of a text that has several."""
-    return pieces if len(pieces := _split_turns(text)) > 1 else []
+    return turns if len(turns := _split_turns(text)) > 1 else []
 
 
 def _distinctive_parts(text: str, fewest: int) -> set[str]:

@@ -84,9 +84,9 @@ def _argument_texts(arguments: Mapping[str, Any]) -> Iterator[str]:
 
     They are joined because a text may be cut into a list.
     """
-    for name, value in arguments.items():
+    for parameter, value in arguments.items():
         values = [*map(str, leaves(value))]
-        yield from (key.replace("_", " ") for key in (str(name), *_keys(value)))
+        yield from (key.replace("_", " ") for key in (str(parameter), *_keys(value)))
         yield from values
         if len(values) > 1:
             yield " ".join(values)

@@ -309,13 +309,13 @@ def call_record(place: str, model: str, body: Mapping[str, Any], cost: tuple[int
 
 def _is_sound(record: Mapping[str, Any]) -> bool:
     """Whether a record is one of `call_record`. May raise ValueError, KeyError or TypeError."""
-    counts, has_reply = [record["tokens"], record["requests"]], record["text"] is not None
+    amounts, has_reply = [record["tokens"], record["requests"]], record["text"] is not None
     if has_reply:
         tokens_in, tokens_out = record["usage"]
-        counts += [tokens_in, tokens_out]
+        amounts += [tokens_in, tokens_out]
     texts = [record["text"]] if has_reply else [record["kind"], record["reason"]]
     # A negative cost would let an evolution spend more than its budget.
-    return all(type(count) is int and count >= 0 for count in counts) and all(isinstance(text, str) for text in texts)
+    return all(type(count) is int and count >= 0 for count in amounts) and all(isinstance(text, str) for text in texts)
 
 
 class Journal:

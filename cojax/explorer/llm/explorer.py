@@ -363,9 +363,9 @@ class LLMExplorer:
             "task": task.query,
         }
         fitted_texts = prompting.fit_texts(list(texts.values()), self.window // 3 - len(texts) * len(_LEFT_OUT))
-        contents = [_LEFT_OUT if text is None else text for text in fitted_texts]
-        slot_texts = dict(zip(texts, map(prompting.data, contents), strict=True))
-        return prompting.fill(phrases["guided"], **slot_texts), sum(map(len, contents))
+        section_texts = [_LEFT_OUT if text is None else text for text in fitted_texts]
+        slot_texts = dict(zip(texts, map(prompting.data, section_texts), strict=True))
+        return prompting.fill(phrases["guided"], **slot_texts), sum(map(len, section_texts))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.

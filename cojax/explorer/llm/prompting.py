@@ -96,8 +96,8 @@ def shorten(text: str, limit: int) -> str:
     """At most `limit` characters of the text; if it is cut, the end says how many characters are left out."""
     if len(text) <= limit:
         return text
-    note = f"\n[{len(text)} characters left out]"  # the longest that the note can be
-    length = limit - len(note)
+    cut_note = f"\n[{len(text)} characters left out]"  # the longest that the note can be
+    length = limit - len(cut_note)
     return f"{text[:length]}\n[{len(text) - length} characters left out]" if length > 0 else text[: max(0, limit)]
 
 
