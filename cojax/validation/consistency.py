@@ -380,13 +380,13 @@ def _decide_one(condition: str, text_before: str, world: "_World") -> bool | Non
     sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
     if (exists := _PATTERNS["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
-    if some := _PATTERNS["some"].search(condition):
-        return any(entry_counts) if (entry_counts := world.sizes(some["noun"])) else None
+    if some_match := _PATTERNS["some"].search(condition):
+        return any(entry_counts) if (entry_counts := world.sizes(some_match["noun"])) else None
     if count and sizes:
         return None if _PATTERNS["not"].search(condition) else _count_fits(count, sizes)
-    if value := _PATTERNS["is"].search(condition):
-        subject = condition[: value.start()].strip()
-        return world.has(text_before if _PATTERNS["pronoun"].fullmatch(subject) else subject, value)
+    if value_match := _PATTERNS["is"].search(condition):
+        subject = condition[: value_match.start()].strip()
+        return world.has(text_before if _PATTERNS["pronoun"].fullmatch(subject) else subject, value_match)
     return None
 
 
