@@ -239,13 +239,13 @@ def step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | Non
     What the backward pass recomputes does not count.
     """
 
-    def forward(batch: TrainBatch) -> int:
+    def count_flops(batch: TrainBatch) -> int:
         row_count, row_length = batch.tokens.shape
         return forward_flops(learner.config, [row_length] * row_count, row_count * (row_length - 1))
 
     update_passes, prepare_passes = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
-    pair_flops = 0 if pairs is None else forward(pairs) * (update_passes + 1)
-    return forward(step_batch) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
+    pair_flops = 0 if pairs is None else count_flops(pairs) * (update_passes + 1)
+    return count_flops(step_batch) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
 
 
 def device_bytes(tree: Any) -> int:

@@ -121,12 +121,12 @@ class Lead:
             return
         leaf_ids, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
-        def forget(_ref: weakref.ref[Any]) -> None:
+        def forget_result(_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
             if (entry := self._results.get(leaf_ids)) and entry[1] is refs and self._results.pop(leaf_ids, None):
                 self._free_results.append(result_key)
 
-        refs += [weakref.ref(leaf, forget) for leaf in leaves]
+        refs += [weakref.ref(leaf, forget_result) for leaf in leaves]
         if entry := self._results.get(leaf_ids):
             self._free_results.append(entry[0])  # the arrays name the newer result from now on
         self._results[leaf_ids] = (result_key, refs)

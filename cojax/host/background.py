@@ -33,13 +33,13 @@ def on_thread(thread_name: str, work: Callable[[], _T]) -> Future[_T]:
 def _start_thread(thread_name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thread]:
     future = Future[_T]()
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name=thread_name, daemon=True)
+    thread = threading.Thread(target=run_work, name=thread_name, daemon=True)
     thread.start()
     return future, thread
 

@@ -86,11 +86,11 @@ def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout
     in a row are needed.
     """
 
-    def list_twice() -> set[int]:
+    def list_survivors() -> set[int]:
         return set(list_pids()) or set(list_pids())
 
     end_time = time.monotonic() + grace
-    while (pids := list_twice()) and time.monotonic() < end_time:
+    while (pids := list_survivors()) and time.monotonic() < end_time:
         time.sleep(_POLL_SECONDS)
     end_time = time.monotonic() + kill_timeout_s
     while pids and time.monotonic() < end_time:
@@ -98,7 +98,7 @@ def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)
-        pids = list_twice()
+        pids = list_survivors()
     return pids
 
 

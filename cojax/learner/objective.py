@@ -82,13 +82,13 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
 
     faults: list[str] = []
 
-    def call(*arrays: jax.Array) -> Any:
+    def call_loss(*arrays: jax.Array) -> Any:
         output = loss(*arrays)
         faults[:] = _faults(name, output)
         return () if faults else output
 
     try:
-        loss_program = jax.make_jaxpr(call)(*inputs)
+        loss_program = jax.make_jaxpr(call_loss)(*inputs)
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error

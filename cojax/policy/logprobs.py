@@ -37,7 +37,7 @@ class TokenScores(NamedTuple):
 
 
 def token_logprobs(config: ModelConfig, params: Params, *packed_rows: jax.Array, **settings: Any) -> jax.Array:
-    """The log-probs of `token_scores`; `rows` are (tokens, positions, segment_ids), and settings are as there."""
+    """The log-probs of `token_scores`; `packed_rows` are (tokens, positions, segment_ids); settings are as there."""
     return token_scores(config, params, *packed_rows, entropy="none", **settings).logprobs
 
 

@@ -40,14 +40,14 @@ class SparseFeedForward(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, inner_width, expert_count = config.hidden_size, config.moe_intermediate_size, config.num_experts
 
-        def draw(shape: tuple[int, ...], fan_in: int) -> nnx.Param:
+        def draw_kernel(shape: tuple[int, ...], fan_in: int) -> nnx.Param:
             init = nnx.initializers.normal(fan_in**-0.5)
             return nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
 
-        self.router = draw((width, expert_count), width)
-        self.gate = draw((expert_count, width, inner_width), width)
-        self.up = draw((expert_count, width, inner_width), width)
-        self.down = draw((expert_count, inner_width, width), inner_width * 2 * config.num_hidden_layers)
+        self.router = draw_kernel((width, expert_count), width)
+        self.gate = draw_kernel((expert_count, width, inner_width), width)
+        self.up = draw_kernel((expert_count, width, inner_width), width)
+        self.down = draw_kernel((expert_count, inner_width, width), inner_width * 2 * config.num_hidden_layers)
         self.top_k, self.normalise = config.num_experts_per_tok, config.norm_topk_prob
         self.dtype = jnp.dtype(config.dtype)
 

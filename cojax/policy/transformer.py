@@ -52,13 +52,13 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, head_dim = config.hidden_size, config.head_dim
 
-        def project(heads: int) -> nnx.LinearGeneral:
+        def make_projection(heads: int) -> nnx.LinearGeneral:
             bias = config.family.attention_bias
             return _linear(config, width, (heads, head_dim), width, rngs, use_bias=bias)
 
-        self.query = project(config.num_attention_heads)
-        self.key = project(config.num_key_value_heads)
-        self.value = project(config.num_key_value_heads)
+        self.query = make_projection(config.num_attention_heads)
+        self.key = make_projection(config.num_key_value_heads)
+        self.value = make_projection(config.num_key_value_heads)
         heads, dot_general = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
         fan_in = heads * head_dim * 2 * config.num_hidden_layers
         self.output = _linear(config, (heads, head_dim), width, fan_in, rngs, axis=(-2, -1), dot_general=dot_general)

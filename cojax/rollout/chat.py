@@ -257,11 +257,11 @@ class Chat:
     def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         documents = json.loads(tools)
 
-        def render(mask: Mask) -> str:
+        def render_template(mask: Mask) -> str:
             masked_documents = self._control_tokens.mask_json(documents, mask)
             return self._render(_mask(messages, mask), generate=True, tools=masked_documents)
 
-        return self._control_tokens.render(render, tools + _join_contents(messages))
+        return self._control_tokens.render(render_template, tools + _join_contents(messages))
 
     def _extend(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.

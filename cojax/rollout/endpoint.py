@@ -53,7 +53,7 @@ def chat_endpoint(
         request: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         request |= {"temperature": temperature, "max_tokens": max_tokens}
 
-        def attempt() -> ChatReply:
+        def request_reply() -> ChatReply:
             if cancel_event.is_set():
                 raise EngineError(f"{url}: nobody waits for the reply any more")
             if outage:
@@ -61,7 +61,7 @@ def chat_endpoint(
             return api.chat(request, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
 
         try:
-            return with_retries(attempt, attempts, lambda: until - time.monotonic(), cancel_event.wait)
+            return with_retries(request_reply, attempts, lambda: until - time.monotonic(), cancel_event.wait)
         except CallFailed as failure:
             if failure.kind == "too_long":
                 raise OutOfContext(failure.reason) from None
