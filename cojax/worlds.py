@@ -124,11 +124,11 @@ def function(setting: str, name: str) -> Callable[..., Any]:
 def settings_from_text(environment_name: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
     declarations = registry.settings(maker(environment_name))
-    values = {
+    value_by_setting = {
         setting: registry.from_text(declarations[setting].annotation, text) if setting in declarations else text
         for setting, text in texts.items()
     }
-    return registry.check_settings("environment", environment_name, maker(environment_name), values)
+    return registry.check_settings("environment", environment_name, maker(environment_name), value_by_setting)
 
 
 def examine(name: str, settings: Mapping[str, Any]) -> None:
@@ -137,8 +137,8 @@ def examine(name: str, settings: Mapping[str, Any]) -> None:
     The function `examine` of the environment's module decides, if there is one. It gets all settings of `make`, with
     the defaults of those that are not given.
     """
-    defaults = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
-    vars(module(name)).get("examine", lambda **settings: None)(**{**defaults, **settings})
+    default_settings = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
+    vars(module(name)).get("examine", lambda **settings: None)(**{**default_settings, **settings})
 
 
 def _is_module(module_name: str) -> bool:

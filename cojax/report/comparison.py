@@ -63,24 +63,24 @@ def check_folders(folders: Sequence[str | Path]) -> None:
 
 def comparison(runs: Sequence[Run]) -> Json:
     """Everything the page shows, as JSON."""
-    names = _shortest_names([run.folder.resolve() for run in runs])
+    run_names = _shortest_names([run.folder.resolve() for run in runs])
     settings = [_read_settings(run) for run in runs]
     scores = [task_scores(run.final) for run in runs]
     return {
         "name": "comparison",
         "runs": [
             {
-                "name": label,
+                "name": run_name,
                 "headline": headline(run),
                 "seconds": totals(run)["seconds"],
-                "settings": leaves,
+                "settings": run_settings,
                 "commit": short_commit(str(run.config.get("commit") or "")),
                 "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVE_NAMES},
             }
-            for label, run, leaves in zip(names, runs, settings, strict=True)
+            for run_name, run, run_settings in zip(run_names, runs, settings, strict=True)
         ],
         "differing": sorted(
-            label for label in dict.fromkeys(chain(*settings)) if len({leaves.get(label) for leaves in settings}) > 1
+            label for label in dict.fromkeys(chain(*settings)) if len({values.get(label) for values in settings}) > 1
         ),
         # Each run's final success minus that of the first run, over the tasks they share.
         "pairs": [None, *(paired_difference(scores[0], run_scores) for run_scores in scores[1:])],
@@ -99,8 +99,8 @@ def _shortest_names(folders: Sequence[Path]) -> list[str]:
 
 def _read_settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
-    leaves = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
-    return {name: shortened_text(text, QUERY) for name, text in leaves.items()}
+    value_texts = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
+    return {setting: shortened_text(value_text, QUERY) for setting, value_text in value_texts.items()}
 
 
 def _list_tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:

@@ -112,7 +112,7 @@ def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     by_kind: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
     for episode in episodes:
         by_kind[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
-    entries = [(rank, kind, episode) for kind, episodes in by_kind.items() for rank, episode in enumerate(episodes)]
+    entries = [(rank, kind, episode) for kind, group in by_kind.items() for rank, episode in enumerate(group)]
     return [episode for _, _, episode in sorted(entries, key=lambda ranked_episode: ranked_episode[:2])[:count]]
 
 

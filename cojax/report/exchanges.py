@@ -174,4 +174,4 @@ def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> li
 def _spread_evenly(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
     """Orders the tasks so that the first n, for any n, are spread evenly over them (by reversed binary numbers)."""
     bit_count = max(1, (len(tasks) - 1).bit_length())
-    return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{bit_count}b}"[::-1])]
+    return [history for _, history in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{bit_count}b}"[::-1])]

@@ -69,8 +69,8 @@ def evolutions(run: Run) -> list[Json]:
         if not in_background:
             signal_counts.update(step_record.get("signals", {}))
         if evolution is not None:
-            results = {"verdicts": verdicts_of(evolution), "added": evolution["added"]}
-            records.append({"step": evolution_step(step_record), "signals": dict(signal_counts), **results})
+            outcome_fields = {"verdicts": verdicts_of(evolution), "added": evolution["added"]}
+            records.append({"step": evolution_step(step_record), "signals": dict(signal_counts), **outcome_fields})
             signal_counts.clear()
         if in_background:
             signal_counts.update(step_record.get("signals", {}))
@@ -90,8 +90,8 @@ def pool(run: Run) -> Json:
     for task in sorted(run.tasks.values(), key=joined_at):
         origins.setdefault(task["origin"], []).append(joined_at(task))
     steps = [0, *(record["step"] for record in evenly(run.metrics, POINTS))]
-    counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
-    return {"step": steps, "origins": counts}
+    task_counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
+    return {"step": steps, "origins": task_counts}
 
 
 def totals(run: Run) -> Json:
@@ -132,7 +132,7 @@ def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
             successes_by_origin.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
     rows = []
     for origin, successes in successes_by_origin.items():
-        first_success, last_success = (sum(values) / len(values) for values in zip(*successes, strict=True))
+        first_success, last_success = (sum(rewards) / len(rewards) for rewards in zip(*successes, strict=True))
         rows.append({"origin": origin, "tasks": len(successes), "first": first_success, "last": last_success})
     return rows
 

@@ -98,14 +98,14 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
         if first_step is None:
             continue
         for tool in tools:
-            earliest_step, origins = first_solves.get(tool, (first_step, set()))
+            earliest_step, origin_names = first_solves.get(tool, (first_step, set()))
             if first_step < earliest_step:
                 first_solves[tool] = first_step, {origin}
             elif first_step == earliest_step:
-                first_solves[tool] = earliest_step, {*origins, origin}
+                first_solves[tool] = earliest_step, {*origin_names, origin}
     tools_by_origin: dict[str, list[str]] = defaultdict(list)
-    for tool, (_, origins) in sorted(first_solves.items()):
-        for origin in origins:
+    for tool, (_, origin_names) in sorted(first_solves.items()):
+        for origin in origin_names:
             tools_by_origin[origin].append(tool)
     return tools_by_origin
 
@@ -197,23 +197,23 @@ def _origin_cost(counts: Counts | None, origin: str) -> list[int] | None:
 
 
 def _write_notes(run: Run, earliest: int, lacks_probe_costs: bool, ranks: Mapping[str, Json]) -> list[str]:
-    notes = []
+    note_texts = []
     if run.metrics and not any("origins" in record for record in run.metrics):
-        notes.append("Groups by origin are not known: an older version made this run.")
+        note_texts.append("Groups by origin are not known: an older version made this run.")
     if earliest > 1 and run.metrics:
-        notes.append(
+        note_texts.append(
             f"Tools first solved are not known: the episodes of steps before {earliest} are not stored (episodes_kept)."
         )
     if lacks_probe_costs:
-        notes.append("The cost of probes is not known by origin: an older version made them.")
+        note_texts.append("The cost of probes is not known by origin: an older version made them.")
     drafts = [draft for draft in run.drafts if draft["step"]]
     for predictor, correlation in ranks.items():
         if not any(draft.get("predicted", {}).get(predictor) is not None for draft in drafts):
             if drafts:
-                notes.append(f"No draft has a success predicted by {PREDICTORS[predictor]}.")
+                note_texts.append(f"No draft has a success predicted by {PREDICTORS[predictor]}.")
         elif correlation["rho"] is None:
-            notes.append(f"No rank correlation for {PREDICTORS[predictor]}: {correlation['why']}.")
-    return notes
+            note_texts.append(f"No rank correlation for {PREDICTORS[predictor]}: {correlation['why']}.")
+    return note_texts
 
 
 def gains(run: Run) -> Json:

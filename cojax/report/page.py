@@ -67,7 +67,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
     }
     episodes = sorted(record_by_episode.values(), key=lambda record: (split_order[record["split"]], record["episode"]))
     pages = list(_split_pages(episodes, words_of(folder)))
-    page_names = ["report.html", *(f"report-{number}.html" for number in range(2, len(pages) + 1))]
+    page_names = ["report.html", *(f"report-{page_number}.html" for page_number in range(2, len(pages) + 1))]
     for page_name, page_views in zip(page_names, pages, strict=True):
         page_data = {
             "name": f"evaluation of {folder.resolve().name}",
@@ -177,7 +177,7 @@ def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]
 
     A row has the number of its task, which identifies its piece. Rows are left out evenly beyond ROWS bytes.
     """
-    rows = [
+    short_rows = [
         {
             "number": task_number,
             **{field_name: task[field_name] for field_name in ("id", "step", "origin", "source_episode", "visits")},
@@ -187,9 +187,9 @@ def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]
         for task_number, task in enumerate(tasks)
         if task["id"] not in whole_ids
     ]
-    rows_by_id = {row["id"]: row for row in pick_within(rows, ROWS)}
+    rows_by_id = {row["id"]: row for row in pick_within(short_rows, ROWS)}
     page_rows = [task if task["id"] in whole_ids else rows_by_id.get(task["id"]) for task in tasks]
-    return [task for task in page_rows if task is not None]
+    return [row for row in page_rows if row is not None]
 
 
 def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:

@@ -27,8 +27,8 @@ def stamp_of(run: Run) -> str:
     """A hash of the configuration and of the sizes of stored episodes and logs, which is the same for equal runs."""
     log_files = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
     paths = [*log_files, *(run.episodes.path(step) for step in run.episodes.steps())]
-    sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
-    fingerprint = json.dumps([plain(run.config), sizes], sort_keys=True)
+    file_sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
+    fingerprint = json.dumps([plain(run.config), file_sizes], sort_keys=True)
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
 
 

@@ -233,10 +233,10 @@ def defaults(config: ConfigDict) -> dict[str, Any]:
         for setting, _ in leaves(config.to_dict()):
             if is_free_form(setting) and setting not in CHOICES and setting not in LEAVES:
                 function, paper_settings = _find_owner(config, setting)
-                key = setting.rpartition(".")[2]
-                default = registry.settings(function)[key].default
-                if key in paper_settings or default is not registry.REQUIRED:
-                    put(default_config, setting, paper_settings.get(key, default))
+                last_key = setting.rpartition(".")[2]
+                default = registry.settings(function)[last_key].default
+                if last_key in paper_settings or default is not registry.REQUIRED:
+                    put(default_config, setting, paper_settings.get(last_key, default))
     return default_config.to_dict()
 
 

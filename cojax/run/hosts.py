@@ -202,7 +202,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
             del lock_file
         return
     leading = Leading(config, process_count, connections)
-    status, error_line = 1, ""
+    exit_status, error_line = 1, ""
     try:
         folders = processes.shared_folders(config)
         admit(leading.wire, process_count, shared_facts, folders, distributed.startup, keep=not preflight)
@@ -210,7 +210,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         processes.check_several(config)
         yield leading.together
     except SystemExit as system_exit:
-        status = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
+        exit_status = system_exit.code if isinstance(system_exit.code, int) else int(system_exit.code is not None)
         raise
     except jax.errors.JaxRuntimeError:
         time.sleep(_LOSS_NOTICE_S)  # the wire reports which process is lost, and ends this one
@@ -219,7 +219,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         error_line = " ".join(str(error).split())
         raise
     finally:
-        leading.end(status, error_line)
+        leading.end(exit_status, error_line)
 
 
 def _lock(workdir: Path, process: int) -> TextIO | None:
@@ -231,10 +231,10 @@ def _lock(workdir: Path, process: int) -> TextIO | None:
 
 def _common_facts(config: ConfigDict) -> dict[str, Any]:
     """Returns the facts that must be equal in all processes."""
-    settings = json.loads(json.dumps(config.to_dict()))
-    del settings["distributed"]
+    run_settings = json.loads(json.dumps(config.to_dict()))
+    del run_settings["distributed"]
     code = {setting: {"name": entry["name"], "hash": entry.get("hash")} for setting, entry in describe(config).items()}
-    return json.loads(json.dumps({"settings": settings, **versions_and_commit(), "code": code}))
+    return json.loads(json.dumps({"settings": run_settings, **versions_and_commit(), "code": code}))
 
 
 def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:

@@ -90,8 +90,8 @@ def arithmetic() -> str:
 @jax.jit
 def _compute(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: jax.Array) -> Any:
     function_values = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
-    products = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
-    return products, jnp.matmul(gradient[0].T, gradient[1]), function_values, x.sum(), x.sum(axis=0)
+    product_values = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
+    return product_values, jnp.matmul(gradient[0].T, gradient[1]), function_values, x.sum(), x.sum(axis=0)
 
 
 def processor_name() -> str:
@@ -143,13 +143,13 @@ def facts() -> dict[str, Any]:
 def versions_and_commit() -> dict[str, Any]:
     """Returns versions and commit, without the hardware."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
-    versions = {"python": platform.python_version()}
+    version_by_package = {"python": platform.python_version()}
     for package_name in packages:
         try:
-            versions[package_name] = importlib.metadata.version(package_name)
+            version_by_package[package_name] = importlib.metadata.version(package_name)
         except importlib.metadata.PackageNotFoundError:
-            versions[package_name] = "not installed"
-    return {"versions": versions, "commit": commit(__file__, _CODE_PATTERNS)}
+            version_by_package[package_name] = "not installed"
+    return {"versions": version_by_package, "commit": commit(__file__, _CODE_PATTERNS)}
 
 
 if __name__ == "__main__":

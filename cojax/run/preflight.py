@@ -86,10 +86,10 @@ def _require(results: dict[str, Any], key: str, noun: str) -> Any:
 
 def _pick_task(parts: Parts) -> Task:
     """Returns a development or evaluation task, or a bare setup if there is none."""
-    tasks = parts.development or parts.evaluation or parts.environment.tasks("seed", 1)
-    if not tasks:
+    candidates = parts.development or parts.evaluation or parts.environment.tasks("seed", 1)
+    if not candidates:
         raise ValueError(f"environment {parts.environment.name!r} has neither tasks nor setups (the split seed)")
-    return tasks[0]
+    return candidates[0]
 
 
 def _configuration(config: ConfigDict, results: dict[str, Any]) -> str:
@@ -169,13 +169,13 @@ def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
     Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
     episode, learner = _require(results, "episode", "episode"), results["learner"]
-    episodes = tuple(dataclasses.replace(episode, reward=float(repeat % 2)) for repeat in range(config.group_size))
+    copies = tuple(dataclasses.replace(episode, reward=float(repeat % 2)) for repeat in range(config.group_size))
     try:
-        token_advantages(learner.objective.advantage(episodes), episodes)
+        token_advantages(learner.objective.advantage(copies), copies)
     except Exception as error:  # a function may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
-    group = Group(episode.task, episodes)
+    group = Group(episode.task, copies)
     token_total = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
     full = learner.shape
     shape = RowShape(min(full.length, token_total * config.group_size), min(full.micro, config.group_size), full.routes)

@@ -23,8 +23,8 @@ def lines() -> Iterator[str]:
     """Yields the lines of docs/settings.md."""
     yield _PAGE_HEAD
     for prefix, section in SECTIONS.items():
-        title = f"`{prefix}`" if prefix else "Without a section"
-        yield f"## {title}\n"
+        section_title = f"`{prefix}`" if prefix else "Without a section"
+        yield f"## {section_title}\n"
         yield f"{purpose_of(section)}\n"
         if prefix in OPEN:
             yield f"Also the settings of {OPEN[prefix]}.\n"

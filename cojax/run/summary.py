@@ -44,9 +44,9 @@ def dev_score(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]
     environment = parts.evaluated_in if parts.development else parts.environment
     collector = _collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    result, by_value = score(groups), _success_by_value(config, groups)
+    split_result, by_value = score(groups), _success_by_value(config, groups)
     value_fields = {f"success/{kind_name}": success for kind_name, success in by_value.items()}
-    return {"success": result.success, "partial": result.partial, "lost": result.lost, **value_fields}
+    return {"success": split_result.success, "partial": split_result.partial, "lost": split_result.lost, **value_fields}
 
 
 def held_out_score(
@@ -82,13 +82,13 @@ def held_out_score(
         return groups
 
     groups = play(parts.evaluated_in, parts.evaluation, "eval")
-    result = score(groups)
+    split_result = score(groups)
     record: dict[str, Any] = {
-        "success": result.success,
-        "error": result.error,
-        "partial": result.partial,
-        "lost": result.lost,
-        "bounds": list(result.bounds),
+        "success": split_result.success,
+        "error": split_result.error,
+        "partial": split_result.partial,
+        "lost": split_result.lost,
+        "bounds": list(split_result.bounds),
         "by": _success_by_value(config, groups),
         "by_tool": success_by_tool(groups, config.explorer.ending),
         "tasks": _scores(groups),
@@ -228,9 +228,9 @@ def zero_shot_score(
     with clock("evaluation"):
         if parts.evaluation:
             parts.engine.load(learner.weights(state, 0))
-        result, episodes = held_out_score(config, parts, "zero-shot evaluation")
-    directory.files.add_evaluation("zero_shot", result, episodes)
-    success, task_count = result["success"], len(result["tasks"])
+        record, episodes = held_out_score(config, parts, "zero-shot evaluation")
+    directory.files.add_evaluation("zero_shot", record, episodes)
+    success, task_count = record["success"], len(record["tasks"])
     if parts.evaluation:
         CONSOLE.print(f"zero-shot: {100 * success:.1f} % on {task_count} {config.evaluation.split} tasks")
     return success

@@ -158,8 +158,8 @@ def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkp
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain_config = json.loads(json.dumps(config.to_dict()))
-    provenance = {**facts(), **file_record(), "code": describe(config)}
-    checkpoint = directory.claim(plain_config, provenance, accept_changed_code=config.accept_changed_code)
+    origin_facts = {**facts(), **file_record(), "code": describe(config)}
+    checkpoint = directory.claim(plain_config, origin_facts, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in checkpoint.warnings if checkpoint else ():
         _LOG.warning(warning)

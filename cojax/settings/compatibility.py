@@ -35,9 +35,9 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm_start_section["steps"] = 0
     for setting, (value, advice) in GONE.items():
-        section, _, key = setting.rpartition(".")
-        parent = value_at(settings, section)
-        if isinstance(parent, dict) and key in parent and (old_value := parent.pop(key)) != value:
+        section_name, _, last_key = setting.rpartition(".")
+        parent = value_at(settings, section_name)
+        if isinstance(parent, dict) and last_key in parent and (old_value := parent.pop(last_key)) != value:
             raise CheckpointError(
                 f"the run was made with {setting}={quote(old_value)}, no longer a setting: it is always {value!r} now. "
                 f"Go on with the release that made the run, or without the setting: take it, and the last entry, "

@@ -156,8 +156,8 @@ def _word_error(error: BaseException, file_path: str) -> str:
         if match := _TYPE_ERROR.match(line):
             return f"{position}: {_word_type_error(match, own_frames[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
-            first_line, *hint = message.splitlines() or [""]
-            return " ".join(f"{position}: {first_line} is not a setting. {' '.join(hint)}".split())
+            first_line, *hint_lines = message.splitlines() or [""]
+            return " ".join(f"{position}: {first_line} is not a setting. {' '.join(hint_lines)}".split())
     type_name = type(error).__name__
     return f"{position}: {type_name}: {line}" if line and line != type_name else f"{position}: it ends with {type_name}"
 

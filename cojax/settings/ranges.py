@@ -49,10 +49,10 @@ def check_shape(config: Mapping[str, Any]) -> None:
     section_value: Any
     for section in sorted({*OPEN, *(setting.rpartition(".")[0] for setting in RANGES)} - {""}):
         section_value = config
-        for key in section.split("."):
-            if not isinstance(section_value, Mapping) or key not in section_value:
+        for section_key in section.split("."):
+            if not isinstance(section_value, Mapping) or section_key not in section_value:
                 raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
-            section_value = section_value[key]
+            section_value = section_value[section_key]
         if not isinstance(section_value, Mapping):
             raise RegistryError(f"{section} is {quote(section_value)}; expected a section")
     for setting, value in config.get("signal_settings", {}).items():
@@ -99,7 +99,7 @@ def unknown_setting(name: str) -> str:
     if name in GONE:
         value, advice = GONE[name]
         section = name.rpartition(".")[0]
-        keys = ", ".join(key for key in RANGES if key.rpartition(".")[0] == section)
+        keys = ", ".join(setting for setting in RANGES if setting.rpartition(".")[0] == section)
         return f"{name} is no longer a setting: it is always {value!r}; {advice}. The settings of {section} are {keys}"
     known_names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
     lower_name, last_key = name.lower(), name.lower().rpartition(".")[2]

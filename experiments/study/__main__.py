@@ -104,8 +104,8 @@ def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list
         jobs = tables.jobs(table.arms, seeds_of(options, table), options.development, {**table.settings, **further})
         # Wrong settings are found before anything runs.
         configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
-        for config, settings in configurations.values():
-            check(presets.resolve(config, settings))
+        for config, job_settings in configurations.values():
+            check(presets.resolve(config, job_settings))
         table_plans.append((output_name, table, jobs))
     return table_plans
 
@@ -145,7 +145,7 @@ def select_arms(name: str, arms: str | None) -> Table:
     arm_names = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
     if unknown_arms := [arm for arm in arm_names if arm not in table.arms] or [] if arm_names else [arms]:
         raise ValueError(f"arm {unknown_arms[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
-    differences = tuple(pair for pair in table.differences if set(pair) <= set(arm_names))
+    differences = tuple(arm_pair for arm_pair in table.differences if set(arm_pair) <= set(arm_names))
     return dataclasses.replace(table, arms=tuple(arm_names), differences=differences)
 
 

@@ -51,7 +51,7 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def _is_default(name: str, old_values: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a setting of an entry has the default that the entry chosen now declares today."""
-    section, _, key = name.rpartition(".")
+    section, _, last_key = name.rpartition(".")
     paper_settings: Mapping[str, Any] = {}
     try:
         if section.startswith(f"{_SIGNALS}."):
@@ -63,9 +63,9 @@ def _is_default(name: str, old_values: Mapping[str, Any], now: Mapping[str, Any]
             schema, paper_settings = registry.settings(choice.find(now[leaf])), PAPER.get(leaf, {}).get(now[leaf], {})
     except (RegistryError, StopIteration):
         return False
-    if key not in schema:
+    if last_key not in schema:
         return False
-    default = paper_settings.get(key, schema[key].default)
+    default = paper_settings.get(last_key, schema[last_key].default)
     return old_values[name] == (list(default) if isinstance(default, tuple) else default)
 
 
@@ -89,8 +89,8 @@ def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[st
     unit that they are rounded to.
     """
     # As they are read from a file: tuples become lists.
-    keys = (*RESULT, *NEWER_PARTS)
-    values_a, values_b = (json.loads(json.dumps({key: record.get(key) for key in keys})) for record in (one, other))
+    all_keys = (*RESULT, *NEWER_PARTS)
+    values_a, values_b = (json.loads(json.dumps({key: record.get(key) for key in all_keys})) for record in (one, other))
     differing_keys = [key for key in RESULT if not _same(values_a[key], values_b[key], _UNITS.get(key, 0.0))]
     shared_keys = [key for key in NEWER_PARTS if values_a[key] and values_b[key]]
     return differing_keys + [key for key in shared_keys if not _same(values_a[key], values_b[key], subset=True)]

@@ -30,7 +30,7 @@ Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side. It has no window, so that it needs no display."""
     picture = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    panels = [picture.add_subplot(1, columns, column + 1) for column in range(columns)]
+    panels = [picture.add_subplot(1, columns, panel_index + 1) for panel_index in range(columns)]
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return picture, panels
@@ -55,7 +55,7 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
               for curve in curve_maps]  # fmt: skip
     if not xs:
         return
-    points = [estimate([curve[index] for curve in smooth_curves]) for index in range(len(xs))]
+    points = [estimate([curve[x_index] for curve in smooth_curves]) for x_index in range(len(xs))]
     axes.plot(xs, [row["mean"] for row in points if row["mean"] is not None], color=colour, label=label, linewidth=1.6)
     intervals = [(x, row["low"], row["high"]) for x, row in zip(xs, points, strict=True) if row["low"] is not None]
     if intervals and opacity:
@@ -163,16 +163,16 @@ def task_distribution(arms: Arms) -> Figure:
     points_by_arm = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
-    limits = []  # one scale for all panels
+    axis_limits = []  # one scale for all panels
     for points in (np.concatenate([points[axis] for points in points_by_arm.values()]) for axis in (0, 1)):
         margin = 0.05 * float(points.max() - points.min()) or 1.0
-        limits.append((float(points.min()) - margin, float(points.max()) + margin))
+        axis_limits.append((float(points.min()) - margin, float(points.max()) + margin))
     for axes, (arm, (x, y, steps)) in zip(panels, points_by_arm.items(), strict=True):
         axes.scatter(x[steps == 0], y[steps == 0], s=7, color=START, linewidth=0)
         later = steps > 0
         dots = axes.scatter(x[later], y[later], s=7, c=steps[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{TITLES[arm]}\n{len(x)} tasks", fontsize=8)
-        axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
+        axes.set(xticks=[], yticks=[], xlim=axis_limits[0], ylim=axis_limits[1])
     picture.colorbar(dots, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
     picture.supxlabel(
         f"first two principal components of the development tasks' queries; seed {first_record['seed']}", fontsize=8
@@ -198,7 +198,7 @@ def signal_shares(arms: Arms) -> Figure | None:
     guided_arms = _find_guided(arms)
     if not guided_arms:
         return None
-    labels, parts = [], {str(kind): list[float]() for kind in SIGNALS}
+    labels, shares_by_kind = [], {str(kind): list[float]() for kind in SIGNALS}
     for arm in guided_arms:
         signal_counts = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
         task_counts = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
@@ -206,9 +206,9 @@ def signal_shares(arms: Arms) -> Figure | None:
             labels.append(f"{TITLES[arm]}: {title}" if len(guided_arms) > 1 else title)
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
-                parts[kind].append(100 * counts[kind] / total)
+                shares_by_kind[kind].append(100 * counts[kind] / total)
     picture, (axes,) = figure(height=1.2 + 0.5 * len(labels))
-    shares(axes, parts, labels, [KINDS[kind] for kind in parts])
+    shares(axes, shares_by_kind, labels, [KINDS[kind] for kind in shares_by_kind])
     axes.set(xlabel="share, %")
     return picture
 
@@ -223,12 +223,12 @@ def crosses(arms: Arms) -> Figure:
     """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
     tables_by_arm = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
     sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
-    parts = {
-        name: [100 * sum(table[name] for table in tables_by_arm[arm]) / sizes[arm] for arm in arms]
-        for name in ("kept", "recovered", "lost", "never")
+    shares_by_part = {
+        outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / sizes[arm] for arm in arms]
+        for outcome in ("kept", "recovered", "lost", "never")
     }
     picture, (axes,) = figure(height=1.4 + 0.4 * len(arms))
-    shares(axes, parts, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
+    shares(axes, shares_by_part, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
     axes.set(xlabel="held-out tasks, %")
     return picture
 
@@ -270,12 +270,12 @@ def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()
     Raises StorageError if writing fails.
     """
     plots = {"differences": paired_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
-    pictures = {name: picture for name, picture in plots.items() if picture is not None}
-    for name, picture in pictures.items():
+    picture_by_name = {name: picture for name, picture in plots.items() if picture is not None}
+    for name, picture in picture_by_name.items():
         png_buffer = io.BytesIO()
         picture.savefig(png_buffer, format="png", metadata={"Software": None})
         replace_file(folder / f"{name}.png", png_buffer.getvalue())
-    return list(pictures)
+    return list(picture_by_name)
 
 
 def _find_guided(arms: Arms) -> list[str]:

@@ -69,12 +69,12 @@ def frontier(
     def draw_expedition() -> Expedition | None:
         # All tasks that can be joined are equally likely to be the first.
         for index in rng.sample(range(len(candidates)), len(candidates)):
-            if others := find_partners(index):
-                first, second = candidates[index], rng.choice(others)
+            if partners := find_partners(index):
+                first, second = candidates[index], rng.choice(partners)
                 evidence = f"mastered, as is {second.task.query!r}"
-                plan = (*tools_by_task[first.task.id], *tools_by_task[second.task.id])
-                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
-                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
+                planned_tools = (*tools_by_task[first.task.id], *tools_by_task[second.task.id])
+                signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(planned_tools)))
+                return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, planned_tools))
         return None
 
     yield from partly_uniform(inputs, floor, rng, draw_expedition)

@@ -135,7 +135,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         )
     if summary["steps"] != job.config["steps"]:
         raise StorageError(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
-    if any("tasks" not in result for result in evaluations):
+    if any("tasks" not in evaluation for evaluation in evaluations):
         raise StorageError(f"{workdir} does not say which held-out tasks were solved; delete it and run it again")
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
@@ -213,8 +213,8 @@ def solved_tasks(scores_before: Mapping[str, float], scores_after: Mapping[str, 
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Counts what a run used: episodes of training and probes and their turns, tokens sampled and trained on, the
     explorer's actions, validated drafts, and added tasks."""
-    rows = list(metrics)
-    evolutions = [row.get("evolution", {}) for row in rows]
+    step_records = list(metrics)
+    evolutions = [row.get("evolution", {}) for row in step_records]
     probes = [evolution.get("probe", {}) for evolution in evolutions]
 
     def add_up(records: Iterable[Mapping[str, Any]], name: str) -> int:
@@ -222,12 +222,12 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
 
     # Episodes in which an admission tried candidates count as episodes of the policy.
     turns, probe_episodes = add_up(probes, "turns"), add_up(probes, "episodes")
-    for row in rows:
+    for row in step_records:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         agents = [agent for key, agent in row.get("preference", {}).items() if key != "examples" and agent["episodes"]]
         turns += round(sum(agent["turns"] * agent["episodes"] for agent in agents) or row.get("turns", 0.0) * valid)
     return {
-        "episodes": sum(sum(row["outcomes"].values()) for row in rows) + probe_episodes,
+        "episodes": sum(sum(row["outcomes"].values()) for row in step_records) + probe_episodes,
         **({"probe_episodes": probe_episodes} if probe_episodes else {}),
         "turns": turns,
         "tokens_sampled": summary["tokens"]["sampled"] + add_up(probes, "tokens"),
@@ -243,9 +243,9 @@ def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     update_rows = [row for row in metrics if row.get("updates")]
     update_count = sum(row["updates"] for row in update_rows)
     means = {
-        name: round(sum(row[name] * row["updates"] for row in update_rows) / update_count, _DIGITS)
-        for name in ("clip_fraction", "grad_norm")
-        if update_rows and all(name in row for row in update_rows)
+        metric: round(sum(row[metric] * row["updates"] for row in update_rows) / update_count, _DIGITS)
+        for metric in ("clip_fraction", "grad_norm")
+        if update_rows and all(metric in row for row in update_rows)
     }
     return {"updates": update_count, **means}
 
@@ -268,14 +268,14 @@ def worth_of(run: Run) -> dict[str, Any]:
     report_data = worth(run, histories(run))
     return {
         "origins": {
-            row["origin"]: {
-                "groups": row["groups"] or 0,
-                "live": row["live"] or 0,
-                "actions": row["explored"][1],
-                "solved": None if row["solved"] is None else len(row["solved"]),
-                "norm": None if row["norm"] is None else round(row["norm"], _DIGITS),
+            origin_row["origin"]: {
+                "groups": origin_row["groups"] or 0,
+                "live": origin_row["live"] or 0,
+                "actions": origin_row["explored"][1],
+                "solved": None if origin_row["solved"] is None else len(origin_row["solved"]),
+                "norm": None if origin_row["norm"] is None else round(origin_row["norm"], _DIGITS),
             }
-            for row in report_data["rows"]
+            for origin_row in report_data["rows"]
         },
         "predicted": {
             predictor: {"rho": None if rank["rho"] is None else round(rank["rho"], _DIGITS), "tasks": rank["pairs"]}
@@ -295,8 +295,8 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     examples: Counter[str] = Counter()
     totals_by_agent: dict[str, Counter[str]] = {}
     distance_by_agent: dict[str, float] = {}
-    for row in metrics:
-        for agent, counts in row.get("preference", {}).items():
+    for step_row in metrics:
+        for agent, counts in step_row.get("preference", {}).items():
             if agent == "examples":
                 examples.update(counts)
                 continue
@@ -335,7 +335,7 @@ def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
     """Counts held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
     pair_counts = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
     pair_by_name = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
-    return {name: pair_counts[pair] for name, pair in pair_by_name.items()}
+    return {name: pair_counts[bits] for name, bits in pair_by_name.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -64,13 +64,13 @@ def _trial_record(latest: Mapping[str, Group], groups: Sequence[Group], note_gro
     """
     valid_groups = [group for group in latest.values() if group.valid]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
-    trajectories = [*episodes, *(trajectory for group in note_groups for trajectory in group.trajectories)]
+    all_trajectories = [*episodes, *(trajectory for group in note_groups for trajectory in group.trajectories)]
     return {
         "success": sum(group.solved > 0 for group in valid_groups) / max(1, len(valid_groups)),
         "episodes": len(episodes),
         "turns": sum(len(trajectory.turns) for trajectory in episodes),
         "notes": sum(bool(_read_note(group)) for group in note_groups),
-        "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
+        "tokens": sum(len(turn.action_tokens) for trajectory in all_trajectories for turn in trajectory.turns),
     }
 
 
@@ -91,7 +91,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
     Because it is an environment, notes are sampled like actions: with deadlines, seeds and retries.
     """
 
-    def start(task: Task) -> Episode:
+    def start_note(task: Task) -> Episode:
         note_episode = types.SimpleNamespace(
             reset=lambda: (Message("user", request(failures[task.id], room)),),
             tools=lambda: (),
@@ -103,7 +103,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
         )
         return cast(Episode, note_episode)
 
-    return Wrapped(environment, start)
+    return Wrapped(environment, start_note)
 
 
 def request(failure: Trajectory, room: int) -> str:

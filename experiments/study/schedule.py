@@ -102,28 +102,28 @@ def make_run(
     variables = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
     with open(log_path, "ab", opener=own_file) as log:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
-        process = subprocess.Popen(
+        run_process = subprocess.Popen(
             launch, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         start_time, terminated_at = time.monotonic(), 0.0
-        while process.poll() is None:
+        while run_process.poll() is None:
             time.sleep(_POLL_SECONDS)
             if (workdir / "model.json").exists():
                 on_warm()
             current_time = time.monotonic()
             if not terminated_at and (stop.is_set() or current_time - start_time > timeout_s):
-                process.terminate()
+                run_process.terminate()
                 terminated_at = current_time
             elif terminated_at and current_time - terminated_at > _GRACE_SECONDS:
-                end(lambda: descendants(process.pid))
-                process.kill()
-    if process.returncode == 0:
+                end(lambda: descendants(run_process.pid))
+                run_process.kill()
+    if run_process.returncode == 0:
         return ""
     if stop.is_set():
         return "stopped"
     if terminated_at:
         return f"took longer than {timeout_s:g} s; run the same command again to resume it, or raise --deadline"
-    return f"exit status {process.returncode}: {_last_words(log_path)}"
+    return f"exit status {run_process.returncode}: {_last_words(log_path)}"
 
 
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
@@ -160,8 +160,8 @@ def available_cores(count: int) -> list[int | None]:
 
 def _last_words(log: Path) -> str:
     try:
-        lines = [line.strip() for line in last_lines(log) if line.strip()]
+        log_lines = [line.strip() for line in last_lines(log) if line.strip()]
     except OSError:
         return f"its log {log} is gone; was the folder --runs deleted while it ran?"
-    error_lines = [line for line in lines if line.startswith("error: ")]
-    return f"{(error_lines or lines or ['no output'])[-1][:400]} (see {log})"
+    error_lines = [line for line in log_lines if line.startswith("error: ")]
+    return f"{(error_lines or log_lines or ['no output'])[-1][:400]} (see {log})"

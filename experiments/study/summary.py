@@ -109,7 +109,7 @@ def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
 def _shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
     """Kind → the share of its tasks that are solved. `kinds` holds the kind of each task, and `bits` its 1 or 0."""
     solved_counts = Counter(kind for kind, bit in zip(kinds, bits, strict=True) if bit == "1")
-    return {kind: solved_counts[kind] / size for kind, size in Counter(kinds).items()}
+    return {kind: solved_counts[kind] / task_count for kind, task_count in Counter(kinds).items()}
 
 
 def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
@@ -121,8 +121,8 @@ def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, f
         arm: Counter(tool for record in records for tool in record["tasks"]["tool"] if tool)
         for arm, records in arms.items()
     }
-    order = [tool for tool, _ in sum(counts_by_arm.values(), Counter()).most_common()]
-    return {tool: {arm: counts_by_arm[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
+    tools = [tool for tool, _ in sum(counts_by_arm.values(), Counter()).most_common()]
+    return {tool: {arm: counts_by_arm[arm][tool] / len(records) for arm, records in arms.items()} for tool in tools}
 
 
 def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -250,9 +250,9 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     zero_shot_successes = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
-    parts = {
-        name: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
-        for name, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
+    parts_by_name = {
+        part: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
+        for part, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
     return {
         "name": name,
@@ -282,7 +282,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
                 "arms": {arm: _estimate(by_seed) for arm, by_seed in successes.items()},
                 "differences": [_difference(arm, other, successes) for arm, other in table.differences],
             }
-            for name, successes in parts.items() if successes
+            for name, successes in parts_by_name.items() if successes
         },
         "breakdowns": by_kind,
         "tasks_by_tool": tasks_by_tool(by_arm),
@@ -296,7 +296,7 @@ def _row(
     live_shares = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
     learning_rows = [record.get("learning", {}) for record in records]
-    metric_names = [name for name in learning_rows[0] if all(name in values for values in learning_rows)]
+    metric_names = [name for name in learning_rows[0] if all(name in metrics for metrics in learning_rows)]
     return {
         "arm": arm,
         "title": TITLES[arm],
@@ -308,7 +308,7 @@ def _row(
         "live_groups": _mean([_mean(groups) for groups in live_shares]) if all(live_shares) else None,
         "budget": _mean_counts(budgets),
         # The metrics that all seeds have.
-        "learning": _mean_counts([{metric: values[metric] for metric in metric_names} for values in learning_rows]),
+        "learning": _mean_counts([{metric: metrics[metric] for metric in metric_names} for metrics in learning_rows]),
         **{name: means for name, mean in _OPTIONAL_MEANS.items() if (means := mean(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(row["quality"]) for row in records]) for name, find in QUALITY.items()},
@@ -320,8 +320,8 @@ def _row(
 
 def _mean_counts(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each count over all records, in the counts' order; a missing count is 0."""
-    names = dict.fromkeys(name for row in counts for name in row)
-    return {name: _mean([row.get(name, 0) for row in counts]) for name in names}
+    count_names = dict.fromkeys(name for record in counts for name in record)
+    return {name: _mean([record.get(name, 0) for record in counts]) for name in count_names}
 
 
 def _evaluation_episodes(record: Record) -> int:
@@ -342,8 +342,8 @@ def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
     rows_by_origin = {name: [record["origins"].get(name, {}) for record in records] for name in origins}
     return {
         origin: {
-            **{name: _mean([counts.get(name, 0) for counts in rows]) for name in ORIGIN_COUNTS},
-            **{name: _mean_of_known([counts.get(name) for counts in rows]) for name in ORIGIN_MEASURES},
+            **{name: _mean([origin_row.get(name, 0) for origin_row in rows]) for name in ORIGIN_COUNTS},
+            **{name: _mean_of_known([origin_row.get(name) for origin_row in rows]) for name in ORIGIN_MEASURES},
         }
         for origin, rows in rows_by_origin.items()
     }
@@ -366,17 +366,17 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     failure_records = [record["failures"] for record in records if record.get("failures")]
     if not failure_records:
         return {}
-    examples = _mean_counts([row["examples"] for row in failure_records])
+    examples = _mean_counts([record["examples"] for record in failure_records])
     rows_by_agent = {
-        agent: [row["agents"][agent] for row in failure_records]
+        agent: [record["agents"][agent] for record in failure_records]
         for agent in ("target", "second")
-        if all(agent in row["agents"] for row in failure_records)
+        if all(agent in record["agents"] for record in failure_records)
     }
     return {
         "records": len(failure_records),
         "examples": {name: examples[name] for name in EXAMPLES if name in examples},
         "agents": {
-            agent: {name: _mean_if_known([row.get(name) for row in rows]) for name in itertools.chain(*rows)}
+            agent: {name: _mean_if_known([record.get(name) for record in rows]) for name in itertools.chain(*rows)}
             for agent, rows in rows_by_agent.items()
         },
     }

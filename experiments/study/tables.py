@@ -88,17 +88,17 @@ def configuration_of(settings: Settings) -> ConfigDict:
 
 def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
-    settings = {}
+    value_by_setting = {}
     for argument in arguments:
         flag_name, equals_sign, value_text = expand_flag(argument).partition("=")
         setting = flag_name.removeprefix("--config.")
         if not (flag_name.startswith("--config.") and equals_sign):
             raise ValueError(f"unexpected argument {argument!r}; expected settings of all arms, --config.KEY=VALUE")
         try:
-            settings[setting] = ast.literal_eval(value_text)
+            value_by_setting[setting] = ast.literal_eval(value_text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-            settings[setting] = value_text
-    return settings
+            value_by_setting[setting] = value_text
+    return value_by_setting
 
 
 _ARMS_TOML = Path(__file__).with_name("arms.toml").read_text("utf-8")
@@ -113,14 +113,14 @@ _GROUPS: Mapping[str, Mapping[str, Any]] = {
 
 def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a section by dotted name, with a group's settings in place of its name."""
-    settings: dict[str, Any] = {}
-    for name, value in leaves(section):
-        if name in ("ground", "groups"):
+    value_by_setting: dict[str, Any] = {}
+    for setting, value in leaves(section):
+        if setting in ("ground", "groups"):
             for group in value:
-                settings |= _settings(_GROUPS[group])
-        elif name != "title":
-            settings[name] = tuple(value) if isinstance(value, list) else value
-    return settings
+                value_by_setting |= _settings(_GROUPS[group])
+        elif setting != "title":
+            value_by_setting[setting] = tuple(value) if isinstance(value, list) else value
+    return value_by_setting
 
 
 _ARMS = _ARM_SECTIONS["arms"] | {
