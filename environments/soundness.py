@@ -81,18 +81,18 @@ class SplitReport:
         drops = list(_drop_calls(task.solution))
         if not every and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
-        for index, remaining_actions, name in drops:
+        for index, remaining_actions, tool in drops:
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
             mutant = _play(environment, task, remaining_actions)
             if mutant.outcome not in ("finished", "truncated"):
-                self.faults.append(f"{task.id}: without {name} of action {index + 1}: {mutant.outcome} {mutant.error}")
+                self.faults.append(f"{task.id}: without {tool} of action {index + 1}: {mutant.outcome} {mutant.error}")
             elif mutant.reward < 1.0:
                 self.mutated_rejected += 1
             elif not had_effect:
                 self.harmless += 1
             else:
-                self.let_through.append(f"{task.id}: {name} of action {index + 1}")
+                self.let_through.append(f"{task.id}: {tool} of action {index + 1}")
 
     def throw(self, environment: Environment, task: Task, name: str, action: Action, *, asks: bool = True) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.

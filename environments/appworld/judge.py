@@ -79,9 +79,9 @@ def _run_tests(app_world: World) -> Evaluation:
 def _evaluate_split(data_folder: str, dataset: str, replays: Mapping[str, Sequence[Any]]) -> Mapping[str, Any]:
     from appworld.evaluator import evaluate_dataset
 
-    for task_id, calls in replays.items():
+    for task_id, call_records in replays.items():
         app_world = World(data_folder, task_id)
-        replay(app_world, [Call(call_name, arguments) for call_name, arguments in calls])
+        replay(app_world, [Call(call_name, arguments) for call_name, arguments in call_records])
         app_world.save()
         app_world.close()
     return evaluate_dataset(app_world.stock.experiment_name, dataset, save_reports=False)["aggregate"]

@@ -31,13 +31,13 @@ def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     and operators are refused.
     """
     try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        node = ast.parse(text, mode="eval").body
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise ValueError("it is no call of a bare name")
-        keywords = {keyword.arg: _read_literal(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-        if len(keywords) < len(call.keywords):
+        keywords = {keyword.arg: _read_literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+        if len(keywords) < len(node.keywords):
             raise ValueError("it has a starred or repeated argument")
-        return call.func.id, list(map(_read_literal, call.args)), keywords
+        return node.func.id, list(map(_read_literal, node.args)), keywords
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"{text[:100]!r} is not read: expected name(argument=literal, ...), each name once") from error
 

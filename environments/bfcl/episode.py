@@ -124,10 +124,10 @@ class Dialogue:
             return True
         if not outputs or snapshot is None:
             return False
-        so_far = [output for _, outputs in self._past_turns[: turn + 1] for output in outputs]
+        all_outputs = [output for _, outputs in self._past_turns[: turn + 1] for output in outputs]
         try:
             check = self._official.same_state(pickle.loads(snapshot), apis.instances)
-            return bool(check["valid"] and self._official.same_responses(so_far, reference_outputs, turn)["valid"])
+            return bool(check["valid"] and self._official.same_responses(all_outputs, reference_outputs, turn)["valid"])
         except Exception:
             # The checker cannot compare endless folders.
             return False

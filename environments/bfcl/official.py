@@ -74,7 +74,7 @@ def load() -> Official:
                 f"{error}: this runs inside the benchmark's virtual environment; cojax install bfcl"
             ) from error
         backend = importlib.import_module("bfcl_eval.constants.executable_backend_config")
-        prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
+        prompt_module = importlib.import_module("bfcl_eval.constants.default_prompts")
         apis = {name: vars(importlib.import_module(backend.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
         del os.environ["BFCL_PROJECT_ROOT"]
     # The first use imports modules, which must not happen in a child.
@@ -91,7 +91,7 @@ def load() -> Official:
             for file_name in [f"BFCL_v4_multi_turn_{category}.json"]
         },
         apis=apis,
-        limit=prompts.MAXIMUM_STEP_LIMIT + 1,
+        limit=prompt_module.MAXIMUM_STEP_LIMIT + 1,
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )

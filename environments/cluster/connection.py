@@ -68,13 +68,13 @@ def connect(address: str) -> "RayCluster":
 def _join(ray: Any, address: str) -> None:
     """Connects within _JOIN_S seconds: Ray itself tries for minutes where something else listens."""
     # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
-    retry = tenacity.Retrying(
+    retry_call = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(ConnectionError),
         stop=tenacity.stop_after_attempt(_ATTEMPTS),
         reraise=True,
     )
     init_options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
-    future = on_thread("cluster-join", lambda: retry(ray.init, **init_options))
+    future = on_thread("cluster-join", lambda: retry_call(ray.init, **init_options))
     if not concurrent.futures.wait([future], _JOIN_S).done:
         reason = (
             f"it did not take a connection within {_JOIN_S:g} s; ray://HOST:PORT takes the port of the cluster's "

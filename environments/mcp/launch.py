@@ -125,11 +125,11 @@ def variables_of(setting: str) -> Mapping[str, str]:
 def _list_program_folders(program: str) -> Iterator[str]:
     for path in dict.fromkeys((program, os.path.realpath(program))):
         program_folder = Path(path).parent
-        root = program_folder.parent if program_folder.name == "bin" else program_folder
-        if str(root) == "/":
+        install_folder = program_folder.parent if program_folder.name == "bin" else program_folder
+        if str(install_folder) == "/":
             continue  # /bin: the system's files are visible
-        yield str(root)
-        config_file = root / "pyvenv.cfg"
+        yield str(install_folder)
+        config_file = install_folder / "pyvenv.cfg"
         if config_file.is_file():
             lines = (line.partition("=") for line in config_file.read_text().splitlines())
             homes = [value.strip() for key, _, value in lines if key.strip() == "home"]

@@ -55,13 +55,13 @@ def customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: int = 
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
         chat = [{"role": "system", "content": prompt}, *({"role": roles[who], "content": text} for who, text in lines)]
-        body = {"model": model, "messages": chat, "temperature": 0.0, "seed": seed, "max_tokens": _MOST_TOKENS}
+        request_body = {"model": model, "messages": chat, "temperature": 0.0, "seed": seed, "max_tokens": _MOST_TOKENS}
         deadline = time.monotonic() + timeout_s
 
         def attempt() -> str:
             if lasting_failure:
                 raise EnvironmentFailure(lasting_failure)
-            return api.chat(body, max(0.1, deadline - time.monotonic()), functools.partial(_read_words, api))
+            return api.chat(request_body, max(0.1, deadline - time.monotonic()), functools.partial(_read_words, api))
 
         try:
             with waiting():

@@ -143,7 +143,7 @@ def load(domain_name: str) -> Domain:
         import_module("loguru").logger.remove()
         # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
         sys.modules.setdefault("pandas", types.ModuleType("pandas")).__dict__.setdefault("DataFrame", object)
-        module = import_module(f"tau2.domains.{domain_name}.environment")
+        domain_module = import_module(f"tau2.domains.{domain_name}.environment")
         for evaluator_name in ("env", "action", "communicate"):
             import_module(f"tau2.evaluator.evaluator_{evaluator_name}")
     except ModuleNotFoundError as error:
@@ -151,12 +151,12 @@ def load(domain_name: str) -> Domain:
             f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
         ) from error
     solo = domain_name == "telecom"
-    construct = _make_constructor(domain_name, module.get_environment)
+    construct = _make_constructor(domain_name, domain_module.get_environment)
     environment = construct(solo_mode=solo)
     toolkits = [toolkit for toolkit in (environment.tools, environment.user_tools) if toolkit is not None]
     policies = {"official": environment.policy}
     if solo:
-        policies["workflow"] = module.get_environment(solo_mode=True, policy_type="workflow").policy
+        policies["workflow"] = domain_module.get_environment(solo_mode=True, policy_type="workflow").policy
     instruction, prompt = _read_texts(_AGENT_MODULE, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return Domain(
         domain_name,
@@ -168,8 +168,8 @@ def load(domain_name: str) -> Domain:
             for tool_name in toolkit.get_tools()
             if tool_name == "calculate" or toolkit.tool_type(tool_name).value == "read"
         ),
-        tasks={task.id: task for task in module.get_tasks(None)},
-        splits=module.get_tasks_split(),
+        tasks={task.id: task for task in domain_module.get_tasks(None)},
+        splits=domain_module.get_tasks_split(),
         policies=policies,
         instruction=instruction.format(stop_function_name="done", stop_token="###STOP###"),
         prompt=prompt,

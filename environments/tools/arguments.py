@@ -143,11 +143,11 @@ def _list_of_type(
     if json_type in ("boolean", "null"):
         return [True, False] if json_type == "boolean" else [None]
     if json_type == "array":
-        length = max(1, int(schema.get("minItems", 1)))
+        item_count = max(1, int(schema.get("minItems", 1)))
         item_values = candidates(singular(name_of(name)), schema.get("items", {}), root, index, rng, depth + 1)
-        if depth >= _MOST_DEPTH or len(item_values) < length:
+        if depth >= _MOST_DEPTH or len(item_values) < item_count:
             return []
-        return [rng.sample(item_values, length) for _ in range(min(_MOST_INNER, len(item_values)))]
+        return [rng.sample(item_values, item_count) for _ in range(min(_MOST_INNER, len(item_values)))]
     if json_type == "object":
         if depth >= _MOST_DEPTH:
             return []

@@ -96,10 +96,10 @@ def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]
     for command in sorted(set(commands)):
         commands_by_verb.setdefault(verb(command), []).append(command)
     samples = [
-        random.Random(repr((salt, command_verb))).sample(commands, min(_MOST_PER_VERB, len(commands)))
-        for command_verb, commands in sorted(commands_by_verb.items())
+        random.Random(repr((salt, command_verb))).sample(verb_commands, min(_MOST_PER_VERB, len(verb_commands)))
+        for command_verb, verb_commands in sorted(commands_by_verb.items())
     ]
-    selection = [commands[rank] for rank in range(_MOST_PER_VERB) for commands in samples if rank < len(commands)]
+    selection = [sample[rank] for rank in range(_MOST_PER_VERB) for sample in samples if rank < len(sample)]
     return [(ACT, {PARAMETER: command}) for command in selection]
 
 

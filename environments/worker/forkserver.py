@@ -50,8 +50,8 @@ def main(control_descriptor: int) -> None:
             raise RuntimeError(f"no child can be confined here: {obstacle}")
         for package_root in order["roots"]:
             import_from(*package_root)
-        module, _, function_name = order["module"].partition(":")
-        environment = vars(importlib.import_module(module))[function_name or "make"](**order["settings"])
+        module_name, _, function_name = order["module"].partition(":")
+        environment = vars(importlib.import_module(module_name))[function_name or "make"](**order["settings"])
         ready_reply = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave(layers)

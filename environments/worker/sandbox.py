@@ -105,13 +105,13 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
             os.chown(own_folder, layers.first_uid + slot, layers.first_uid + slot)
     view.work_in(own_folder)
     os.chdir(own_folder)
-    for resource_limit, value in (
+    for resource_limit, limit_value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, bounds.memory),
         (resource.RLIMIT_FSIZE, min(bounds.file_size, bounds.scratch)),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        kernel.lower_limit(resource_limit, value)
+        kernel.lower_limit(resource_limit, limit_value)
     if sys.platform == "linux":
         kernel.lower_limit(resource.RLIMIT_MSGQUEUE, 0)
     # Without its own namespace or user, the child's count includes all other processes of this user.

@@ -34,11 +34,11 @@ def _solve(task_id: str, blocks: Sequence[str]) -> dict[str, Any]:
     """Plays the blocks in a new world; returns their calls and their failures."""
     world = AppWorld(task_id=task_id, experiment_name="proof")
     outputs = [world.execute(block) for block in blocks]
-    failures = [output for output in outputs if output.startswith("Execution failed")]
+    failure_texts = [output for output in outputs if output.startswith("Execution failed")]
     verdict = world.evaluate()
-    failures += [failure["requirement"] for failure in verdict.failures]
+    failure_texts += [failure["requirement"] for failure in verdict.failures]
     log_path = Path(world.output_logs_directory) / "api_calls.jsonl"
-    return {"calls": [json.loads(line) for line in log_path.read_text().splitlines()], "failures": failures}
+    return {"calls": [json.loads(line) for line in log_path.read_text().splitlines()], "failures": failure_texts}
 
 
 def _record_calls(truth_folder: Path, calls: Sequence[dict[str, Any]]) -> None:

@@ -80,28 +80,28 @@ def _dates(age_days: float, *date_fields: str) -> dict[str, datetime.datetime]:
 def _add_music(models: Any, rng: random.Random) -> None:
     spotify = models.spotify
     artists = [
-        spotify.Artist.create_save(name=name, genre=GENRES[index % len(GENRES)], **_dates(900))
-        for index, name in enumerate(TABLES["artists"])
+        spotify.Artist.create_save(name=artist_name, genre=GENRES[artist_index % len(GENRES)], **_dates(900))
+        for artist_index, artist_name in enumerate(TABLES["artists"])
     ]
     titles = [f"{first_word} {second_word}" for first_word, second_word in itertools.product(*TABLES["titles"])]
     rng.shuffle(titles)
     play_counts = rng.sample(range(100, 1_000), len(titles))
     songs = []
-    for index, title in enumerate(titles):
+    for song_index, title in enumerate(titles):
         # The first four songs of an artist make an album; the others are singles.
-        artist = artists[index % len(artists)]
+        artist = artists[song_index % len(artists)]
         genre = GENRES[rng.randrange(len(GENRES))]
         date = _dates(rng.randrange(100, 2_000), "release_date")
-        if index < len(artists):
+        if song_index < len(artists):
             spotify.Album.create_save(title=f"{artist.name}: Rooms", artist_ids=[artist.id], genre=artist.genre, **date)
         songs.append(
             spotify.Song.create_save(
                 title=title,
                 artist_ids=[artist.id],
-                album_id=artist.id if index < 4 * len(artists) else None,
+                album_id=artist.id if song_index < 4 * len(artists) else None,
                 duration=rng.randrange(120, 420),
                 genre=genre,
-                play_count=play_counts[index],
+                play_count=play_counts[song_index],
                 rating=rng.randrange(20, 51) / 10,
                 **date,
             )
@@ -212,7 +212,7 @@ def _add_chores(models: Any, rng: random.Random) -> None:
             titles = rng.sample(TABLES["chores"], 5)
             project = todoist.Project.create_save(user_id=user.id, name=name, is_inbox=name == "Inbox", **_dates(150))
             todoist.ProjectCollaboratorLink.create_save(project_id=project.id, user_id=user.id, **_dates(150))
-            for position, title in enumerate(titles):
+            for chore_index, title in enumerate(titles):
                 due_date = NOW.replace(hour=0) + datetime.timedelta(days=rng.choice((-9, -6, -4, -2, 1, 3, 5, 8)))
                 todoist.Task.create_save(
                     project_id=project.id,
@@ -222,6 +222,6 @@ def _add_chores(models: Any, rng: random.Random) -> None:
                     due_date=due_date,
                     priority=rng.choice(("low", "medium", "high")),
                     is_completed=rng.random() < 0.3,
-                    order_index=position,
+                    order_index=chore_index,
                     **_dates(20),
                 )

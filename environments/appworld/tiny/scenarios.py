@@ -88,12 +88,12 @@ def split_bill(models: Any, person: Person, task_index: int, rng: random.Random)
     """Ask a group for their shares: who they are is in one app, the money in another."""
     relationship = ("roommate", "coworker", "roommate")[task_index]
     group = [contact for contact, relation in contacts(person) if relation == relationship]
-    share = rng.randrange(8, 60)
+    share_amount = rng.randrange(8, 60)
     purpose = ("Heating bill", "Team lunch", "New curtains")[task_index]
     receiver_ids = sorted(models.venmo.User.find_one(email=contact.email).id for contact in group)
     return (
-        {"total": share * (len(group) + 1), "purpose": purpose, "relationship": relationship},
-        {"share": share, "receivers": receiver_ids},
+        {"total": share_amount * (len(group) + 1), "purpose": purpose, "relationship": relationship},
+        {"share": share_amount, "receivers": receiver_ids},
         None,
     )
 
@@ -220,13 +220,13 @@ def trim_playlist(models: Any, person: Person, task_index: int, rng: random.Rand
     user = spotify.User.find_one(email=person.email)
     playlist = rng.choice(user.playlists)
     songs = playlist.songs
-    minutes = playlist.duration // 60 + (-1 if is_long else 1) * rng.randrange(2, 9)
+    minute_limit = playlist.duration // 60 + (-1 if is_long else 1) * rng.randrange(2, 9)
     ratings = sorted({song.rating for song in songs})
     least_rating = ratings[len(ratings) // 2]
     present_ids = [song.id for song in songs]
     other_song = rng.choice([song for song in spotify.Song.all() if song.id not in present_ids])
     return (
-        {"playlist": playlist.title, "minutes": minutes, "rating": least_rating, "song": other_song.title},
+        {"playlist": playlist.title, "minutes": minute_limit, "rating": least_rating, "song": other_song.title},
         {
             "playlist_id": playlist.id,
             "removed": sorted(song.id for song in songs if song.rating < least_rating) if is_long else [],
@@ -256,15 +256,15 @@ def settle_up(models: Any, person: Person, task_index: int, rng: random.Random) 
 
 def greet_older(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Text everybody born before a year: a field selects the rows, and each row makes a text."""
-    year = (1990, 1991, 1989)[task_index]
+    year_limit = (1990, 1991, 1989)[task_index]
     greeting = ("Happy reunion", "See you at the lake", "Thank you")[task_index]
     find_user = models.phone.User.find_one
     messages = [
         [find_user(phone_number=contact.phone_number).id, f"{greeting}, {contact.first_name}!"]
         for contact, _ in contacts(person)
-        if int(contact.birthday[:4]) < year
+        if int(contact.birthday[:4]) < year_limit
     ]
-    return {"year": year, "greeting": greeting}, {"messages": sorted(messages)}, None
+    return {"year": year_limit, "greeting": greeting}, {"messages": sorted(messages)}, None
 
 
 @dataclasses.dataclass(frozen=True)
