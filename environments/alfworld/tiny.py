@@ -191,14 +191,14 @@ def _generate(problems_folder: str, games_folder: str) -> None:
     """Runs the official script with the planner as its expert. The other expert gives up on some tasks with two
     objects, and takes detours longer than an episode."""
     package_data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
-    script = str(Path(sys.executable).with_name("alfworld-generate"))
+    script_path = str(Path(sys.executable).with_name("alfworld-generate"))
     # Without `end`, the script leaves out the last game.
     options = {"data_path": problems_folder, "save_path": games_folder, "expert_type": "planner", "end": "1000000"}
     options |= {"domain": str(package_data / "alfred.pddl"), "grammar": str(package_data / "alfred.twl2")}
-    sys.argv = [script, *(argument for option, value in options.items() for argument in (f"--{option}", value))]
+    sys.argv = [script_path, *(argument for option, value in options.items() for argument in (f"--{option}", value))]
     # The script draws wordings at random.
     random.seed(0)
-    runpy.run_path(script, run_name="__main__")
+    runpy.run_path(script_path, run_name="__main__")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -141,8 +141,8 @@ class Offers:
 
     def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
         """One page of a list, of the supervisor's own account if there is one; by default the first page."""
-        if (token := self.token(app)) is not None:
-            arguments["access_token"] = token
+        if (access_token := self.token(app)) is not None:
+            arguments["access_token"] = access_token
         rows = self.world.look(app, api, **arguments)
         return rows if isinstance(rows, list) else []
 
@@ -171,8 +171,8 @@ def _list_values(offers: Offers, endpoint: str, columns: Sequence[str]) -> Value
 def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
     for project in offers.rows("todoist", "show_projects", page_limit=20)[:4]:
         token = offers.token("todoist")
-        reply = offers.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
-        for task in (reply or {}).get("no_section_tasks", ()):
+        tasks_reply = offers.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+        for task in (tasks_reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
                 yield task["title"], project["name"]
 

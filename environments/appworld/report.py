@@ -29,13 +29,13 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
     Raises LimitExceeded for a reply that no honest child sends.
     """
     try:
-        output, report = (message.content for message in observation.messages)
+        output, report_text = (message.content for message in observation.messages)
         if not (isinstance(output, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)):
             raise TypeError("an observation needs its text, and true or false for ok and for done")
-        if len(report) > MOST_BYTES or sum(map(report.count, ",[{")) > _MOST_VALUES:
+        if len(report_text) > MOST_BYTES or sum(map(report_text.count, ",[{")) > _MOST_VALUES:
             raise ValueError(f"a report holds at most {MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
-        call_records = json.loads(report, parse_constant=str, parse_float=finite)
-        return output, [_read_call(call_record) for call_record in call_records], len(report)
+        call_records = json.loads(report_text, parse_constant=str, parse_float=finite)
+        return output, [_read_call(call_record) for call_record in call_records], len(report_text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
 

@@ -80,10 +80,10 @@ class Process:
     async def _write(self, process: asyncio.subprocess.Process, outgoing_messages: Any) -> None:
         stdin: Any = process.stdin
         async for message in outgoing_messages:
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            message_json = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             # The reader notices a server that has ended.
             with contextlib.suppress(OSError):
-                stdin.write(line.encode() + b"\n")
+                stdin.write(message_json.encode() + b"\n")
                 await stdin.drain()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:

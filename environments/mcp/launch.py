@@ -24,15 +24,15 @@ def make_confined(
 
     Raises ValueError for a command that starts nothing, and InstallError if the SDK is not installed.
     """
-    words = words_of(command)
-    paths = dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
+    argv = words_of(command)
+    paths = dict.fromkeys([*files_of(argv), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
     return isolate(
         _WORKER_MODULE,
         python=interpreter(NAME, RECIPE),
         bounds=bounds,
         visible=tuple(paths),
         runs_policy_code=True,  # some servers do, and nobody knows which
-        command=words,
+        command=argv,
         variables=variables_of(variables),
         folders=str(folders) if folders else "",
         errors=errors,

@@ -208,8 +208,8 @@ def _resolve(schema: Any, root_schema: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        target: Any = root_schema
+        target_schema: Any = root_schema
         for segment in reference.removeprefix("#/").split("/"):
-            target = target.get(segment, {}) if isinstance(target, Mapping) else {}
-        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+            target_schema = target_schema.get(segment, {}) if isinstance(target_schema, Mapping) else {}
+        schema = {**target_schema, **{key: value for key, value in schema.items() if key != "$ref"}}
     return {}

@@ -151,8 +151,8 @@ def _make_checker(
     collect.__signature__ = inspect.Signature(keyword_parameters)  # type: ignore[attr-defined]
     collect.__annotations__ = {p.name: type_hints[p.name] for p in parameters if p.name in type_hints}
     try:
-        adapter: Any = pydantic.TypeAdapter(collect)  # type: ignore[arg-type]
-        schema = adapter.json_schema()
+        type_adapter: Any = pydantic.TypeAdapter(collect)  # type: ignore[arg-type]
+        schema = type_adapter.json_schema()
     except pydantic.PydanticUserError as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"the type hints of tool {function.__name__!r} make no JSON schema: {reason}") from error
@@ -160,7 +160,7 @@ def _make_checker(
 
     def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            values = adapter.validate_python(ArgsKwargs((), dict(arguments)))
+            values = type_adapter.validate_python(ArgsKwargs((), dict(arguments)))
         except pydantic.ValidationError as error:
             problems = (f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
             raise Refused("; ".join(problems)[:1_000]) from error

@@ -85,12 +85,12 @@ class Source:
 
     def incomparable(self) -> str:
         """Why the states of two episodes cannot be compared, "" if those of all tasks can."""
-        all_reasons = [(index, self._explain_lack(task)) for index, task in self.kinds()]
-        reasons = [(index, reason) for index, reason in all_reasons if reason]
+        indexed_reasons = [(index, self._explain_lack(task)) for index, task in self.kinds()]
+        reasons = [(index, reason) for index, reason in indexed_reasons if reason]
         if not reasons:
             return ""
         index, reason = reasons[0]
-        return reason if len({reason for _, reason in all_reasons}) == 1 else f"task {index}: {reason}"
+        return reason if len({reason for _, reason in indexed_reasons}) == 1 else f"task {index}: {reason}"
 
     def _explain_lack(self, task: Any) -> str:
         if not self.toolsets(task):

@@ -236,10 +236,10 @@ class Connection:
 def _read(connection: weakref.ref[Connection], our_end: socket.socket) -> None:
     """Hands out replies until the socket ends. Holds no reference that would keep the connection alive."""
     with contextlib.suppress(OSError, ValueError), our_end.makefile("rb") as lines:
-        for line in lines:
+        for reply_line in lines:
             if (live_connection := connection()) is None:
                 return
-            live_connection.resolve(wire.decode(line))
+            live_connection.resolve(wire.decode(reply_line))
             del live_connection
     if (live_connection := connection()) is not None:
         live_connection.fail()

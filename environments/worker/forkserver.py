@@ -231,8 +231,8 @@ def serve(connection: socket.socket, operations: Operations) -> None:
     An exception of the environment is a failure of that call.
     """
     stream = connection.makefile("rb")
-    while line := stream.readline(wire.REQUEST):
-        request = wire.decode(line)
+    while request_line := stream.readline(wire.REQUEST):
+        request = wire.decode(request_line)
         try:
             value = to_json(operations[request["op"]](*request["arguments"]))
             reply_line = wire.encode({"n": request["n"], "value": value})

@@ -72,10 +72,10 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
     stop_event = asyncio.Event()
     if trainer_pidfd is not None:
         asyncio.get_running_loop().add_reader(trainer_pidfd, stop_event.set)
-    line = await reader.readline()
-    if not line:
+    order_line = await reader.readline()
+    if not order_line:
         return
-    order = wire.decode(line)
+    order = wire.decode(order_line)
     control, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
     with their_end:
@@ -277,8 +277,8 @@ class Children:
                 traceback.print_exception(outcome)
 
     async def _read_requests(self) -> None:
-        while line := await self.reader.readline():
-            request = wire.decode(line)
+        while request_line := await self.reader.readline():
+            request = wire.decode(request_line)
             if request["op"] == "close":
                 self._end_episode(request["episode"])
                 continue

@@ -167,11 +167,11 @@ def make_scratch() -> str:
             with contextlib.suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     remove(folder)
-    scratch = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
+    scratch_folder = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
     # A child must be able to reach its own folder in it.
-    os.chmod(scratch, 0o711)
-    work_in(scratch)
-    return scratch
+    os.chmod(scratch_folder, 0o711)
+    work_in(scratch_folder)
+    return scratch_folder
 
 
 def work_in(folder: str) -> None:

@@ -100,7 +100,7 @@ def _write_ground_truth(task_folder: Path, scenario: Scenario, content: TaskCont
     truth_folder, (public_data, private_data, answer) = task_folder / "ground_truth", content
     blocks = scenario.blocks(public_data)
     code = "def solution(apis, requester):\n" + textwrap.indent("\n".join(blocks), "    ")
-    for file_stem, value in {
+    for file_stem, file_content in {
         "public_data": public_data,
         "private_data": private_data,
         "answer": answer,
@@ -115,7 +115,7 @@ def _write_ground_truth(task_folder: Path, scenario: Scenario, content: TaskCont
         },
         "test_data": _test_data(task_folder, scenario, content, person),
     }.items():
-        _write_file(truth_folder / f"{file_stem}.json", value)
+        _write_file(truth_folder / f"{file_stem}.json", file_content)
     for file_stem, source in {"evaluation": scenario.evaluation, "solution": code, "compiled_solution": code}.items():
         _write_file(truth_folder / f"{file_stem}.py", source)
 
