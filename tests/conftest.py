@@ -51,6 +51,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
 
 
+def pytest_collection_finish() -> None:
+    """What all tests import stays until the end: no later collection has to look through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def commands() -> Iterator[Commands]:
     """Where commands are run that need not import everything anew."""
