@@ -1,12 +1,29 @@
 """play(): what an environment or engine does becomes a typed outcome."""
 
 import asyncio
+import contextvars
 import itertools
 
 import pytest
 from counter_environment import CounterEnvironment, CounterEpisode
 
-from cojax.environment import EngineError, EnvironmentFailure, Episode, LimitExceeded, OutOfContext, Progress, play
+from cojax.environment import (
+    Abandoned,
+    EngineError,
+    EnvironmentFailure,
+    Episode,
+    LimitExceeded,
+    OutOfContext,
+    PolicyLoss,
+    Progress,
+    Traits,
+    affordances,
+    counted_seconds,
+    excuse,
+    play,
+    traits_of,
+    waiting,
+)
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Turn
 
 TASK = Task("counter", "count to 2", {"target": 2})
@@ -48,6 +65,7 @@ def test_the_seconds_of_the_start_the_steps_and_the_verdict(monkeypatch: pytest.
 
 
 def test_too_many_turns_truncate():
+    assert len(play(CounterEnvironment(), TASK, lambda *_: Turn(ADD)).turns) == 30
     trajectory = play(CounterEnvironment(), TASK, script(ADD, ADD, ADD), max_turns=2)
     assert (trajectory.outcome, len(trajectory.turns), trajectory.reward) == ("truncated", 2, 1.0)
 
@@ -237,6 +255,143 @@ def test_what_the_actions_may_have_caused_is_marked(method, error, actions, susp
     progress = Progress()
     trajectory = play(CounterEnvironment(), TASK, script(ADD), max_turns=actions, progress=progress)
     assert (trajectory.outcome, progress.suspect) == ("environment_error", suspect)
+
+
+def test_a_limit_that_an_explorer_meets_while_it_looks_is_not_the_actions_doing(monkeypatch):
+    monkeypatch.setattr(CounterEpisode, "affordances", fail(LimitExceeded("too much")))
+
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        return Turn(affordances(episode)[0] if messages[0].content == "1" else ADD)
+
+    trajectory = play(CounterEnvironment(), TASK, act, progress=(progress := Progress()))
+    assert (trajectory.error, len(trajectory.turns), progress.suspect) == ("act: too much", 1, False)
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "works"),
+    [
+        ("step", TypeError("no JSON"), False),
+        ("step", LimitExceeded("too much"), False),
+        ("step", EnvironmentFailure("the worker is gone"), True),
+        ("evaluate", TypeError("no JSON"), True),
+        ("evaluate", PolicyLoss("it is gone"), True),
+    ],
+)
+def test_only_a_step_that_its_action_may_have_failed_has_a_failed_observation(method, error, works, monkeypatch):
+    def step(self: CounterEpisode, action: Action) -> Observation:
+        return real(self, action) if action == ADD else fail(error)(self)
+
+    real = CounterEpisode.step
+    monkeypatch.setattr(CounterEpisode, method, step if method == "step" else fail(error))
+    trajectory = play(CounterEnvironment(), TASK, script(ADD, FINISH))
+    assert [turn.action for turn in trajectory.turns] == [ADD, FINISH]
+    assert [turn.observation.ok for turn in trajectory.turns] == [True, works]
+    assert trajectory.turns[0].observation.text == "1"
+    assert (trajectory.opening_seconds, trajectory.verdict_seconds) == (0.0, 0.0)
+
+
+def test_progress_names_the_phase_and_holds_the_result_before_the_episode_is_closed(monkeypatch):
+    progress, phases = Progress(), []
+
+    def telling(method: str):
+        real = getattr(CounterEpisode, method)
+
+        def tell(self: CounterEpisode, *arguments):
+            phases.append((method, progress.phase, progress.result))
+            return real(self, *arguments)
+
+        monkeypatch.setattr(CounterEpisode, method, tell)
+
+    for method in ("reset", "affordances", "step", "evaluate", "close"):
+        telling(method)
+    result = play(CounterEnvironment(), TASK, lambda episode, _: Turn(affordances(episode)[1]), progress=progress)
+    assert phases == [
+        ("reset", "reset", None), ("affordances", "act", None), ("step", "step", None), ("evaluate", "evaluate", None),
+        ("close", "over", result),
+    ]  # fmt: skip
+    progress = Progress()
+    monkeypatch.setattr(CounterEpisode, "step", fail(EnvironmentFailure("the worker is gone")))
+    lost = play(CounterEnvironment(), TASK, script(ADD), progress=progress)
+    assert phases[-1] == ("close", "over", lost)
+
+
+def test_an_episode_that_cannot_be_closed_keeps_its_verdict(monkeypatch):
+    monkeypatch.setattr(CounterEpisode, "close", fail(OSError("no shelf")))
+    trajectory = play(CounterEnvironment(), TASK, script(ADD, ADD, FINISH))
+    assert (trajectory.outcome, trajectory.reward) == ("finished", 1.0)
+
+
+def test_an_abandoned_episode_ends_without_another_step():
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        progress.abandoned = True
+        return Turn(ADD)
+
+    progress, steps = Progress(), []
+    with pytest.raises(Abandoned):
+        play(CounterEnvironment(lambda task, step: steps.append(step)), TASK, act, progress=progress)
+    assert (steps, progress.result) == ([], None)
+
+
+def test_an_error_is_cut_at_five_hundred_characters():
+    def broken(task: Task, step: int) -> None:
+        raise RuntimeError("x" * 1_000)
+
+    assert play(CounterEnvironment(broken), TASK, script(ADD)).error == f"step: RuntimeError: {'x' * 486}"
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    """Lets seconds pass by the clock of deadlines, which nothing else moves."""
+    now = [1_000.0]
+    monkeypatch.setattr("cojax.environment.running", lambda: now[0])
+
+    def pass_seconds(seconds: float) -> None:
+        now[0] += seconds
+
+    return pass_seconds
+
+
+def test_seconds_that_a_call_waited_for_the_host_count_towards_no_deadline(pass_time):
+    def waits(task: Task, step: int) -> None:
+        pass_time(7.0)
+        excuse(5.0)
+        told.append((counted_seconds(), progress.since))
+
+    def trial() -> None:
+        play(CounterEnvironment(waits), TASK, script(ADD, ADD), max_turns=2, progress=progress)
+        excuse(3.0)  # no episode's
+        told.append((counted_seconds(), progress.since))
+
+    progress, told = Progress(), list[tuple[float, float]]()
+    contextvars.Context().run(trial)
+    assert told == [(1_002.0, 1_005.0), (1_004.0, 1_012.0), (1_001.0, 1_014.0)]
+
+
+def test_the_clock_of_an_episode_stands_while_its_engine_waits_for_others(pass_time):
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        pass_time(1.0)
+        with waiting():
+            told.append(progress.since)
+            pass_time(60.0)
+        told.append(progress.since)
+        return Turn(FINISH)
+
+    progress, told = Progress(), list[float]()
+    with waiting():  # nobody watches
+        play(CounterEnvironment(), TASK, act, progress=progress)
+    assert told == [float("inf"), 1_060.0]
+    with waiting():
+        pass_time(1.0)
+    assert progress.since == 1_061.0  # when it was over
+
+
+def test_what_an_environment_does_not_state_it_does_not_have():
+    assert traits_of(CounterEnvironment()) == Traits(None, None, False, {}, "", None, False)
+
+    class Stating(CounterEnvironment):
+        traits = Traits(concurrency=2, reuses=True)
+
+    assert traits_of(Stating()) == Traits(2, None, False, {}, "", None, True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from counter_environment import CounterEnvironment
 from patience import patience
 
 from cojax import environment
-from cojax.environment import PLAYING, Progress, waiting
+from cojax.environment import waiting
 from cojax.explorer.llm import chat_client as policy_model
 from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import Budget
@@ -101,21 +101,6 @@ def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
     monkeypatch.setattr(batching, "decode", hangs_once)
     ends = play(engine, CounterEnvironment())
     assert ends.count(("engine_error", "act took longer than 600 s and was abandoned on its thread")) == 1
-
-
-def test_a_wait_is_taken_off_the_deadline_of_the_thread_that_waits(skip: Callable[[float], None]) -> None:
-    mine, other = Progress(since=5.0), Progress(since=5.0)
-    with waiting():  # nobody watches
-        skip(1.0)
-    token = PLAYING.set(mine)
-    try:
-        with waiting():
-            assert mine.since == float("inf")
-            skip(1_000.0)
-    finally:
-        PLAYING.reset(token)
-    assert 1_005.0 < mine.since < 1_006.0
-    assert other.since == 5.0
 
 
 def test_a_reply_of_the_policy_that_waits_for_a_slot_is_waited_for(skip: Callable[[float], None]) -> None:
