@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from chat_server import Answer, Endless, in_turn, says, serving, soon
+from chat_server import Answer, Endless, in_turn, serving, soon
 from patience import patience
 
 from cojax import openai_api as client
@@ -49,35 +49,13 @@ def test_a_refusal_without_end_is_read_no_further(status: int, kind: str) -> Non
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 
 
-def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
-    endpoint = Endless(500, b"x", 0.02)
-    with endpoint.serving() as url:
-        began = time.monotonic()
-        assert refused(url, 0.4).kind == "timeout"
-        # The client reads 65,536 bytes at most, which would take 22 minutes.
-        assert time.monotonic() - began < patience(10)
-        assert endpoint.left.wait(patience(3))
-        soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
-
-
 def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
     # As in `chat`, where no other thread gives up on it meanwhile.
     with Endless(500, b"x", 0.02).serving() as url, pytest.raises(Exception) as caught:  # noqa: PT011
-        client._read_reply(at(url)._client.chat.completions, BODY, time.monotonic() + 0.3, 2**20)
+        client._read_reply(at(url)._client.chat.completions, BODY, time.monotonic() + 0.2, 2**20)
     found = caught.value if isinstance(caught.value, CallFailed) else caught.value.__cause__
     assert isinstance(found, CallFailed)
     assert (found.kind, found.may_charge) == ("timeout", True)
-
-
-def test_who_is_sent_elsewhere_is_told_and_does_not_go_there() -> None:
-    with serving(in_turn(says({}))) as other:
-        there = f"{other.url}/chat/completions"
-        with serving(in_turn(Answer("gone", status=308, headers={"Location": there}))) as server:
-            found = refused(server.url)
-        assert (found.kind, found.reason) == (
-            "unauthorised", f"HTTP 308: the endpoint is elsewhere: {there}. Set llm.base_url to that",
-        )  # fmt: skip
-        assert other.requests == 0
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
@@ -154,7 +132,7 @@ def test_a_packed_body_that_holds_nothing_is_given_up_and_leaves_no_thread(statu
     endpoint = Endless(status, b"\x00\x00\x00\xff\xff", 0.02)
     endpoint.head = b"HTTP/1.1 %d X\r\nContent-Encoding: gzip\r\n\r\n" % status + empty
     with endpoint.serving() as url:
-        assert refused(url, 0.4).kind == "timeout"
+        assert refused(url, 0.2).kind == "timeout"
         assert endpoint.left.wait(3)
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 

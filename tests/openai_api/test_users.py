@@ -81,7 +81,7 @@ def test_a_body_that_drips_is_given_up_in_time(user: Call, status: int) -> None:
     endpoint = Endless(status, b" ", 0.02)
     with endpoint.serving() as url:
         began = time.monotonic()
-        assert "no reply within" in (said := failed(user, url, 0.5)) or "did not end in time" in said
+        assert "no reply within" in (said := failed(user, url, 0.2)) or "did not end in time" in said
         assert time.monotonic() - began < patience(3)
         assert endpoint.left.wait(patience(3))  # as the connection was closed
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))

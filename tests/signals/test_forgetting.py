@@ -19,10 +19,10 @@ def visits(detector: Forgetting, *scores: tuple[float, ...]) -> tuple[dict, list
 
 
 def test_a_task_solved_before_and_failed_now_marks_the_failing_trajectories() -> None:
-    memory, signals = visits(Forgetting(), (1, 1, 1, 0), (0, 0, 0, 0), (0, 1, 0, 0))
-    assert memory == {A.id: [0.75, 0.0, 0.25]}
-    assert [(s.kind, s.task, s.episode) for s in signals] == [("forgetting", A.id, e) for e in ("e0", "e2", "e3")]
-    assert {s.evidence for s in signals} == {"solved 2 visits ago at 0.75, now 0.25"}
+    memory, signals = visits(Forgetting(), (1, 1, 1, 0), (0, 0, 0, 0), (0, 1, 0.5, 0))
+    assert memory == {A.id: [0.75, 0.0, 0.375]}
+    assert [(s.kind, s.task, s.episode) for s in signals] == [("forgetting", A.id, e) for e in ("e0", "e3")]
+    assert {s.evidence for s in signals} == {"solved 2 visits ago at 0.75, now 0.38"}
 
 
 def test_the_last_success_is_the_one_quoted() -> None:
@@ -43,6 +43,7 @@ def test_the_window_forgets() -> None:
     memory, signals = visits(Forgetting(window=3), (1,), (0,), (0,), (0,), (0,))
     assert signals == []
     assert memory == {A.id: [0.0, 0.0, 0.0]}
+    assert len(visits(Forgetting(), *[(1,)] * 12)[0][A.id]) == 10
 
 
 def test_lost_trajectories_are_no_visit_and_no_failure() -> None:

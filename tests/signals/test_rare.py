@@ -25,6 +25,8 @@ def test_a_pattern_below_the_share_is_rare() -> None:
 def test_exactly_the_share_is_not_rare() -> None:
     groups = [Group(A, (*many(95, "a"), *many(5, "b")))]
     assert Rare(percent=5, minimum=100).update({}, groups)[1] == []
+    nearly = [Group(A, (*many(101, "a"), *many(100, "b")))]  # 49.75 % are b
+    assert len(Rare(percent=50, minimum=1).update({}, nearly)[1]) == 100
 
 
 def test_nothing_is_rare_before_the_minimum() -> None:

@@ -5,8 +5,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 
 import jax
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from patience import patience
+from chat_server import soon
 from restored import restored
 
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -23,11 +21,11 @@ from cojax.storage.files import StorageError
 
 def _arrays(seed=0):
     """Parameters, AdamW's moments and a counter, in three dtypes."""
-    key = jax.random.key(seed)
-    params = {"layers": {"w": jax.random.normal(key, (2, 8, 8))}, "e": jnp.arange(6, dtype=jnp.bfloat16)}
+    rng = np.random.default_rng(seed)
+    params = {"layers": {"w": np.zeros((2, 8, 8), np.float32)}, "e": np.zeros(6, jnp.bfloat16)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    _, state = optimizer.update(params, optimizer.init(params), params)
-    return {"step": jnp.int32(seed), "params": params, "opt_state": state}
+    like = {"step": np.int32(0), "params": params, "opt_state": jax.eval_shape(optimizer.init, params)}
+    return jax.tree.map(lambda one: jnp.asarray((8 * rng.random(one.shape)).astype(one.dtype)), like)
 
 
 def _same(one, two):
@@ -51,16 +49,14 @@ def test_round_trip_is_bit_identical_and_takes_shapes_alone(tmp_path):
     assert sorted(os.listdir(tmp_path / "checkpoints" / "12")) == ["arrays", "host.json"]
 
 
-def test_another_process_restores_what_this_one_saved(tmp_path):
+def test_another_process_restores_what_this_one_saved(tmp_path, commands):
     Checkpointer(tmp_path).save(1, {"w": jnp.arange(3.0)}, {})
-    program = (
-        "import pathlib, sys, numpy, cojax.storage.checkpoint as c;"
-        "saver = c.Checkpointer(pathlib.Path(sys.argv[1]));"
-        "print(saver.arrays(1, {'w': numpy.zeros(3, numpy.float32)})['w'].tolist())"
+    (tmp_path / "restorer.py").write_text(
+        "import pathlib, numpy, cojax.storage.checkpoint as c\n"
+        "saver = c.Checkpointer(pathlib.Path())\n"
+        "print(saver.arrays(1, {'w': numpy.zeros(3, numpy.float32)})['w'].tolist())\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=patience(120)
-    )
+    run = commands.run("restorer", folder=tmp_path)
     assert run.stdout == "[0.0, 1.0, 2.0]\n", run.stderr
 
 
@@ -199,28 +195,27 @@ def test_a_disk_that_refuses_leaves_the_older_checkpoint(tmp_path):
     assert restored(checkpointer, {"w": jnp.float32(0)})[0] == 1
 
 
-def test_killed_at_any_moment_of_a_save_the_last_whole_step_restores(tmp_path):
+def test_killed_at_any_moment_of_a_save_the_last_whole_step_restores(tmp_path, commands):
     """SIGKILL at three moments of a loop of saves; whatever is left restores to arrays that match their step."""
-    program = (
-        "import itertools, pathlib, sys, numpy, cojax.storage.checkpoint as c\n"
-        "saver = c.Checkpointer(pathlib.Path(sys.argv[1]), keep=2)\n"
+    (tmp_path / "saver.py").write_text(
+        "import itertools, pathlib, numpy, cojax.storage.checkpoint as c\n"
+        "saver = c.Checkpointer(pathlib.Path('run'), keep=2)\n"
         "first = max(saver.steps(), default=0) + 1\n"
         "for step in itertools.count(first):\n"
         "    saver.save(step, {'w': numpy.full(50_000, step, numpy.int32)}, {'step': step})\n"
         "    print(step, flush=True)\n"
     )
-    checkpointer, last = Checkpointer(tmp_path, keep=2), 0
+    checkpointer, last = Checkpointer(tmp_path / "run", keep=2), 0
     for delay in (0.005, 0.021, 0.034):
-        run = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
-        printed = int(run.stdout.readline())
+        run = commands.start("saver", folder=tmp_path)
+        soon(lambda run=run: "\n" in run.printed(), 60)
         time.sleep(delay)
         run.send_signal(signal.SIGKILL)
-        printed = max([printed, *map(int, run.stdout.read().split())])
-        run.wait()
+        printed = max(map(int, run.wait(10).stdout.split()))
         step, arrays, host = restored(checkpointer, {"w": np.zeros(50_000, np.int32)})
         assert step >= printed > last
         assert host == {"step": step}
-        assert json.loads((tmp_path / str(step) / "host.json").read_text())["step"] == step
+        assert json.loads((tmp_path / "run" / str(step) / "host.json").read_text())["step"] == step
         assert np.array_equal(arrays["w"], np.full(50_000, step, np.int32))
         last = printed
 

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from cojax.storage import files
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, StorageError, explain, write_json
 
@@ -189,16 +190,17 @@ def test_a_damaged_episode_file_is_a_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("parts", "message"),
     [
-        (lambda: b"{" + b" " * 2**28 + b"}\n", "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
-        (lambda: b"{}\n" * 1_000_001, "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
-        (lambda: b"{" + b" " * 2**27 + b"}\n", "it has more than 134,217,728 bytes"),
+        ((b"{", *[b" " * 2**24] * 16, b"}\n"), "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
+        ((*[b"{}\n" * 125_000] * 8, b"{}\n"), "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
+        ((b"{", *[b" " * 2**24] * 8, b"}\n"), "it has more than 134,217,728 bytes"),
     ],
     ids=["file", "lines", "line"],
 )
-def test_a_small_file_that_holds_far_more_than_episodes_do(tmp_path, content, message):
-    (tmp_path / "000001.jsonl.gz").write_bytes(gzip.compress(content(), 1))
+def test_a_small_file_that_holds_far_more_than_episodes_do(tmp_path, parts, message):
+    compressed = {part: gzip.compress(part, 1) for part in {*parts}}
+    (tmp_path / "000001.jsonl.gz").write_bytes(b"".join(compressed[part] for part in parts))
     with pytest.raises(StorageError, match=f"000001.jsonl.gz cannot be read: {message}"):
         Episodes(tmp_path).read(1)
 
@@ -211,9 +213,10 @@ def test_episodes_that_compress_well_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("end", [b"}\n", b""])
-def test_a_line_that_no_record_takes_is_an_error_with_its_number(tmp_path, end):
-    (tmp_path / "log.jsonl").write_bytes(b"{}\n{" + b" " * 2**27 + end)
-    with pytest.raises(StorageError, match=r"log.jsonl, line 2: it has more than 134,217,728 bytes"):
+def test_a_line_that_no_record_takes_is_an_error_with_its_number(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(files, "LONGEST_LINE", 2**10)
+    (tmp_path / "log.jsonl").write_bytes(b"{}\n{" + b" " * 2**10 + end)
+    with pytest.raises(StorageError, match=r"log.jsonl, line 2: it has more than 1,024 bytes"):
         list(Log(tmp_path / "log.jsonl").read())
 
 

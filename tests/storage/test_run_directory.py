@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -14,6 +12,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 import small_runs
+from chat_server import soon
 from patience import patience
 
 from cojax.metrics import Metrics
@@ -61,42 +60,46 @@ def test_missing_or_damaged_waiting_groups_are_named(tmp_path, damage):
         directory.resume(LIKE, {})
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_lives(tmp_path):
-    program = (
-        "import pathlib, subprocess, sys, time; from cojax.storage.run_directory import RunDirectory;"
-        "directory = RunDirectory(pathlib.Path(sys.argv[1]));"
-        "print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_lives(tmp_path, commands):
+    (tmp_path / "holder.py").write_text(
+        "import pathlib, subprocess, time; from cojax.storage.run_directory import RunDirectory\n"
+        "directory = RunDirectory(pathlib.Path('run'))\n"
+        "print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)\n"
     )
-    first = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
-    child = int(first.stdout.readline())
+    folder = tmp_path / "run"
+    first = commands.start("holder", folder=tmp_path)
+    soon(lambda: first.printed().endswith("\n"))
+    child = int(first.printed())
     try:
-        for take in (lambda: RunDirectory(tmp_path), lambda: EvaluationDirectory(tmp_path)):
+        for take in (lambda: RunDirectory(folder), lambda: EvaluationDirectory(folder)):
             began = time.monotonic()
             with pytest.raises(
                 RunDirectoryError, match=r"another process is running in .*Wait for it, stop it, or choose"
             ):
                 take()
             assert time.monotonic() - began < patience(1)
-        first.kill()
-        first.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait(10)
         os.kill(child, 0)
-        RunDirectory(tmp_path).close()
-        with EvaluationDirectory(tmp_path):
+        RunDirectory(folder).close()
+        with EvaluationDirectory(folder):
             pass
     finally:
-        first.kill()
+        first.send_signal(signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def imported(tmp_path_factory):
-    """Imports now what would be imported later from where an ordinary user may not read."""
-    small_runs.finished(tmp_path_factory.mktemp("before") / "run")
+def straight(tmp_path_factory):
+    """The files of a run to its end, and how many of its tasks are new."""
+    folder = small_runs.finished(tmp_path_factory.mktemp("straight") / "run")
+    return small_runs.tree(folder), verify(folder).pool.fresh
 
 
 @pytest.fixture
-def ordinary(imported):
-    """A folder of an ordinary user, as whom the test goes on: root ignores permissions."""
+def ordinary(straight):
+    """A folder of an ordinary user, as whom the test goes on: root ignores permissions. All that would be imported
+    later, from where such a user may not read, is imported by now."""
     folder, user = Path(tempfile.mkdtemp()), os.geteuid()
     if user == 0:
         os.chown(folder, 65_534, 65_534)
@@ -112,9 +115,8 @@ def on(directory: RunDirectory, steps: Iterable[int], metrics: Metrics) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "tasks.jsonl", "episodes", "checkpoints", "memory.jsonl", "checksums.jsonl"])
-def test_permissions_taken_in_mid_run_cost_nothing(ordinary, place):
+def test_permissions_taken_in_mid_run_cost_nothing(ordinary, straight, place):
     """The error is one line that names the path; with permissions given back, the run reaches the same result."""
-    straight = small_runs.finished(ordinary / "straight")
     folder = ordinary / "run"
     directory = small_runs.begun(folder)
     metrics = Metrics(folder, log=directory.metrics)
@@ -135,13 +137,13 @@ def test_permissions_taken_in_mid_run_cost_nothing(ordinary, place):
     on(directory, range(step + 1, 7), metrics)
     metrics.close()
     small_runs.end(directory, 6)
-    found, expected = small_runs.tree(folder), small_runs.tree(straight)
+    found, (expected, fresh) = small_runs.tree(folder), straight
     # Paid for twice, as its step was played twice; and what holds times, or names of Orbax's own.
     apart = ("journal.jsonl", "embeddings.jsonl", "checkpoints", "tensorboard", "checksums.jsonl")
     for name in expected:
         if not name.startswith(apart):
             assert found[name] == expected[name], name
-    assert verify(folder).pool.fresh == verify(straight).pool.fresh
+    assert verify(folder).pool.fresh == fresh
 
 
 def test_what_may_not_be_read_is_named_with_the_fix(ordinary):

@@ -21,7 +21,7 @@ from cojax.explorer.llm.chat_model import Budget, ChatFailure
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.host.background import settle
 from cojax.similarity import NearDuplicates
-from cojax.synthesis import Expedition, Interrupted, Synthesis, sample_setups, synthesize
+from cojax.synthesis import Expedition, Interrupted, Synthesis, expeditions, sample_setups, synthesize
 from cojax.types import Action, Call, Task, TaskDraft, Triplet, Turn, Verdict
 from cojax.validation import Validation
 
@@ -180,7 +180,8 @@ def test_a_batch_is_no_larger_than_the_tasks_still_wanted() -> None:
     assert len(result.expeditions) == 2
 
 
-def test_a_mistake_in_one_expedition_is_raised_and_not_waited_for() -> None:
+def test_a_mistake_in_one_expedition_is_raised_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expeditions, "_GRACE_SECONDS", 0.1)
     release = threading.Event()
 
     def during(number: int) -> None:
@@ -279,7 +280,8 @@ def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None
     assert budget.closed
 
 
-def test_a_stopped_expedition_takes_no_further_action() -> None:
+def test_a_stopped_expedition_takes_no_further_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expeditions, "_GRACE_SECONDS", 0.1)
     acted, release, stopped = [], threading.Event(), threading.Event()
 
     def during(number: int) -> None:

@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 
@@ -63,6 +64,11 @@ def evolve(arm: str, environment=DESK, known=lambda id: False, budget: int = 8, 
     )
 
 
+@functools.cache
+def fed() -> Synthesis:
+    return evolve("feedback")
+
+
 def select(signals: Sequence[Signal], budget: int, seed: tuple) -> tuple[Signal, ...]:
     return even(signals, budget, seed, lambda signal: 0.5)
 
@@ -101,7 +107,7 @@ def test_feedback_makes_tasks_with_their_whole_lineage() -> None:
 
 
 def test_every_draft_leaves_a_record() -> None:
-    result = evolve("feedback")
+    result = fed()
     assert len(result.drafts) == result.counts["drafts"]
     verdicts = collections.Counter(record["verdict"]["status"] for record in result.drafts)
     assert all(result.counts[status] == verdicts[status] for status in ("accepted", "retained", "discarded"))
@@ -136,20 +142,20 @@ def test_none_does_not_grow() -> None:
 
 
 def test_the_seed_decides() -> None:
-    assert evolve("feedback") == evolve("feedback")
-    assert evolve("feedback").tasks != evolve("feedback", seed=(1, 10)).tasks
+    assert evolve("feedback") == fed()
+    assert fed().tasks != evolve("feedback", seed=(1, 10)).tasks
 
 
 def test_what_the_pool_holds_does_not_come_again() -> None:
-    pool = TaskPool.of(evolve("feedback").tasks)
+    pool = TaskPool.of(fed().tasks)
     again = evolve("feedback", known=lambda id: id in pool)
     assert not {task.id for task in again.tasks} & {task.id for task in pool}
 
 
 def test_initial_tasks_are_short_and_skewed_to_popular_tools() -> None:
     evaluation = Exclusions.of(DESK.tasks("eval", 50))
-    result = initial_tasks(DESK, EXPLORER, Validation(DESK, evaluation), 40, seed=(0,), weights=DESK.popularity())
-    assert len({task.id for task in result.tasks}) == 40
+    result = initial_tasks(DESK, EXPLORER, Validation(DESK, evaluation), 20, seed=(0,), weights=DESK.popularity())
+    assert len({task.id for task in result.tasks}) == 20
     assert {task.origin for task in result.tasks} == {"unguided"}
     assert max(len(task.solution) for task in result.tasks) == 4
     assert not any(evaluation.why(task) for task in result.tasks)
@@ -177,12 +183,12 @@ class FewSetups(BrokenDesk):
 def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
     examined: list[str] = []
     result = initial_tasks(
-        FewSetups(2), EXPLORER, Validation(DESK), 30, seed=(0,), weights=None, examined=lambda: examined.append("draft")
+        FewSetups(2), EXPLORER, Validation(DESK), 12, seed=(0,), weights=None, examined=lambda: examined.append("draft")
     )
-    assert len(result.tasks) == 30
-    assert len(examined) >= result.counts["drafts"] >= 30
+    assert len(result.tasks) == 12
+    assert len(examined) >= result.counts["drafts"] >= 12
     assert len({str(task.setup) for task in result.tasks}) == 2
-    assert 30 <= result.counts["expeditions"] <= 300
+    assert 12 <= result.counts["expeditions"] <= 120
 
 
 class AllAlike(NearDuplicates):

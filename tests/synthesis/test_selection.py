@@ -78,11 +78,11 @@ def test_visits_are_counted_from_episodes_and_remembered_scores() -> None:
 
     episodes = {
         "4-a-0": episode(1.0), "4-a-1": episode(0.0), "4-a-2": episode(0.0, "environment_error"),
-        "6-a-0": episode(0.25), "6-a-1": episode(0.75),
+        "6-a-0": episode(0.25),
         "6-b-0": episode(0.0, "engine_error"),
     }  # fmt: skip
     visits = visits_of(episodes, {"a": [1.0, 0.25, 0.5, 0.5], "c": [1.0]}, group_size=4)
-    assert visits["a"] == [Visit(0, 4.0, 0.0), Visit(0, 1.0, 3.0), Visit(4, 1, 1), Visit(6, 1, 1)]
+    assert visits["a"] == [Visit(0, 4.0, 0.0), Visit(0, 1.0, 3.0), Visit(4, 1, 1), Visit(6, 0, 1)]
     assert visits["b"] == [Visit(6, 0, 0)]
     assert "c" not in visits
 

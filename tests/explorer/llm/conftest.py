@@ -6,7 +6,7 @@ from chat_calls import KEY
 from cojax import openai_api as calls
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key, and short waits between attempts."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)

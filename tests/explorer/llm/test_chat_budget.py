@@ -11,8 +11,6 @@ from patience import patience
 
 from cojax.explorer.llm.chat_model import Budget, ChatFailure
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 @pytest.mark.parametrize(
     "usage",

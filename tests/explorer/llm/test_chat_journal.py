@@ -15,8 +15,6 @@ from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import StorageError
 from cojax.types import Message
 
-pytestmark = pytest.mark.usefixtures("quick")
-
 
 def test_a_finished_call_is_never_made_again(tmp_path) -> None:
     with serving(in_turn(Answer("down", status=500), Answer("hi"))) as server:

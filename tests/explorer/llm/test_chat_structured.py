@@ -8,9 +8,6 @@ from chat_server import Answer, in_turn, says, serving
 
 from cojax.explorer.llm.chat_model import ChatFailure, Journal, structured_reply
 
-pytestmark = pytest.mark.usefixtures("quick")
-
-
 BAD = [
     (Answer(""), "empty"),
     (Answer(None), "empty"),

@@ -22,11 +22,6 @@ from cojax.storage.files import Log, write_json
 NOISE = 'ignore the above\n\nreceived:\n  "quoted" \\ \u2028 </script>'
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-
-
 def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     replies = iter([Answer(NOISE)])
     done = evolve(

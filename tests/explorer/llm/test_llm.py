@@ -17,12 +17,6 @@ from cojax.synthesis import Expedition
 from cojax.types import Evaluation
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
-
-
 def test_signals_become_tasks_with_their_whole_lineage() -> None:
     done = evolve(model(), signals=SIGNALS, per_context=2)
     # The three expeditions bring the same drafts; the first one's count.
@@ -108,29 +102,28 @@ def test_ten_drafts_of_one_exploration_stay_ten_tasks() -> None:
 # Another ghost than the one that is not to be repeated.
 FAILING = (*TOUR[:2], ("files_move", {"file": "ghost", "folder": "archive"}), *TOUR[2:7])
 DRAFTS = [
-    ({"query": "q", "steps": [1, 99]}, "action 99 is not in the record"),
-    ({"query": "q", "steps": []}, "it names no recorded action"),
-    ({"query": "q", "steps": [3, 4]}, "action 3 did not succeed when it was explored"),
-    ({"query": "q", "steps": [1, 12]}, "its actions come from several runs"),
-    ({"query": "q", "steps": [5, 1]}, "its actions are not in ascending order"),
-    ({"query": "q", "steps": [1, 1]}, "its actions are not in ascending order"),
-    ({"query": "q", "steps": [1]}, "it has 2 actions; at least 3 are required"),
+    ({"query": "q1", "steps": [1, 99]}, "action 99 is not in the record"),
+    ({"query": "q2", "steps": []}, "it names no recorded action"),
+    ({"query": "q3", "steps": [3, 4]}, "action 3 did not succeed when it was explored"),
+    ({"query": "q4", "steps": [1, 12]}, "its actions come from several runs"),
+    ({"query": "q5", "steps": [5, 1]}, "its actions are not in ascending order"),
+    ({"query": "q6", "steps": [1, 1]}, "its actions are not in ascending order"),
+    ({"query": "q7", "steps": [1]}, "it has 2 actions; at least 3 are required"),
     ({"query": " ", "steps": [1, 4]}, "the query has no letter and no digit"),
     ({"query": "x" * 5_000, "steps": [1, 4]}, "the query has 5,000 characters; at most 4,000 are taken"),
     ({"query": "call files_move(report) and more", "steps": [1, 4]}, "spells out a call: files_move("),
     ({"query": "what is in the report?", "steps": [1, 2], "answer": "42"}, "no step shows the answer '42'"),
     ({"query": "what is in the budget?", "steps": [1, 2], "answer": "rea"}, "no step shows the answer 'rea'"),
-    ({"query": "q", "steps": [1, 4], "later": [{"query": "more", "steps": [6]}]}, "it has several user turns"),
+    ({"query": "q8", "steps": [1, 4], "later": [{"query": "more", "steps": [6]}]}, "it has several user turns"),
 ]
 
 
-@pytest.mark.parametrize(("draft", "objection"), DRAFTS)
-def test_a_draft_that_breaks_a_rule_is_refused_with_the_rule(draft: dict[str, Any], objection: str) -> None:
-    done = evolve(model([draft], FAILING))
+def test_a_draft_that_breaks_a_rule_is_refused_with_the_rule() -> None:
+    done = evolve(model([draft for draft, _ in DRAFTS], FAILING), per_context=len(DRAFTS))
     assert done.result.tasks == ()
-    (record,) = done.result.drafts
-    assert record["verdict"]["status"] == "discarded"
-    assert any(objection in line for line in record["verdict"]["evidence"])
+    for record, (_, objection) in zip(done.result.drafts, DRAFTS, strict=True):
+        assert record["verdict"]["status"] == "discarded"
+        assert any(objection in line for line in record["verdict"]["evidence"]), (objection, record["verdict"])
     assert not done.bodies("solve")
 
 

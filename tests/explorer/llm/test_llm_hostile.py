@@ -21,12 +21,6 @@ from cojax.types import Task
 from cojax.validation import Exclusions
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
-
-
 def test_what_is_known_to_fail_is_not_done_again() -> None:
     avoided = move("files_delete", {"file": "report"})
 
@@ -57,24 +51,22 @@ def test_tools_that_are_not_on_offer_fail_and_make_no_task() -> None:
 
 
 MISBEHAVING = [
-    Answer(""), Answer(None), Answer(None, tool_calls=[{"function": {"name": "files_delete", "arguments": "{}"}}]),
-    Answer("I would rather not."), Answer('{"drafts": '), Answer("{}"), Answer("[]"), Answer("null"),
+    Answer(""), Answer("I would rather not."), Answer('{"drafts": '), Answer("{}"), Answer("[]"), Answer("null"),
     Answer('{"tool": 7, "drafts": {}, "summary": []}'), Answer('{"summary": "x"', finish="length"),
-    Answer("down", status=500), Answer("slow down", status=429, headers={"Retry-After": "0.01"}),
-    Answer("no", status=400), Answer("who", status=401), Answer(raw=b"<html>"), Answer(hang_up=True),
-    Answer("late", stall=30.0), Answer("x", drip=0.2), Answer("\u0000\ufffe" * 100), Answer("{" * 5_000),
+    Answer("down", status=500), Answer("who", status=401), Answer(hang_up=True), Answer("late", stall=30.0),
+    Answer("\u0000\ufffe" * 100), Answer("{" * 5_000),
 ]  # fmt: skip
 
 
 # Each once where a model acts, and one of each sort where it speaks.
 CASES = [("explore", n) for n in range(len(MISBEHAVING))]
-CASES += [(at, n) for at in ("reflect", "abstract", "solve") for n in (0, 3, 9, 10, 13, 15, 16)]
+CASES += [(at, n) for at in ("reflect", "abstract", "solve") for n in (0, 1, 7, 8, 9, 10, 11)]
 
 
 @pytest.mark.parametrize(("at", "number"), CASES)
 def test_a_mind_that_misbehaves_at_a_stage_costs_that_stage_and_says_so(at: str, number: int) -> None:
     began = time.monotonic()
-    done = evolve(model(**{at: lambda body, turn: MISBEHAVING[number]}), timeout=0.2, runs=1)
+    done = evolve(model(**{at: lambda body, turn: MISBEHAVING[number]}), timeout=0.2, runs=1, tries=1)
     assert time.monotonic() - began < patience(5)
     assert done.result.tasks == ()
     assert done.result.figures["failures"]

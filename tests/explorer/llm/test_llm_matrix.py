@@ -23,11 +23,6 @@ pytestmark = pytest.mark.real
 TOKENS, REQUESTS = 2_000_000, 300
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.openai_api.FIRST_WAIT", 0.01)
-
-
 @pytest.fixture(scope="module", params=list(SCENES))
 def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     made = SCENES[request.param]()
