@@ -19,8 +19,6 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-import httpx
-
 from cojax.host.background import on_thread
 
 _T = TypeVar("_T")
@@ -194,13 +192,16 @@ class ApiClient:
         future = on_thread("openai", lambda: _read_reply(api, body, deadline, limit))
         try:
             content = future.result(timeout=timeout_s)
-        except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):  # the last while a body is read
+        except (TimeoutError, openai.APITimeoutError):
             raise CallFailed("timeout", f"no reply within {timeout_s:.3g} s", may_charge=True) from None
         except CallFailed as failure:
             raise failure from None
         except Exception as error:
             if isinstance(error.__cause__, CallFailed):  # older releases of openai wrap what `_refuse` raises
                 raise error.__cause__ from None
+            # A timeout of HTTP while the body is read. Its type depends on the release of openai.
+            if time.monotonic() >= deadline:
+                raise CallFailed("timeout", f"no reply within {timeout_s:.3g} s", may_charge=True) from None
             # Not only openai's own errors: those of the HTTP library pass through while a body is read.
             reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
             may_charge = not isinstance(error, openai.APIConnectionError)

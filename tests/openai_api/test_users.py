@@ -125,6 +125,7 @@ def test_a_key_that_cannot_be_sent_is_refused(user: Call, monkeypatch: pytest.Mo
         ("http://user:pass@host/v1", "holds credentials or a query"),
         ("http://host/v1?key=pass@", "holds credentials or a query"),
         ("http://[pass@/v1", "is no address"),
+        ("ftp://host/v1", "expected an address like http://HOST:PORT/v1"),
         ("host/v1", "expected an address like http://HOST:PORT/v1"),
     ],
 )
