@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import math
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from absl import app
 
+from cojax import __version__
 from cojax.registry import REQUIRED, DeclaredSetting, Range, RegistryError, check_call, check_settings, find, settings
 from cojax.registry.annotations import convert_setting, description, from_text
 from cojax.registry.source import commit, short_commit, source
+from environments import desk
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -197,11 +201,16 @@ def test_what_cannot_be_called_as_its_kind_is_called() -> None:
     )
 
 
-def test_where_an_entry_of_the_package_comes_from() -> None:
+def test_where_an_entry_of_the_package_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source("partial", functools.partial(find, "x"))["path"].startswith("functools:")
+    assert source("run", app.run)["version"] == importlib.metadata.version("absl-py")
+    # All distributions are read, which takes a second, for entries of others alone.
+    monkeypatch.setattr("cojax.registry.source._distributions", lambda: pytest.fail("all distributions are read"))
     told = source("detector", find)
     assert told["path"] == "cojax.registry:find"
+    assert told["version"] == __version__
     assert len(told["hash"]) == 64
-    assert source("partial", functools.partial(find, "x"))["path"].startswith("functools:")
+    assert source("desk", desk.make)["version"] == __version__
 
 
 def test_settings_are_keywords_or_fields() -> None:

@@ -54,9 +54,13 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
 def _version(module: types.ModuleType) -> str:
     """Returns the version of the distribution, else the module's `__version__`, else ""."""
     package = module.__name__.partition(".")[0]
-    # An editable install lists the packages of a wheel.
-    distributions = _distributions().get("cojax" if package in imports.SHARED else package, ())
-    return importlib.metadata.version(distributions[0]) if distributions else str(vars(module).get("__version__", ""))
+    # An editable install lists the packages of a wheel. Asking for cojax by its name need not read all distributions.
+    is_ours = package in ("cojax", *imports.SHARED)
+    distributions = ["cojax"] if is_ours else _distributions().get(package, [])
+    try:
+        return importlib.metadata.version(distributions[0])
+    except (IndexError, importlib.metadata.PackageNotFoundError):
+        return str(vars(module).get("__version__", ""))
 
 
 # Top-level package → its distributions. Cached, because this reads files of every installed distribution.
