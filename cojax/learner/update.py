@@ -110,8 +110,9 @@ def update(
         assert_columns(batches, axes=3)
         term_loss = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
         gradient = jax.value_and_grad(term_loss, has_aux=True)
-        shapes = jax.eval_shape(gradient, state.params, micro_batch(batches, 0))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        # A gradient has the shapes and dtypes of the parameters, so that only the loss is traced for its shapes.
+        shapes = jax.eval_shape(term_loss, state.params, micro_batch(batches, 0))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes, state.params))
         sums.append(jax.lax.fori_loop(0, live_count, functools.partial(_add, gradient, state.params, batches), zeros))
     (loss_sum, fact_sums), gradients = sums[0]
     for (pair_sum, _), gradient_sum in sums[1:]:
