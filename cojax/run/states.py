@@ -157,11 +157,11 @@ def initial_policy(
 ) -> tuple[Params, Mapping[str, Any]]:
     """Returns the policy before the first step.
 
-    A run resumed from `checkpoint` with a warm-started model folder needs no cache: base/ holds the policy, or the run
-    needs only its shapes, because its checkpoints hold what was learned. `find_d0` finds D_0.
+    A run resumed from `checkpoint` with a warm start needs no cache: base/ holds the policy, or the run needs only its
+    shapes, because its checkpoints hold what was learned. `find_d0` finds D_0.
     """
     folder = run.folder
-    if checkpoint is not None and trained.teaches_folder(config) and (folder / "model.json").exists():
+    if checkpoint is not None and config.warm_start.steps and (folder / "model.json").exists():
         origin = trained.origin_of(folder)
         params = trained.kept_base(folder, parts.model, parts.mesh, parts.together)
         if params is None and not reads_initial(config) and run.files.has_zero_shot:

@@ -199,7 +199,12 @@ def kept_run(settings: ConfigDict, model: ModelConfig, workdir: Path) -> SimpleN
 
 @pytest.mark.parametrize(
     ("settings", "own"),
-    [({}, False), ({"learner__lora__rank": 2}, True), ({"learner__loss_settings__kl_coefficient": 0.1}, True)],
+    [
+        ({}, False),
+        ({"learner__lora__rank": 2}, True),
+        ({"learner__loss_settings__kl_coefficient": 0.1}, True),
+        ({"model__path": ""}, False),
+    ],
 )
 def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch, settings, own):
     """With adapters, or a reference, the policy before the first step is in the run's own folder."""
@@ -215,13 +220,24 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
     monkeypatch.setattr(assemble, "initial_policy", lambda *given: pytest.fail("made again"))
     made = SimpleNamespace(model=model, mesh=None, together=ALONE)
     found = Begun(*states.initial_policy(given, made, tuple, directory, checkpoint=object()))
-    assert found.origin == {"folder": str(folder), "shown": 4}
-    expected = initialize(model, 5) if own else load_params(folder, model)
+    assert found.origin == {"folder": given.model.path, "shown": 4}
+    # Of a policy from scratch, the shapes alone are needed.
+    without_base = load_params(folder, model) if given.model.path else initialize(model, given.seed)
+    expected = initialize(model, 5) if own else without_base
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found.params, expected))
     if own:
         write_model(directory.folder / "base", model, initialize(model, 6))
         with pytest.raises(CheckpointError, match="its weights were changed since"):
             states.initial_policy(given, made, tuple, directory, checkpoint=object())
+
+
+def test_a_run_from_scratch_whose_loss_reads_the_initial_policy_warm_starts_again(model, tmp_path, monkeypatch):
+    given = taught(tmp_path)
+    given.model.path, given.learner.loss_settings.kl_coefficient = "", 0.1
+    directory = kept_run(given, model, tmp_path / "run")
+    monkeypatch.setattr(assemble, "initial_policy", lambda *given: ("made", "again"))
+    made = SimpleNamespace(model=model, mesh=None, together=ALONE)
+    assert states.initial_policy(given, made, tuple, directory, checkpoint=object()) == ("made", "again")
 
 
 @pytest.mark.nightly

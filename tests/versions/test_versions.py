@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
@@ -24,14 +25,18 @@ def test_the_changelog_and_the_archives_name_every_version() -> None:
 
 
 @pytest.mark.parametrize("packed", ARCHIVES, ids=lambda path: path.name)
-def test_a_run_of_the_version_goes_on(packed: Path, tmp_path: Path, commands: Commands) -> None:
+def test_a_run_of_the_version_goes_on(packed: Path, tmp_path: Path, commands: Commands, shared_cache: Path) -> None:
     assert packed.stat().st_size <= 200_000
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path, filter="data")
     run = tmp_path / packed.name.removesuffix(".tar.xz")
     before = (run / "metrics.jsonl").read_text()
-    ended = commands.run("experiments.run", f"--workdir={run}", "--config.steps=3")
+    cache = {**os.environ, "COJAX_CACHE": str(shared_cache)}
+    ended = commands.run("experiments.run", f"--workdir={run}", "--config.steps=3", environment=cache)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    # Its checkpoint holds what the policy was taught: nothing is taught anew.
+    assert "policy: from scratch, shown 32 " in ended.stdout
+    assert "warm start: " not in ended.stdout
     after = (run / "metrics.jsonl").read_text()
     assert after.startswith(before)
     assert json.loads(after.splitlines()[-1])["step"] == 3
