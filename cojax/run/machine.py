@@ -77,8 +77,8 @@ def arithmetic() -> str:
     """
     generator = np.random.Generator(np.random.PCG64(0))
 
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(generator.standard_normal(shape, np.float32))
+    def draw(*shape: int) -> np.ndarray:
+        return generator.standard_normal(shape, np.float32)
 
     factor_pairs = [(draw(rows, inputs), draw(inputs, outputs)) for rows, inputs, outputs in _PRODUCT_SHAPES]
     rows, inputs, outputs = _GRADIENT_SHAPE
