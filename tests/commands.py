@@ -22,6 +22,7 @@ _PROGRAM = """
 import gc, json, os, runpy, signal, sys
 from absl import flags
 import cojax.run.command, cojax.run.train
+import sklearn.feature_extraction.text  # which a run imports when its task set grows
 # The command defines its flags anew, as the main program.
 for name in ("check", "workdir"):
     delattr(flags.FLAGS, name)

@@ -93,7 +93,8 @@ def _programs_are_compiled_fast(request: pytest.FixtureRequest, shared_cache: Pa
     again on disk where another file compiles the same."""
     folder = Path(__file__).parent
     parts = request.path.relative_to(folder).parts if request.path.is_relative_to(folder) else ()
-    if not {"learner", "policy", "rollout", "experiments", "test_warm_start.py"} & {*parts}:
+    compiling = {"learner", "policy", "rollout", "experiments", "test_compose.py", "test_load.py", "test_warm_start.py"}
+    if not compiling & {*parts}:
         yield
         return
     import jax

@@ -88,7 +88,11 @@ def test_a_worker_finds_the_users_modules(tmp_path: Path, commands: Commands, mo
     assert (line["environment"], line["tasks"], line["replayed"]) == ("shops.shop", 3, 3)
 
 
-def test_what_trains_is_imported_without_starting_a_backend(tmp_path: Path) -> None:
+def test_what_trains_is_imported_without_starting_a_backend(tmp_path: Path, commands: Commands) -> None:
     """The processes of a run find each other, and tests fork commands, before JAX looks for devices."""
-    backends = "from jax._src import xla_bridge; print(sorted(xla_bridge._backends))"
-    assert said(f"import cojax.run.command, cojax.run.train, cojax.evaluation.evaluate; {backends}", tmp_path) == "[]"
+    (tmp_path / "started.py").write_text(
+        "import sys\nassert 'cojax.run.train' in sys.modules\nimport cojax.run.command, cojax.evaluation.evaluate\n"
+        "from jax._src import xla_bridge\nprint(sorted(xla_bridge._backends))\n"
+    )
+    done = commands.run("started", folder=tmp_path)
+    assert done.stdout == "[]\n", done.stderr

@@ -12,10 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _LEAKING = """
-import threading, time
+import threading
 from pathlib import Path
 import patience
-import pytest
+from conftest import _no_thread_outlives_its_test
 
 patience._GRACE = 0.05
 patience._OWN = (str(Path(__file__).parent),)
@@ -57,7 +57,7 @@ def test_has_one_that_fails():
 
 def test_a_test_that_leaves_a_thread_fails_and_so_does_one_whose_thread_fails(tmp_path: Path) -> None:
     (tmp_path / "test_leaking.py").write_text(_LEAKING)
-    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "conftest"]
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-rfE", "test_leaking.py"],
         cwd=tmp_path,

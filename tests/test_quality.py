@@ -345,7 +345,7 @@ def test_what_will_not_change_is_not_tried_again_and_the_key_is_struck_out(statu
 @pytest.mark.parametrize("stall", [Answer(stall=30.0), Answer(raw=b" " * 1000, drip=0.05)])
 def test_a_stalled_endpoint_is_given_up(stall: Answer) -> None:
     with serving(in_turn(stall)) as server, pytest.raises(EmbeddingError, match=r"no reply within 0\.\d+ s"):
-        asking(server, timeout_s=0.3, attempts=2)(["one"])
+        asking(server, timeout_s=0.1, attempts=2)(["one"])
 
 
 def test_the_deadline_bounds_all_batches_and_what_was_answered_is_kept(tmp_path: Path) -> None:

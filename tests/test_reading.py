@@ -176,8 +176,8 @@ def test_repetitions_are_read_in_linear_time(name):
     for text in (unit * (longest // len(unit)) + end for unit in UNITS for end in ENDS):
         # Were its time quadratic, the whole would take 64 times as long as an eighth.
         if 64 * seconds(read, text[-len(text) // 8 :]) > MOST:
-            took = min(seconds(read, text) for _ in range(3))
-            assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
+            is_fast = any(seconds(read, text) < MOST for _ in range(3))
+            assert is_fast, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
 OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety.ACTION_RULES["destructive command"]

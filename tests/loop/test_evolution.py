@@ -141,7 +141,7 @@ class Run:
 def test_an_evolution_that_is_stopped_is_left_and_the_run_goes_on_to_the_same_end(parallel, tmp_path):
     straight = Run(tmp_path / "straight", parallel)
     assert straight.go().step == STEPS
-    for met in range(1, 7):  # stopped on each of the expeditions there are
+    for met in (1, 4, 6):  # the expedition it is stopped on, of two in each evolution
         stopped, seen = threading.Event(), []
 
         def exploring(seen=seen, stopped=stopped, met=met):
