@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -59,3 +60,11 @@ class Runs:
 def flags(workdir: Path, *settings: str) -> list[str]:
     given = (f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings))
     return ["--config=experiments/desk.py", *given]
+
+
+def before_its_last_checkpoint(run: Path, workdir: Path) -> Path:
+    """A copy of a finished run, as one is that was killed while it saved its last checkpoint; returns `workdir`."""
+    shutil.copytree(run, workdir)
+    (workdir / "summary.json").unlink()
+    shutil.rmtree(max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)))
+    return workdir

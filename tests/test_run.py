@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from desk_runs import SMALL, Runs, flags
+from desk_runs import SMALL, Runs, before_its_last_checkpoint, flags
 from patience import patience
 from same_runs import assert_same_run, episodes, lines
 
@@ -40,13 +40,47 @@ def reference(runs, tmp_path_factory) -> Path:
     return workdir
 
 
+OVERLAPPED = ("staleness=1", "signals=rare", "validate=false")
+
+
 @pytest.fixture(scope="module")
 def overlapped(runs, tmp_path_factory) -> Path:
-    """The same with rollouts one step ahead of the updates."""
+    """The same with rollouts one step ahead of the updates, and without two kinds of signals and validation."""
     workdir = tmp_path_factory.mktemp("overlapped") / "run"
-    done = runs(workdir, "staleness=1")
+    done = runs(workdir, *OVERLAPPED)
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
+
+
+@pytest.fixture(scope="module")
+def begun(runs, tmp_path_factory) -> Path:
+    """A run of no steps, whose first two starts were mistyped: refused at once, and once its folder was there."""
+    workdir = tmp_path_factory.mktemp("begun") / "run"
+    assert runs(workdir, "evolve=sideways").returncode == 1
+    learned_by_heart = ("warm_start.split=seed", "evaluation.split=seed", "warm_start.demonstrations=32")
+    assert runs(workdir, *learned_by_heart).returncode == 1
+    assert (workdir / "config.json").exists()
+    done = runs(workdir, "steps=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def interrupted(begun, runs, tmp_path_factory) -> tuple[Path, str]:
+    """The run of no steps extended to four, and what it said when it was stopped in its third. It was then killed in
+    the evolution of its fourth, and the newest checkpoint damaged."""
+    workdir = shutil.copytree(begun, tmp_path_factory.mktemp("interrupted") / "run")
+    status, said = runs.signalled(workdir, lambda: in_rollout(workdir), signal.SIGTERM, "steps=4")
+    assert status == 128 + signal.SIGTERM, said
+    status, printed = runs.signalled(workdir, lambda: in_evolution(workdir), signal.SIGKILL, "steps=4")
+    assert status == -signal.SIGKILL, printed
+    assert "resumed at step 3" in printed
+    damaged = next(p for p in (workdir / "checkpoints/3/arrays").rglob("*") if p.is_file() and p.stat().st_size > 1000)
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    done = runs.continued(workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at step 2" in done.stdout
+    return workdir, said
 
 
 @pytest.mark.real
@@ -129,13 +163,8 @@ def in_the_last_evaluation(workdir: Path) -> bool:
     return (workdir / "checkpoints/6/host.json").exists()
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        in_evolution,
-        *(pytest.param(m, marks=pytest.mark.nightly) for m in (in_rollout, in_checkpoint, in_the_last_evaluation)),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("moment", [in_rollout, in_evolution, in_checkpoint, in_the_last_evaluation])
 def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, tmp_path):
     workdir = tmp_path / "run"
     status, _ = runs.signalled(workdir, lambda: moment(workdir), signal.SIGKILL)
@@ -151,9 +180,9 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, t
 def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, runs, tmp_path):
     """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""
     workdir = tmp_path / "run"
-    status, _ = runs.signalled(workdir, lambda: in_checkpoint(workdir), signal.SIGKILL, "staleness=1")
+    status, _ = runs.signalled(workdir, lambda: in_checkpoint(workdir), signal.SIGKILL, *OVERLAPPED)
     assert status == -signal.SIGKILL
-    done = runs(workdir, "staleness=1")
+    done = runs(workdir, *OVERLAPPED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"resumed at step [24]\b", (workdir / "run.log").read_text())
     assert_same_run(workdir, overlapped)
@@ -180,11 +209,13 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
 @pytest.mark.parametrize("settings", [(), pytest.param(("staleness=1",), marks=pytest.mark.nightly)])
 def test_steps_that_sample_until_a_batch_is_live_resume_to_the_identical_result(settings, runs, tmp_path):
     chosen = ("dynamic_sampling=8", "steps=4", "curriculum=learnability", "evaluation.every=0", *settings)
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    straight = tmp_path / "straight"
     done = runs(straight, *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
-    runs.signalled(killed, lambda: in_rollout(killed), signal.SIGKILL, *chosen)
-    assert runs(killed, *chosen).returncode == 0
+    killed = before_its_last_checkpoint(straight, tmp_path / "killed")
+    done = runs(killed, *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at step 2" in done.stdout
     assert_same_run(killed, straight)
     records = lines(straight / "metrics.jsonl")
     played = {len(found) for found in episodes(straight).values()}
@@ -220,60 +251,45 @@ def test_two_runs_of_one_seed_are_the_same(reference, runs, tmp_path):
     assert_same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, runs, tmp_path):
+@pytest.mark.nightly
+def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_identical_result(reference, runs, tmp_path):
     workdir = tmp_path / "run"
-    status, output = runs.signalled(workdir, lambda: in_rollout(workdir), number)
-    assert status == 128 + number
-    assert f"run the same command again to go on, or look at it by: cojax report {workdir}" in output
-    log = (workdir / "run.log").read_text()
-    assert all(line in log for line in output.splitlines() if line.startswith(("step ", "D_0: ", "stopped ")))
+    status, output = runs.signalled(workdir, lambda: in_rollout(workdir), signal.SIGINT)
+    assert status == 128 + signal.SIGINT, output
     done = runs.continued(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(workdir, reference)
 
 
-def test_a_finished_run_prints_its_table_and_a_larger_one_extends_it(reference, runs, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(reference, workdir)
-    for again in (runs(workdir), runs.continued(workdir)):
-        assert again.returncode == 0, again.stdout + again.stderr
-        assert "zero-shot" in again.stdout
-        assert "step " not in again.stdout
-    refused = runs.continued(workdir, "seed=5")
-    assert refused.returncode == 1
-    assert "holds a run with other settings: seed (seed was 0, now 5)" in refused.stdout
-    longer = runs.continued(workdir, "steps=8")
-    assert longer.returncode == 0, longer.stdout + longer.stderr
-    assert "resumed at step 6" in longer.stdout
-    assert json.loads((workdir / "summary.json").read_text())["steps"] == 8
-    straight = runs(tmp_path / "straight", "steps=8")
-    assert straight.returncode == 0, straight.stdout + straight.stderr
-    assert_same_run(workdir, tmp_path / "straight")
+def test_a_signal_finishes_the_step_and_says_how_to_go_on(interrupted):
+    workdir, said = interrupted
+    assert "stopped at step 3 of 4; run the same command again to go on, or look at it by: cojax report " in said
+    log = (workdir / "run.log").read_text()
+    assert all(line in log for line in said.splitlines() if line.startswith(("step ", "D_0: ", "stopped ")))
 
 
-def test_a_run_of_before_some_settings_goes_on(reference, runs, tmp_path):
+def test_a_finished_run_of_before_some_settings_prints_its_table_and_refuses_others(interrupted, runs, tmp_path):
     """A key that config.json lacks means its default of today, by flags and from the folder alone."""
-    workdir = tmp_path / "run"
-    shutil.copytree(reference, workdir)
+    workdir = shutil.copytree(interrupted[0], tmp_path / "run")
     record = json.loads((workdir / "config.json").read_text())
     del record["checksum"], record["config"]["quality"], record["config"]["validation"]["safe"]
     del record["config"]["llm"]["timeout"], record["config"]["staleness"], record["config"]["environment"]["isolated"]
+    for again in (lambda: runs.continued(workdir), lambda: runs(workdir, "steps=4")):
+        (workdir / "config.json").write_text(json.dumps(record))
+        done = again()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "zero-shot" in done.stdout
+        assert "step " not in done.stdout
     (workdir / "config.json").write_text(json.dumps(record))
-    for again in (runs.continued(workdir), runs(workdir)):
-        assert again.returncode == 0, again.stdout + again.stderr
-    (workdir / "config.json").write_text(json.dumps(record))
-    other = runs(workdir, "quality.k=7", "staleness=1")
+    other = runs.continued(workdir, "quality.k=7", "staleness=1")
+    assert other.returncode == 1
     assert "other settings: quality.k, staleness (quality.k was 5, now 7)" in other.stdout
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, runs, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(reference, workdir)
-    (workdir / "summary.json").unlink()
-    damaged = next(p for p in (workdir / "checkpoints/6/arrays").rglob("*") if p.is_file() and p.stat().st_size > 1000)
-    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
-    done = runs(workdir)
+def test_stopped_killed_damaged_and_extended_a_run_ends_as_one_that_never_was(interrupted, reference, runs, tmp_path):
+    workdir = shutil.copytree(interrupted[0], tmp_path / "run")
+    assert json.loads((workdir / "summary.json").read_text())["steps"] == 4
+    done = runs.continued(workdir, "steps=6")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 4" in done.stdout
     assert_same_run(workdir, reference)
@@ -291,11 +307,9 @@ def test_every_arm_is_one_override(reference, runs, tmp_path):
     assert {task["origin"] for task in lines(reference / "tasks.jsonl")[12:]} <= {"forgetting", "boundary", "rare"}
 
 
-def test_ablations_switch_signals_and_validation_off(runs, tmp_path):
-    done = runs(tmp_path / "run", "signals=rare", "validate=false", "steps=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {signal["kind"] for signal in lines(tmp_path / "run/signals.jsonl")} == {"rare"}
-    evidence = [draft["verdict"]["evidence"][-1] for draft in lines(tmp_path / "run/drafts.jsonl")]
+def test_ablations_switch_signals_and_validation_off(overlapped):
+    assert {signal["kind"] for signal in lines(overlapped / "signals.jsonl")} == {"rare"}
+    evidence = [draft["verdict"]["evidence"][-1] for draft in lines(overlapped / "drafts.jsonl")]
     assert "not validated: validation is off" in evidence
 
 
@@ -321,13 +335,8 @@ def test_a_workdir_of_another_config_is_refused_and_untouched(reference, runs, t
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"} == before
 
 
-def test_a_mistyped_first_start_does_not_claim_the_workdir(runs, tmp_path):
-    workdir = tmp_path / "run"
-    assert runs(workdir, "evolve=sideways").returncode == 1
-    assert runs(workdir, "initial_tasks=100000", "explorer.runs=0").returncode == 1
-    done = runs(workdir, "steps=0")
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((workdir / "summary.json").read_text())
+def test_a_mistyped_first_start_does_not_claim_the_workdir(begun):
+    summary = json.loads((begun / "summary.json").read_text())
     assert (summary["steps"], summary["tasks_initial"], summary["tasks_final"]) == (0, 12, 12)
     assert summary["zero_shot"] == summary["final"]
 
@@ -354,6 +363,6 @@ def test_preflight_tries_everything_and_trains_nothing(runs, tmp_path):
     assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 11
     assert re.search(r"^ok +configuration: .* steps on 1 × cpu, platform cpu$", done.stdout, re.MULTILINE)
     assert not (tmp_path / "run").exists()
-    bad = runs.command("experiments.run", *flags(Path("/proc/cojax")), "--check")
+    bad = runs.command("experiments.run", *flags(tmp_path / "run", "learner.row_length=100"), "--check")
     assert bad.returncode == 1
-    assert "failed  disk" in bad.stdout
+    assert "failed  configuration: " in bad.stdout

@@ -33,7 +33,10 @@ REFUSED = (
     (("model.path=/nowhere",), "model.path '/nowhere' is not a folder"),
     (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, smollm2, tiny"),
     (("model.tokenizer=runes",), "model.tokenizer is 'runes'; expected one of 'words', 'bytes'"),
-    (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
+    (
+        ("warm_start.split=seed", "evaluation.split=seed", "warm_start.demonstrations=32"),
+        "what was learned by heart cannot be evaluated",
+    ),
     (("group_size=1",), "group_size is 1; expected a whole number at least 2"),
     (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
     (("limits.concurrency=0",), "limits.concurrency is 0; expected a whole number at least 1"),

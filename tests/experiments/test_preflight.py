@@ -62,6 +62,17 @@ def test_weights_count_on_the_disk_of_their_folder(config: ConfigDict, tmp_path:
     assert not folder.exists()
 
 
+def test_what_fails_is_named_and_what_comes_after_it_is_tried(config, monkeypatch, capsys) -> None:
+    config.workdir, config.engine.name = "/proc/cojax", "local"
+    monkeypatch.setattr(preflight, "EXAMINATIONS", (preflight._disk, preflight._metrics))
+    assert preflight.check(config) == 1
+    disk, metrics = capsys.readouterr().out.splitlines()
+    # Root is not told that it may not write there, but that there is no room.
+    assert disk.startswith("failed  disk: ")
+    assert "/proc/cojax" in disk
+    assert metrics == "ok      metrics: metrics.jsonl and TensorBoard"
+
+
 @pytest.mark.parametrize("follow", [True, False])
 def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, tmp_path, monkeypatch, follow) -> None:
     config.sglang.folder, config.sglang.follow = str(tmp_path / "shared"), follow

@@ -19,7 +19,7 @@ from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
 from cojax.rollout.chat import TOOL_DOCUMENTS
 from cojax.rollout.collect import Limits
-from cojax.run import entries, explorers, reference
+from cojax.run import assemble, entries, explorers, reference
 from cojax.run.checks import check
 from cojax.settings import base
 from cojax.settings.base import JUDGES
@@ -62,6 +62,11 @@ def test_what_is_made_by_hand_has_the_defaults_of_the_settings(section, made):
     shared = (keywords.keys() & defaults.keys()) - OWN.get(section, set())
     assert len(shared) > 3
     assert {name: keywords[name] for name in shared} == {name: defaults[name] for name in shared}
+
+
+def test_settings_of_a_name_that_the_loop_has_are_passed_to_it():
+    shared = inspect.signature(Loop).parameters.keys() & leaves_of(SECTIONS[""]).keys()
+    assert shared - {"curriculum", "evolve", "validate"} == set(assemble._LOOP_SETTINGS)
 
 
 def test_plain_addresses_are_fine():
