@@ -11,7 +11,7 @@ from typing import Literal
 from cojax.environment import Environment
 from ..worker import Bounds, isolate
 from ..worker.venv import Recipe, interpreter, requirements
-from .data import games, root_of
+from .data import find_games_folder, find_root
 
 RECIPE = Recipe(
     # What the engine imports; the 3D simulator and the agents trained with torch are left out.
@@ -44,14 +44,14 @@ def make(
     message: `full` lists the commands, `brief` does not. Raises InstallError if
     `python -m environments.install alfworld --data=…` was not run.
     """
-    python = interpreter("alfworld", RECIPE)
-    root = root_of(data)
+    python_path = interpreter("alfworld", RECIPE)
+    root_folder = find_root(data)
     return isolate(
         f"{__name__}.inside",
-        python=python,
+        python=python_path,
         # The engine copies its planner, a library of 34 MB, for each world, and a verdict opens a second world.
         bounds=Bounds(deadline=deadline, scratch=256 * 2**20),
-        visible=(str(root), str(games(root))),
-        root=str(root),
+        visible=(str(root_folder), str(find_games_folder(root_folder))),
+        root=str(root_folder),
         instructions=instructions,
     )

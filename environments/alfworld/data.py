@@ -24,25 +24,25 @@ SPLITS = ("train", "valid_seen", "valid_unseen")
 _LIST_FILE, _GAMES_FOLDER = "games.json", "games"
 # Commands with which the benchmark's expert only looks or waits.
 _IDLE_COMMANDS = frozenset(("look", "inventory", "help"))
-_TASK_PATTERN = re.compile(r"Your task is to: (.*?)\.\"")
+_TASK_TEXT_PATTERN = re.compile(r"Your task is to: (.*?)\.\"")
 # Seconds in which all games must be generated.
-_TIMEOUT_S = 3_600
+_MAKE_S = 3_600
 
 
-def root_of(root_name: str) -> Path:
+def find_root(root_name: str) -> Path:
     """The root of that name. Raises InstallError, which says what to do, if it is missing or incomplete."""
     root = _root_folder(root_name)
     if not _is_complete(root):
-        raise InstallError(f"ALFWorld's {root_name} games are not in {root / _GAMES_FOLDER}. {_hint(root_name)}")
+        raise InstallError(f"ALFWorld's {root_name} games are not in {root / _GAMES_FOLDER}. {_advise(root_name)}")
     return root
 
 
-def games(root: Path) -> Path:
+def find_games_folder(root: Path) -> Path:
     """The folder of a root's games, with links resolved."""
     return (root / _GAMES_FOLDER).resolve()
 
 
-def read_list(root: Path) -> list[dict[str, Any]]:
+def read_game_list(root: Path) -> list[dict[str, Any]]:
     """The solvable games of a root, in the order of their folders.
 
     Each has its folder `game`, its `split`, its `task` in words, and `walkthrough`, commands that win; the last is
@@ -51,26 +51,26 @@ def read_list(root: Path) -> list[dict[str, Any]]:
     return json.loads((root / _LIST_FILE).read_text())
 
 
-def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
-    """Makes that root, or reports that it exists. `python` is the interpreter with the wheels.
+def provide(root_name: str, python_path: str, say: Callable[[str], None]) -> None:
+    """Makes that root, or reports that it exists. `python_path` is the interpreter with the wheels.
 
     Raises InstallError, which says what to do.
     """
     root = _root_folder(root_name)
     with lock(root, f"ALFWorld's {root_name} games", say):
         root.mkdir(exist_ok=True)
-        if _is_complete(root) and (root_name == "tiny" or games(root) == _official_folder(root)):
-            say(f"alfworld: {root_name} games already in {games(root)}")
+        if _is_complete(root) and (root_name == "tiny" or find_games_folder(root) == _official_folder(root)):
+            say(f"alfworld: {root_name} games already in {find_games_folder(root)}")
             return
         if root_name == "tiny":
-            _generate(python, root, say)
+            _generate(python_path, root, say)
         else:
-            _link(root)
-        _write_list(root)
-    say(f"alfworld: {len(read_list(root))} {root_name} games ready in {games(root)}")
+            _link_official_games(root)
+        _write_game_list(root)
+    say(f"alfworld: {len(read_game_list(root))} {root_name} games ready in {find_games_folder(root)}")
 
 
-def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
+def _generate(python_path: str, root: Path, say: Callable[[str], None]) -> None:
     """Generates games from our own problems, and moves them into place when all are complete."""
     say(f"alfworld: alfworld-generate makes games in {root}")
     for leftover in ("problems", "making", _GAMES_FOLDER):
@@ -78,31 +78,33 @@ def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
     arguments = [str(root / "problems"), str(root / "making")]
     # The package makes the folder of that name when it is imported.
     run_variables = {"PYTHONHASHSEED": "0", "ALFWORLD_DATA": str(root / "making")}
-    run_module(python, f"{__package__}.tiny", arguments, "alfworld-generate fails", _TIMEOUT_S, **run_variables)
+    run_module(python_path, f"{__package__}.tiny", arguments, "alfworld-generate fails", _MAKE_S, **run_variables)
     (root / "making").rename(root / _GAMES_FOLDER)
     shutil.rmtree(root / "problems")
 
 
-def _link(root: Path) -> None:
+def _link_official_games(root: Path) -> None:
     """Links to the official games on this machine. Raises InstallError if there are none."""
-    data = _official_folder(root)
-    if missing := [split for split in SPLITS if not (data / split).is_dir()]:
-        raise InstallError(f"ALFWorld's official games are not in {data}: no folder {missing[0]}. {_hint('official')}")
+    folder = _official_folder(root)
+    if missing := [split for split in SPLITS if not (folder / split).is_dir()]:
+        raise InstallError(
+            f"ALFWorld's official games are not in {folder}: no folder {missing[0]}. {_advise('official')}"
+        )
     (root / _LIST_FILE).unlink(missing_ok=True)
     link_path = root / f"{_GAMES_FOLDER}.part"
     link_path.unlink(missing_ok=True)
-    link_path.symlink_to(data)
+    link_path.symlink_to(folder)
     link_path.replace(root / _GAMES_FOLDER)
 
 
-def _write_list(root: Path) -> None:
-    game_entries = list(_playable(games(root)))
+def _write_game_list(root: Path) -> None:
+    game_entries = list(_list_playable_games(find_games_folder(root)))
     if missing_splits := [split for split in SPLITS if not any(entry["split"] == split for entry in game_entries)]:
-        raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing_splits)}")
+        raise InstallError(f"{find_games_folder(root)} has no solvable game in {', '.join(missing_splits)}")
     write_whole(root / _LIST_FILE, json.dumps(game_entries))
 
 
-def _playable(games_folder: Path) -> Iterator[dict[str, Any]]:
+def _list_playable_games(games_folder: Path) -> Iterator[dict[str, Any]]:
     """The games that the official loader takes: solvable ones whose names have no slice and no movable receptacle.
 
     Raises InstallError for a game that names no task.
@@ -112,36 +114,36 @@ def _playable(games_folder: Path) -> Iterator[dict[str, Any]]:
             game_name, game_record = str(game_file.parent.relative_to(games_folder)), json.loads(game_file.read_text())
             if "movable" in game_name or "Sliced" in game_name or not game_record.get("solvable"):
                 continue
-            if (match := _TASK_PATTERN.search(game_record["grammar"])) is None:
+            if (match := _TASK_TEXT_PATTERN.search(game_record["grammar"])) is None:
                 raise InstallError(f"{game_file} names no task")
             walkthrough = [command for command in game_record.get("walkthrough") or () if command not in _IDLE_COMMANDS]
             yield {"game": game_name, "split": split, "task": match[1], "walkthrough": walkthrough}
 
 
 def _root_folder(root_name: str) -> Path:
-    return cache() / "alfworld" / (f"tiny-{_version()}" if root_name == "tiny" else root_name)
+    return cache() / "alfworld" / (f"tiny-{_hash_sources()}" if root_name == "tiny" else root_name)
 
 
 def _is_complete(root: Path) -> bool:
-    return (root / _LIST_FILE).exists() and games(root).is_dir()
+    return (root / _LIST_FILE).exists() and find_games_folder(root).is_dir()
 
 
 def _official_folder(root: Path) -> Path:
     """Returns the folder of the official games: below ALFWORLD_DATA or, if that is not set, where they were before, or
     in the package's own folder."""
     data_folder = os.environ.get("ALFWORLD_DATA")
-    if not data_folder and games(root).is_dir():
-        return games(root)
+    if not data_folder and find_games_folder(root).is_dir():
+        return find_games_folder(root)
     return (Path(data_folder or "~/.cache/alfworld").expanduser() / "json_2.1.1").resolve()
 
 
 @functools.cache
-def _version() -> str:
+def _hash_sources() -> str:
     """A hash of everything that our own games depend on."""
     return hashlib.sha256((Path(__file__).parent / "tiny.py").read_bytes()).hexdigest()[:8]
 
 
-def _hint(root_name: str) -> str:
+def _advise(root_name: str) -> str:
     install = "cojax install alfworld"
     if root_name == "tiny":
         return f"Run: {install} --data=tiny"

@@ -11,7 +11,7 @@ from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task, canonical
 from ..tools import ToolEnvironment, commands
-from .data import SPLITS, games, read_list
+from .data import SPLITS, find_games_folder, read_game_list
 
 NAME = "alfworld"
 # A world is a process of 150 MB.
@@ -25,9 +25,9 @@ _CHANGING_PREDICATES = frozenset(
 )  # fmt: skip
 _NO_EFFECT_REPLY = "Nothing happens."
 # The official limit of commands: max_nb_steps_per_episode in the wheel's base_config.yaml.
-LIMIT = 50
+MOST_COMMANDS = 50
 # Verbs of commands that only show something; a task cannot consist of them.
-UNASKED = frozenset(("look", "examine", "inventory", "help"))
+UNASKED_VERBS = frozenset(("look", "examine", "inventory", "help"))
 _TASK_PREFIX = "Your task is to:"
 
 
@@ -37,49 +37,49 @@ class World:
     A command without an effect raises ValueError.
     """
 
-    def __init__(self, root: Path, setup: Mapping[str, Any]) -> None:
-        """Raises ValueError for a setup that names no game in the folder `root`."""
+    def __init__(self, games: Path, setup: Mapping[str, Any]) -> None:
+        """Raises ValueError for a setup that names no game in `games`."""
         game = setup.get("game")
-        file = root / str(game) / "game.tw-pddl"
-        if set(setup) != {"game"} or not isinstance(game, str) or not file.resolve().is_relative_to(root.resolve()):
+        path = games / str(game) / "game.tw-pddl"
+        if set(setup) != {"game"} or not isinstance(game, str) or not path.resolve().is_relative_to(games.resolve()):
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected the folder of a game")
-        if not file.is_file():
-            raise ValueError(f"there is no game {game!r:.200} in {root}")
+        if not path.is_file():
+            raise ValueError(f"there is no game {game!r:.200} in {games}")
         requested_infos = importlib.import_module("textworld").EnvInfos(won=True, facts=True, admissible_commands=True)
         engine = importlib.import_module("textworld.envs").PddlEnv(requested_infos)
         demangler = importlib.import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         self._engine = demangler(engine, shuffle=False)
-        self._engine.load(str(file))
+        self._engine.load(str(path))
         self._state = self._engine.reset()
-        self._introduction = self._feedback().partition(_TASK_PREFIX)[0].strip()
+        self._introduction = self._read_feedback().partition(_TASK_PREFIX)[0].strip()
         self._command_count = 0
 
-    def _feedback(self) -> str:
+    def _read_feedback(self) -> str:
         """The engine's latest reply."""
         return str(self._state.feedback).strip()
 
     @property
-    def won(self) -> bool:
+    def is_won(self) -> bool:
         return bool(self._state["won"])
 
     def introduction(self) -> str:
         """The description of the room, without the game's task."""
         return self._introduction
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """Makes the command of a call; returns the engine's reply."""
-        if name == commands.ENDING:
+        if tool_name == commands.ENDING:
             return ""
-        command = commands.command_of(name, arguments)
+        command = commands.command_of(tool_name, arguments)
         self._command_count += 1
         self._state, _, _ = self._engine.step(command)
-        if (reply := self._feedback()) == _NO_EFFECT_REPLY:
+        if (reply := self._read_feedback()) == _NO_EFFECT_REPLY:
             raise ValueError(_NO_EFFECT_REPLY)
         return reply
 
     def over(self) -> bool:
         """Whether the game is won, or the episode has used up its commands."""
-        return self.won or self._command_count >= LIMIT
+        return self.is_won or self._command_count >= MOST_COMMANDS
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
@@ -94,9 +94,9 @@ class World:
         return [str(command) for command in self._state["admissible_commands"]]
 
 
-def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
+def propose_commands(world: World) -> list[tuple[str, dict[str, Any]]]:
     """The (tool, arguments) of commands worth trying now."""
-    candidates = [command for command in world.commands() if commands.verb(command) not in UNASKED]
+    candidates = [command for command in world.commands() if commands.verb(command) not in UNASKED_VERBS]
     return commands.offers(candidates, canonical(world.state()))
 
 
@@ -108,8 +108,8 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     """The environment of the games in `root`. It imports the engine now, so that no child needs to."""
     for module_name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
         importlib.import_module(module_name)
-    games_folder, game_entries = games(Path(root)), read_list(Path(root))
-    splits = {split: [_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
+    games_folder, game_entries = find_games_folder(Path(root)), read_game_list(Path(root))
+    splits = {split: [_make_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
     return commands.environment(
         NAME,
         "open fridge 1",
@@ -118,19 +118,19 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         _judge,
         open=lambda setup: World(games_folder, setup),
         setups=[{"game": entry["game"]} for entry in game_entries if entry["split"] == "train"],
-        affordances=offers,
-        phrase=lambda steps: commands.phrase(steps, UNASKED),
+        affordances=propose_commands,
+        phrase=lambda steps: commands.phrase(steps, UNASKED_VERBS),
         instructions=system_message(instructions),
     )
 
 
-def _task(game_entry: Mapping[str, Any]) -> Task:
+def _make_task(game_entry: Mapping[str, Any]) -> Task:
     """The official task; it has no solution if its walkthrough is longer than an episode."""
-    walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= LIMIT else ()
+    walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= MOST_COMMANDS else ()
     solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
     return Task(NAME, f"Your task is to: {game_entry['task']}.", {"game": game_entry["game"]}, solution)
 
 
 def _judge(world: World) -> Evaluation:
     """The official verdict: whether the game is won."""
-    return Evaluation(float(world.won), (Check("won", world.won),))
+    return Evaluation(float(world.is_won), (Check("won", world.is_won),))

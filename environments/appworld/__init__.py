@@ -32,7 +32,7 @@ __all__ = ["RECIPE", "SPLITS", "check", "make", "measures"]
 SPLITS = roots.SPLITS
 
 # Seconds in which the judge must replay one batch of calls, or run the tests.
-_JUDGE_DEADLINE = 25.0
+_JUDGE_DEADLINE_S = 25.0
 # The splits that an evaluation of all splits takes.
 EVALUATION = ("test_normal", "test_challenge")
 # The splits from which nothing may be learned.
@@ -63,8 +63,8 @@ def make(
     Raises InstallError if packages or data are missing, and EnvironmentFailure if this system cannot keep ground truth
     from a model's code.
     """
-    python = interpreter("appworld", RECIPE)
-    full_data, public_data = str(roots.root(data) / "data"), str(roots.public(data) / "data")
+    python_path = interpreter("appworld", RECIPE)
+    full_data, public_data = str(roots.find_root(data) / "data"), str(roots.find_public_root(data) / "data")
     if os.path.realpath(public_data).startswith("/tmp/"):
         raise InstallError(
             f"{public_data} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
@@ -75,7 +75,7 @@ def make(
         play_future = pool.submit(
             isolate,
             f"{__name__}.inside",
-            python=python,
+            python=python_path,
             bounds=bounds,
             runs_policy_code=True,
             visible=(public_data,),
@@ -89,8 +89,8 @@ def make(
         judge_future = pool.submit(
             isolate,
             f"{__name__}.judge",
-            python=python,
-            bounds=dataclasses.replace(bounds, deadline=_JUDGE_DEADLINE),
+            python=python_path,
+            bounds=dataclasses.replace(bounds, deadline=_JUDGE_DEADLINE_S),
             visible=(full_data,),
             data=full_data,
         )
@@ -101,7 +101,7 @@ def make(
             data,
             solutions=solutions,
             skills=data == "tiny" if skills is None else skills,
-            verdict=verdict,
+            verdict_timeout_s=verdict,
         )
         environment.play.tools()
     except EnvironmentFailure:
@@ -116,4 +116,4 @@ def check(count: int, *, every: bool = False) -> int:
     """`python -m environments.check appworld`; see audit.py."""
     from .audit import audit
 
-    return audit(make, count, every=every)
+    return audit(make, count, drops_all=every)

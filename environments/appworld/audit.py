@@ -21,7 +21,7 @@ from ..soundness import GARBAGE, SplitReport
 from . import data as roots
 from .environment import NAME, AppWorld, AppWorldEpisode
 
-_COMPLETE_AT_ONCE = (Action("```python\napis.supervisor.complete_task()\n```"),)
+_COMPLETING_AT_ONCE = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _TABLE_HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
 # Fixed, so that every run leaves out the same calls.
 _SEED = 1
@@ -29,22 +29,22 @@ _SEED = 1
 _ID_KEY = "task"
 
 
-def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
-    """Prints the table of every data root, then the faults; returns 1 if there are any. `make` is this package's.
+def audit(make_environment: Callable[..., AppWorld], most_tasks: int, *, drops_all: bool) -> int:
+    """Prints the table of every data root, then the faults; returns 1 if there are any.
 
-    It examines at most `count` tasks of each split. `every` leaves out each effective call in turn, instead of one
+    It examines at most `most_tasks` tasks of each split. `drops_all` leaves out each effective call in turn, not one
     drawn at random. Raises InstallError if no data root is installed.
     """
     root_names = [root_name for root_name in roots.ROOTS if roots.is_current(root_name)]
     if not root_names:
-        roots.root(roots.ROOTS[0])
+        roots.find_root(roots.ROOTS[0])
     print(f"{_TABLE_HEAD} {'TGC ours/its':>15} {'SGC ours/its':>15}")
     faults: list[str] = []
     for root_name in root_names:
-        environment = make(data=root_name, solutions=True)
+        environment = make_environment(data=root_name, solutions=True)
         try:
             for split in roots.SPLITS:
-                faults += _check_split(environment, split, count, every=every)
+                faults += _check_split(environment, split, most_tasks, drops_all=drops_all)
             faults += _throw_garbage(environment)
         finally:
             environment.close()
@@ -52,19 +52,19 @@ def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
     return 1 if faults else 0
 
 
-def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:
+def _check_split(environment: AppWorld, split: str, most_tasks: int, *, drops_all: bool) -> list[str]:
     """Prints the line of a split; returns its faults."""
-    tasks = [task for task in environment.tasks(split, count) if task.solution]
+    tasks = [task for task in environment.tasks(split, most_tasks) if task.solution]
     passes, no_ops, mutations, failures = 0, 0, 0, 0
-    mixture: list[tuple[Group, list[Call]]] = []
+    examples: list[tuple[Group, list[Call]]] = []
     faults = []
     for task in tasks:
         id = task.setup["task"]
         try:
             trial, calls = _play(environment, task)
             retrial, _ = _play(environment, task)
-            no_op_play = play(environment, task, follow(_COMPLETE_AT_ONCE), max_turns=1)
-            mutants = list(_mutants(environment, task, calls, every=every))
+            no_op_play = play(environment, task, follow(_COMPLETING_AT_ONCE), max_turns=1)
+            mutants = list(_play_mutants(environment, task, calls, drops_all=drops_all))
         except EnvironmentFailure as failure:
             faults.append(f"{id}: {failure}")
             continue
@@ -84,13 +84,13 @@ def _check_split(environment: AppWorld, split: str, count: int, *, every: bool) 
             if trajectory.reward == 1.0:
                 faults.append(f"{id}: passes without {dropped_call}")
         # Every fourth trajectory is a mutant's, so that the figures are below 100 %.
-        example = (trial, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
-        mixture.append((Group(task, (example[0],)), example[1]))
+        example = (trial, calls) if len(examples) % 4 or not mutants else (mutants[0][2], mutants[0][1])
+        examples.append((Group(task, (example[0],)), example[1]))
     line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
-    if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
-        figures = measures([group for group, _ in mixture])
+    if examples and len(examples) == len(environment.tasks(split, 10**9)):
+        figures = measures([group for group, _ in examples])
         ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
-        theirs = _official_figures(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
+        theirs = _score_officially(environment, split, {group.task.setup["task"]: calls for group, calls in examples})
         line += "".join(f" {f'{own}/{official}':>15}" for own, official in zip(ours, theirs, strict=True))
         if ours != theirs:
             faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {theirs}")
@@ -110,12 +110,12 @@ def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     return play(recorder, task, follow(task.solution), max_turns=len(task.solution)), episodes[0].calls
 
 
-def _mutants(
-    environment: AppWorld, task: Task, calls: Sequence[Call], *, every: bool
+def _play_mutants(
+    environment: AppWorld, task: Task, calls: Sequence[Call], *, drops_all: bool
 ) -> Iterator[tuple[str, list[Call], Trajectory]]:
     """For each call that had an effect: its name, the other calls, and the verdict on these alone."""
-    indices = list(_effective_indices(environment, task, calls))
-    if not every and indices:
+    indices = list(_find_effective_calls(environment, task, calls))
+    if not drops_all and indices:
         indices = [random.Random(f"{_SEED} {task.id}").choice(indices)]
     for i in indices:
         others = [*calls[:i], *calls[i + 1 :]]
@@ -125,7 +125,7 @@ def _mutants(
         yield f"call {i + 1}, {calls[i].name}", others, Trajectory(task, reward=verdict.reward, checks=verdict.checks)
 
 
-def _effective_indices(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
+def _find_effective_calls(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
     """The positions of the calls that changed the state."""
     with _open_judge(environment, task.setup) as judge_episode:
         state = judge_episode.state()
@@ -137,7 +137,7 @@ def _effective_indices(environment: AppWorld, task: Task, calls: Sequence[Call])
             state = next_state
 
 
-def _official_figures(environment: AppWorld, split: str, calls_by_task: dict[str, list[Call]]) -> list[float]:
+def _score_officially(environment: AppWorld, split: str, calls_by_task: dict[str, list[Call]]) -> list[float]:
     """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
     replays = {id: [[call.name, dict(call.arguments)] for call in calls] for id, calls in calls_by_task.items()}
     with _open_judge(environment, {"dataset": split, "replays": replays}) as judge_episode:
@@ -182,14 +182,14 @@ def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
         raise ValueError(f"no task has {_ID_KEY!r} in its setup; goal completion is of AppWorld's own tasks")
     sample_count = max(len(scores) for tasks in scores_by_scenario.values() for scores in tasks)
     # Scenario → sample → the success of each task in that sample.
-    runs = [
+    runs_by_scenario = [
         [run for sample in range(sample_count) if (run := [scores[sample] for scores in tasks if sample < len(scores)])]
         for tasks in scores_by_scenario.values()
     ]
     task_means = [_mean(scores) for tasks in scores_by_scenario.values() for scores in tasks]
-    episode_count = sum(map(len, runs))
-    task_shares = [_mean([_mean(run) for run in scenario_runs]) for scenario_runs in runs]
-    scenario_shares = [_mean([min(run) for run in scenario_runs]) for scenario_runs in runs]
+    episode_count = sum(map(len, runs_by_scenario))
+    task_shares = [_mean([_mean(run) for run in scenario_runs]) for scenario_runs in runs_by_scenario]
+    scenario_shares = [_mean([min(run) for run in scenario_runs]) for scenario_runs in runs_by_scenario]
     return {
         "TGC": {"values": task_shares, "episodes": episode_count, "value": _mean(task_means), "count": len(task_means)},
         "SGC": {"values": scenario_shares, "episodes": episode_count},

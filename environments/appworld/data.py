@@ -37,7 +37,7 @@ _STAMP_FILE = "stamp.json"
 _TRUTH = "ground_truth"
 # Seconds that the server's first answer, the whole download and the build may take.
 _SERVER_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S, _BUILD_TIMEOUT_S = 15, 1_800, 600
-_PROBE = """
+_NETWORK_PROBE = """
 import requests
 from appworld.download import S3_BASE_URL
 answer = requests.head(S3_BASE_URL + "data-0.1.0.bundle", timeout=5)
@@ -45,7 +45,7 @@ raise SystemExit(0 if answer.ok else f"the server answered {answer.status_code}"
 """
 
 
-def root(root_name: str) -> Path:
+def find_root(root_name: str) -> Path:
     """The data root of that name, with ground truth: APPWORLD_ROOT for a process that runs no model code.
 
     Raises InstallError, which says what to do, if the root does not exist or another version made it.
@@ -53,35 +53,35 @@ def root(root_name: str) -> Path:
     root_folder = _root_folder(root_name)
     if not is_current(root_name):
         problem = "is stale" if (root_folder / _STAMP_FILE).exists() else "is not there"
-        raise InstallError(f"AppWorld's {root_name} data {problem} ({root_folder}). {_hint(root_name)}")
+        raise InstallError(f"AppWorld's {root_name} data {problem} ({root_folder}). {_advise(root_name)}")
     return root_folder
 
 
-def public(root_name: str) -> Path:
+def find_public_root(root_name: str) -> Path:
     """The root's public twin, for processes that run model code. Raises InstallError as `root` does."""
-    root(root_name)
+    find_root(root_name)
     return _public_folder(root_name)
 
 
-def tasks(root_name: str, split: str) -> list[str]:
+def read_task_ids(root_name: str, split: str) -> list[str]:
     """The ids of a split's tasks, in the benchmark's order; the part before `_` is the scenario."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
-    id_lines = (public(root_name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
+    id_lines = (find_public_root(root_name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
     return [id_line.partition(":")[0].strip() for id_line in id_lines if id_line.strip()]
 
 
-def specs(root_name: str, task_id: str) -> dict[str, Any]:
+def read_specs(root_name: str, task_id: str) -> dict[str, Any]:
     """What an agent may know of a task: `instruction`, `supervisor`, `datetime`."""
-    return json.loads((_task_folder(public(root_name), task_id) / "specs.json").read_text())
+    return json.loads((_task_folder(find_public_root(root_name), task_id) / "specs.json").read_text())
 
 
-def solution(root_name: str, task_id: str) -> tuple[str, ...]:
+def read_solution(root_name: str, task_id: str) -> tuple[str, ...]:
     """The code blocks of a task's reference solution; none if the benchmark withholds it, as in its test splits.
 
     Only trusted processes may call this, because it reads ground truth.
     """
-    truth_folder = _task_folder(root(root_name), task_id) / _TRUTH
+    truth_folder = _task_folder(find_root(root_name), task_id) / _TRUTH
     if (truth_folder / "blocks.json").exists():
         return tuple(json.loads((truth_folder / "blocks.json").read_text()))
     if (truth_folder / "compiled_solution.py").exists():
@@ -89,47 +89,47 @@ def solution(root_name: str, task_id: str) -> tuple[str, ...]:
     return ()
 
 
-def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
-    """Makes that root and its public twin, or reports that they exist. `python` is the interpreter with the package.
+def provide(root_name: str, python_path: str, say: Callable[[str], None]) -> None:
+    """Makes that root and its public twin, or reports that they exist. `python_path` has the package.
 
     It never overwrites existing data: it checks and uses official data that was copied there by hand. Raises
     InstallError, which says what to do.
     """
     with lock(_root_folder(root_name), f"AppWorld's {root_name} data", say, mode=0o700):
-        _make_root(root_name, python, say)
+        _make_root(root_name, python_path, say)
 
 
-def _make_root(root_name: str, python: str, say: Callable[[str], None]) -> None:
-    folder = _root_folder(root_name)
-    for leftover_folder in folder.parent.glob(f".{root_name}-*"):
+def _make_root(root_name: str, python_path: str, say: Callable[[str], None]) -> None:
+    new_folder = _root_folder(root_name)
+    for leftover_folder in new_folder.parent.glob(f".{root_name}-*"):
         shutil.rmtree(leftover_folder, ignore_errors=True)
     if is_current(root_name):
-        say(f"appworld: {root_name} data already in {folder}")
+        say(f"appworld: {root_name} data already in {new_folder}")
         return
-    workspace = Path(tempfile.mkdtemp(prefix=f".{root_name}-", dir=folder.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=f".{root_name}-", dir=new_folder.parent))
     try:
         if root_name == "tiny":
-            say(f"appworld: building tiny data in {folder}")
-            build_command = [python, "-m", f"{__package__}.tiny", str(workspace / "root")]
-            _run(build_command, _BUILD_TIMEOUT_S, "cannot build the tiny data", workspace / "root")
-        elif (folder / "data").exists():
-            say(f"appworld: checking the data found in {folder}")
+            say(f"appworld: building tiny data in {new_folder}")
+            build_command = [python_path, "-m", f"{__package__}.tiny", str(workspace / "root")]
+            _run_in_folder(build_command, _BUILD_TIMEOUT_S, "cannot build the tiny data", workspace / "root")
+        elif (new_folder / "data").exists():
+            say(f"appworld: checking the data found in {new_folder}")
             (workspace / "root").mkdir(mode=0o700)
         else:
-            say(f"appworld: downloading the official data into {folder}")
-            _download(python, workspace / "root")
-        data_folder = next(parent / "data" for parent in (workspace / "root", folder) if (parent / "data").exists())
-        if flaw := next(_flaws(data_folder), ""):
-            raise InstallError(f"AppWorld's {root_name} data is incomplete: {flaw}. {_hint(root_name)}")
+            say(f"appworld: downloading the official data into {new_folder}")
+            _download(python_path, workspace / "root")
+        data_folder = next(parent / "data" for parent in (workspace / "root", new_folder) if (parent / "data").exists())
+        if flaw := next(_find_flaws(data_folder), ""):
+            raise InstallError(f"AppWorld's {root_name} data is incomplete: {flaw}. {_advise(root_name)}")
         say("appworld: copying what model code may see")
         shutil.copytree(data_folder, workspace / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
-        _settle(root_name, workspace)
+        _move_into_place(root_name, workspace)
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
-    say(f"appworld: {root_name} data ready in {folder}")
+    say(f"appworld: {root_name} data ready in {new_folder}")
 
 
-def _settle(root_name: str, workspace: Path) -> None:
+def _move_into_place(root_name: str, workspace: Path) -> None:
     """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
     root_folder = _root_folder(root_name)
     is_by_hand = not (workspace / "root" / "data").exists()
@@ -188,7 +188,7 @@ def is_current(root_name: str) -> bool:
     return True
 
 
-def _hint(root_name: str) -> str:
+def _advise(root_name: str) -> str:
     """Says how a user can get that data."""
     install_command = "cojax install appworld"
     if root_name == "tiny":
@@ -200,19 +200,19 @@ def _hint(root_name: str) -> str:
     )
 
 
-def _download(python: str, folder: Path) -> None:
+def _download(python_path: str, folder: Path) -> None:
     """Downloads with the package's own code, into a new folder, because that code deletes existing data."""
-    command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
+    command = [python_path, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
     try:
-        _run([python, "-c", _PROBE], _SERVER_TIMEOUT_S, "its server cannot be reached", folder)
-        output = _run(command, _DOWNLOAD_TIMEOUT_S, "the download broke off", folder)
+        _run_in_folder([python_path, "-c", _NETWORK_PROBE], _SERVER_TIMEOUT_S, "its server cannot be reached", folder)
+        output = _run_in_folder(command, _DOWNLOAD_TIMEOUT_S, "the download broke off", folder)
         if not (folder / "data").exists():
             raise InstallError(f"the package's download left nothing: {output.strip()[-500:]}")
     except InstallError as error:
-        raise InstallError(f"AppWorld's official data is not available: {error}\n{_hint('official')}") from error
+        raise InstallError(f"AppWorld's official data is not available: {error}\n{_advise('official')}") from error
 
 
-def _run(command: list[str], timeout_s: float, complaint: str, folder: Path) -> str:
+def _run_in_folder(command: list[str], timeout_s: float, complaint: str, folder: Path) -> str:
     """Makes `folder`, runs the command in it, and returns its output."""
     folder.mkdir(mode=0o700, exist_ok=True)
     run_variables = {
@@ -235,7 +235,7 @@ def _run(command: list[str], timeout_s: float, complaint: str, folder: Path) -> 
     return process.stdout
 
 
-def _flaws(data_folder: Path) -> Iterator[str]:
+def _find_flaws(data_folder: Path) -> Iterator[str]:
     """Says what a data folder lacks."""
     for subfolder, pattern, least_count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
         file_count = len(list((data_folder / subfolder).glob(pattern)))

@@ -31,25 +31,25 @@ SPLITS: Mapping[str, str] = {
 }
 
 # The judge replays this many calls in one step, which has one deadline.
-_BATCH_LENGTH = 100
+_CALLS_PER_BATCH = 100
 # The most reference effects of synthesized tasks that stay in memory.
-_MOST_REFERENCES = 4_096
+_MOST_REFERENCE_EFFECTS = 4_096
 
-_PROMPT = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
-MISSING = (
+_PROMPT_TEXT = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
+NO_CODE_REPLY = (
     "There is no code block in your message, so nothing was run. Write one, and in it the next step:\n"
     "```python\n# your code\n```\n"
     "If the task is done, call apis.supervisor.complete_task() in it."
 )
-OVER = "The task was completed; nothing was run."
+COMPLETED_REPLY = "The task was completed; nothing was run."
 
 _CODE_BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 # The most characters of code in one block.
-_LONGEST = 50_000
+_MAX_CODE = 50_000
 # The most characters at a message's end that are searched for code.
-_SEARCH_LENGTH = 200_000
+_MOST_SEARCHED_CHARACTERS = 200_000
 
 
 class AppWorld:
@@ -74,9 +74,9 @@ class AppWorld:
         *,
         solutions: bool = False,
         skills: bool = False,
-        verdict: float = 120.0,
+        verdict_timeout_s: float = 120.0,
     ) -> None:
-        self.verdict = verdict
+        self.verdict = verdict_timeout_s
         self.play, self.judge, self.data, self.solutions, self.skills = play, judge, data, solutions, skills
         self.layers = play.layers
         self._references: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -91,25 +91,25 @@ class AppWorld:
         if split not in SPLITS:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         if split == "seed":
-            scenario_tasks = [Task(NAME, "", {"scenario": task_id}) for task_id in roots.tasks(self.data, "train")]
+            scenario_tasks = [Task(NAME, "", {"scenario": id}) for id in roots.read_task_ids(self.data, "train")]
             random.Random(repr(("places", seed))).shuffle(scenario_tasks)
             return tuple(scenario_tasks[:count])
-        return tuple(self._task(task_id) for task_id in roots.tasks(self.data, SPLITS[split])[:count])
+        return tuple(self._make_task(id) for id in roots.read_task_ids(self.data, SPLITS[split])[:count])
 
     def start(self, task: Task) -> "AppWorldEpisode":
         return AppWorldEpisode(self, task)
 
-    def _task(self, task_id: str) -> Task:
-        blocks = roots.solution(self.data, task_id) if self.solutions else ()
+    def _make_task(self, task_id: str) -> Task:
+        blocks = roots.read_solution(self.data, task_id) if self.solutions else ()
         solution = tuple(Action(f"```python\n{block}\n```") for block in blocks)
-        return Task(NAME, roots.specs(self.data, task_id)["instruction"], {"task": task_id}, solution)
+        return Task(NAME, roots.read_specs(self.data, task_id)["instruction"], {"task": task_id}, solution)
 
     def close(self) -> None:
         """Ends every process behind this environment."""
         self.play.close()
         self.judge.close()
 
-    def reference(self, task: Task) -> Mapping[str, Any]:
+    def find_reference_effects(self, task: Task) -> Mapping[str, Any]:
         """The effects of a synthesized task's solution, found by replaying its calls in the judge.
 
         They stay in memory if each step was ok. Raises EnvironmentFailure if they cannot be determined.
@@ -124,18 +124,18 @@ class AppWorld:
                 return self._references[cache_key]
             is_sound = False
             try:
-                effects, is_sound = self._effects(task)
+                effects, is_sound = self._play_solution(task)
             finally:
                 with self._guard:
                     if is_sound:
                         self._references[cache_key] = effects
                     else:
                         self._guards.pop(cache_key, None)
-                    while len(self._references) > _MOST_REFERENCES:
+                    while len(self._references) > _MOST_REFERENCE_EFFECTS:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return effects
 
-    def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
+    def _play_solution(self, task: Task) -> tuple[Mapping[str, Any], bool]:
         """The solution's effects, and whether every step was ok: a step that failed once may succeed next time."""
         with contextlib.closing(AppWorldEpisode(self, task)) as episode:
             episode.reset()
@@ -166,8 +166,8 @@ class AppWorldEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         self.playing.reset()
-        specs = roots.specs(self.environment.data, self.world.setup["task"])
-        return (Message("user", opening(self.task.query, specs)),)
+        specs = roots.read_specs(self.environment.data, self.world.setup["task"])
+        return (Message("user", write_opening(self.task.query, specs)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """The skills if they are on, else none: the benchmark intends a policy to find APIs through `apis.api_docs`."""
@@ -179,8 +179,8 @@ class AppWorldEpisode:
         The episode is done after a call of `complete_task`.
         """
         if self.done:
-            return Observation((Message("user", OVER),), ok=False, done=True)
-        code, complaint = code_of(action, self.environment.skills)
+            return Observation((Message("user", COMPLETED_REPLY),), ok=False, done=True)
+        code, complaint = find_code(action, self.environment.skills)
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
@@ -212,18 +212,18 @@ class AppWorldEpisode:
         if self.over:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
-        reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
+        reference = self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
         deadline = counted_seconds() + self.environment.verdict
         for _ in range(2):
-            self._judge_world()
+            self._open_judge_world()
             try:
-                return self._verdict(reference, deadline)
+                return self._compute_verdict(reference, deadline)
             except (EpisodeFailure, LimitExceeded):
                 # The judge's process failed. Only a second failure is blamed on the calls.
-                self._forget()
+                self._close_judge_world()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
-    def _verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
+    def _compute_verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
         judge_episode = self._replay_calls(deadline)
         evaluation = judge_episode.evaluate() if reference is None else report.compare(reference, judge_episode.state())
         if self.differing:
@@ -242,53 +242,56 @@ class AppWorldEpisode:
 
         Raises LimitExceeded if calls remain when `counted_seconds()` passes `deadline`.
         """
-        judge_episode = self._judge_world()
+        judge_episode = self._open_judge_world()
         while self.judged < len(self.calls):
             if counted_seconds() > deadline:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
-            batch = self.calls[self.judged : self.judged + _BATCH_LENGTH]
+            batch = self.calls[self.judged : self.judged + _CALLS_PER_BATCH]
             self.judged += len(batch)
             observation = judge_episode.step(Action(calls=tuple(batch)))
             self.differing += [message.content for message in observation.messages]
         return judge_episode
 
-    def _judge_world(self) -> Episode:
+    def _open_judge_world(self) -> Episode:
         """The judge's world, opened at first use."""
         if self.judging is None:
             self.judging = self.environment.judge.start(self.world)
             try:
                 self.judging.reset()
             except BaseException:
-                self._forget()
+                self._close_judge_world()
                 raise
         return self.judging
 
-    def _forget(self) -> None:
+    def _close_judge_world(self) -> None:
         """Closes the judge's world, so that the next verdict begins with a new one."""
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
 
 
-def opening(query: str, specs: Mapping[str, Any]) -> str:
+def write_opening(query: str, specs: Mapping[str, Any]) -> str:
     """Returns the message that opens an episode; `specs` hold the supervisor, and the date and time."""
-    return _PROMPT.format(**specs["supervisor"], datetime=specs["datetime"].replace("T", " "), query=query)
+    return _PROMPT_TEXT.format(**specs["supervisor"], datetime=specs["datetime"].replace("T", " "), query=query)
 
 
-def code_of(action: Action, takes_calls: bool = False) -> tuple[str, str]:
+def find_code(action: Action, accepts_calls: bool = False) -> tuple[str, str]:
     """(code, "") of the first ```python block outside of thoughts, whether it is closed or not; else ("", the error).
 
-    An action without text stands for its calls' code; see skills.py. With `takes_calls`, one without a block does too.
+    An action without text stands for its calls' code (skills.py). With `accepts_calls`, one without a block does too.
     """
-    searched_text = action.text[-_SEARCH_LENGTH:].rpartition("</think>")[2].partition("<think>")[0]
+    searched_text = action.text[-_MOST_SEARCHED_CHARACTERS:].rpartition("</think>")[2].partition("<think>")[0]
     block = _CODE_BLOCK.search(searched_text)
-    if block is None and action.calls and (takes_calls or not action.text):
+    if block is None and action.calls and (accepts_calls or not action.text):
         try:
             return skills.code(action.calls), ""
         except ValueError as error:
             return "", f"Execution failed: {error}"
     if block is None or not block[1].strip():
-        return "", MISSING
-    if len(block[1]) > _LONGEST:
-        return "", f"The code block has {len(block[1]):,} characters; at most {_LONGEST:,} are run. Write less at once."
+        return "", NO_CODE_REPLY
+    if len(block[1]) > _MAX_CODE:
+        return (
+            "",
+            f"The code block has {len(block[1]):,} characters; at most {_MAX_CODE:,} are run. Write less at once.",
+        )
     return block[1], ""

@@ -21,9 +21,9 @@ from .skills import ENDING, KINDS, SKILLS, ApiSkill
 from .world import World
 
 # The role of the message that holds a step's calls; only environment.py reads it.
-CALLS = "calls"
+CALLS_ROLE = "calls"
 # The most characters of output that are returned; a note says how many were cut.
-MOST_OUTPUT = 15_000
+MOST_OUTPUT_CHARS = 15_000
 # How the package's output begins if code did not run to its end.
 _FAILURE_PREFIXES = ("Execution failed", "No code available")
 
@@ -46,12 +46,12 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
         world.settle(data)
         app_world = World(data, task.setup["task"], seconds)
         app_world.tell(task.query)
-        return episode(app_world, content_hash(task.setup))
+        return make_episode(app_world, content_hash(task.setup))
 
     return Episodes("appworld", start, tools=tools)
 
 
-def episode(app_world: World, salt: str) -> PlainEpisode:
+def make_episode(app_world: World, salt: str) -> PlainEpisode:
     """The episode of one world. An action's text is code; the reply's last message records its calls, as JSON.
 
     The skills that it offers would work now, and equal actions lead to equal offers. `salt` stands for its task.
@@ -63,16 +63,16 @@ def episode(app_world: World, salt: str) -> PlainEpisode:
         output, calls = app_world.execute(action.text)
         salt, last_output = content_hash([salt, action.text]), output.strip()
         ok = not output.startswith(_FAILURE_PREFIXES)
-        excess = len(last_output) - MOST_OUTPUT
-        shown_output = f"{last_output[:MOST_OUTPUT]}\n[{excess} characters cut]" if excess > 0 else last_output
-        messages = (Message("user", shown_output), Message(CALLS, json.dumps(calls)))
+        excess = len(last_output) - MOST_OUTPUT_CHARS
+        shown_output = f"{last_output[:MOST_OUTPUT_CHARS]}\n[{excess} characters cut]" if excess > 0 else last_output
+        messages = (Message("user", shown_output), Message(CALLS_ROLE, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
     return PlainEpisode(step, affordances=lambda: offers.draw_actions(salt, last_output))
 
 
 # How to give a process its own view of the files.
-_ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
+_HINT = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
 def check_sealed(data_folder: str, truth_folders: Sequence[str]) -> None:
@@ -84,22 +84,22 @@ def check_sealed(data_folder: str, truth_folders: Sequence[str]) -> None:
         raise PermissionError(
             f"a model's code could read the ground truth in {leaks[0]}: this system can give a process neither its own "
             "view of the files, nor rules about them (Landlock), nor, under root, its own user. Run as an "
-            f"ordinary user and {_ALLOW}"
+            f"ordinary user and {_HINT}"
         )
     for folder in (data_folder, sys.prefix, sys.base_prefix):
         if not succeeds(functools.partial(os.listdir, folder)):
             raise PermissionError(
                 f"a model's code runs as user {os.getuid()} here, who cannot enter {folder}: let others enter every "
-                f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
+                f"folder above it (chmod o+x), or run as an ordinary user and {_HINT}"
             )
 
 
 # Kinds of values that an action may change; each other kind is looked up only once.
 _CHANGING_KINDS = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
 # The most values of a kind that are offered.
-_MOST_VALUES = 6
+_VALUES_PER_KIND = 6
 # The most actions of one skill that are offered.
-_MOST_SKILL_CALLS = 5
+_MOST_CALLS_PER_SKILL = 5
 # The most characters of an output that could be an answer.
 _LONGEST_ANSWER = 100
 
@@ -118,35 +118,35 @@ class Offers:
     def draw_actions(self, salt: str, last_output: str) -> tuple[Action, ...]:
         """Actions of one call each, drawn by `salt`. The last ones complete the task, also with `last_output`."""
         self.rng = random.Random(salt)
-        for kind in _CHANGING_KINDS:
-            self.values_by_kind.pop(kind, None)
-        calls = [call for skill in SKILLS.values() for call in self.calls(skill)]
+        for value_kind in _CHANGING_KINDS:
+            self.values_by_kind.pop(value_kind, None)
+        calls = [call for skill in SKILLS.values() for call in self.draw_calls(skill)]
         endings = [{}, {"answer": last_output}] if 0 < len(last_output) <= _LONGEST_ANSWER else [{}]
         return tuple(Action(calls=(call,)) for call in (*calls, *(Call(ENDING, arguments) for arguments in endings)))
 
-    def calls(self, skill: ApiSkill) -> list[Call]:
+    def draw_calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, with different arguments; none if an argument has no value."""
-        values_of_slots = [_draw(self.values(kind), _MOST_VALUES, self.rng) for kind in skill.slots]
+        values_of_slots = [_sample(self.list_values(kind), _VALUES_PER_KIND, self.rng) for kind in skill.slots]
         combinations = list(itertools.islice(itertools.product(*values_of_slots), 200))
         return [
             Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(combination), strict=True)))
-            for combination in _draw(combinations, _MOST_SKILL_CALLS, self.rng)
+            for combination in _sample(combinations, _MOST_CALLS_PER_SKILL, self.rng)
         ]
 
-    def values(self, kind: str) -> Values:
+    def list_values(self, value_kind: str) -> Values:
         """The values of the kind, each a tuple of arguments."""
-        if kind not in self.values_by_kind:
-            self.values_by_kind[kind] = list(dict.fromkeys(_look_up_values(self, kind)))
-        return self.values_by_kind[kind]
+        if value_kind not in self.values_by_kind:
+            self.values_by_kind[value_kind] = list(dict.fromkeys(_look_up_values(self, value_kind)))
+        return self.values_by_kind[value_kind]
 
-    def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
+    def fetch_rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
         """One page of a list, of the supervisor's own account if there is one; by default the first page."""
-        if (access_token := self.token(app)) is not None:
+        if (access_token := self.log_in(app)) is not None:
             arguments["access_token"] = access_token
         rows = self.world.look(app, api, **arguments)
         return rows if isinstance(rows, list) else []
 
-    def token(self, app: str) -> str | None:
+    def log_in(self, app: str) -> str | None:
         if app not in self.tokens:
             profile = self.world.look("supervisor", "show_profile") or {}
             accounts = self.world.look("supervisor", "show_account_passwords") or []
@@ -160,17 +160,17 @@ class Offers:
 def _list_values(offers: Offers, endpoint: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows, from its first page, or from one drawn at random if there are more."""
     app, api = endpoint.split(".")
-    rows = offers.rows(app, api, page_limit=20)
+    rows = offers.fetch_rows(app, api, page_limit=20)
     if len(rows) == 20:
         # The world's id is the seed, so that an episode offers the same songs throughout.
         page_index = random.Random(f"{offers.world.id} {api}").randrange(3)
-        rows = offers.rows(app, api, page_limit=20, page_index=page_index) or rows
+        rows = offers.fetch_rows(app, api, page_limit=20, page_index=page_index) or rows
     return [(" ".join(row[column] for column in columns),) for row in rows]
 
 
 def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
-    for project in offers.rows("todoist", "show_projects", page_limit=20)[:4]:
-        token = offers.token("todoist")
+    for project in offers.fetch_rows("todoist", "show_projects", page_limit=20)[:4]:
+        token = offers.log_in("todoist")
         tasks_reply = offers.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
         for task in (tasks_reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
@@ -178,23 +178,23 @@ def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
 
 
 def _list_alarms(offers: Offers) -> Iterable[tuple[Any, ...]]:
-    return [(row["label"], not row["enabled"]) for row in offers.rows("phone", "show_alarms", page_limit=20)]
+    return [(row["label"], not row["enabled"]) for row in offers.fetch_rows("phone", "show_alarms", page_limit=20)]
 
 
 _LISTERS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _list_todos, "alarms": _list_alarms}
 
 
-def _look_up_values(offers: Offers, kind: str) -> Iterable[tuple[Any, ...]]:
+def _look_up_values(offers: Offers, value_kind: str) -> Iterable[tuple[Any, ...]]:
     """Finds the values of the kind, which skills.txt defines."""
-    match KINDS[kind].split():
+    match KINDS[value_kind].split():
         case [lister_name] if lister_name in _LISTERS:
             return _LISTERS[lister_name](offers)
         case [base_kind, "but", omitted_kind]:
-            return [value for value in offers.values(base_kind) if value not in offers.values(omitted_kind)]
+            return [value for value in offers.list_values(base_kind) if value not in offers.list_values(omitted_kind)]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
             return _list_values(offers, endpoint, columns)
-    return [(value,) for value in json.loads(f"[{KINDS[kind]}]")]
+    return [(value,) for value in json.loads(f"[{KINDS[value_kind]}]")]
 
 
-def _draw(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
+def _sample(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
     return rng.sample(items, min(count, len(items)))

@@ -41,9 +41,9 @@ def provide(name: str) -> list[str]:
 
 def test_games_that_are_not_there_are_named_with_the_ways_to_have_them(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r"tiny games are not in .* Run: cojax install alf"):
-        data.root_of("tiny")
+        data.find_root("tiny")
     with pytest.raises(InstallError, match=r"(?s)official games are not in .*--data=tiny   generates games here"):
-        data.root_of("official")
+        data.find_root("official")
     with pytest.raises(InstallError, match=r"(?s)not in .*data/json_2.1.1: no folder train\. .*alfworld-download"):
         provide("official")
 
@@ -58,7 +58,7 @@ def test_official_games_are_used_where_they_are_and_listed_once(tmp_path: Path, 
     folder = downloaded(tmp_path / "data")
     assert provide("official") == [f"alfworld: 3 official games ready in {folder}"]
     assert provide("official") == [f"alfworld: official games already in {folder}"]
-    assert data.games(data.root_of("official")) == folder
+    assert data.find_games_folder(data.find_root("official")) == folder
     assert sorted(file.name for file in folder.rglob("*") if file.is_file()) == ["game.tw-pddl"] * 3
     monkeypatch.delenv("ALFWORLD_DATA")
     assert provide("official") == [f"alfworld: official games already in {folder}"]
@@ -73,10 +73,10 @@ def test_another_folder_takes_the_place_of_the_first_if_it_has_games(tmp_path: P
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     with pytest.raises(InstallError, match=r"nothing/json_2.1.1: no folder train"):
         provide("official")
-    assert data.games(data.root_of("official")) == first
+    assert data.find_games_folder(data.find_root("official")) == first
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "other"))
     assert provide("official") == [f"alfworld: 3 official games ready in {second}"]
-    assert {one["game"].split("/")[1] for one in data.read_list(data.root_of("official"))} == {
+    assert {one["game"].split("/")[1] for one in data.read_game_list(data.find_root("official"))} == {
         "pick_and_place_simple-Pen-None-Shelf-1"
     }
 
@@ -86,7 +86,7 @@ def test_games_that_are_no_more_there_are_an_error(tmp_path: Path) -> None:
     provide("official")
     folder.rename(tmp_path / "moved")
     with pytest.raises(InstallError, match="official games are not in"):
-        data.root_of("official")
+        data.find_root("official")
 
 
 def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(tmp_p
     game(games, "train/pick_and_place_simple-AppleSliced-None-Fridge-1/trial_1")
     game(games, "train/pick_and_place_simple-Mug-None-Shelf-1/trial_1", solvable=False)
     provide("official")
-    found = data.read_list(data.root_of("official"))
+    found = data.read_game_list(data.find_root("official"))
     assert [(one["game"].split("/")[1], one["split"]) for one in found] == [
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "train"),
         ("pick_and_place_simple-Pen-None-Shelf-1", "train"),

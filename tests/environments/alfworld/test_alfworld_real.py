@@ -18,7 +18,7 @@ from cojax.environment.replay import follow, replay
 from cojax.types import Action, Call, Task, canonical
 from environments import check
 from environments.alfworld import RECIPE
-from environments.alfworld.data import games, root_of
+from environments.alfworld.data import find_games_folder, find_root
 from environments.soundness import GARBAGE
 from environments.worker import IsolatedEnvironment
 from environments.worker.venv import interpreter
@@ -74,7 +74,7 @@ def test_all_solutions_win_and_none_does_without_one_of_its_commands(capsys: pyt
 
 
 def test_verdicts_are_those_of_the_benchmarks_own_environment(alfworld: IsolatedEnvironment) -> None:
-    folder, played, ours = games(root_of("tiny")), [], []
+    folder, played, ours = find_games_folder(find_root("tiny")), [], []
     for task in alfworld.tasks("valid_unseen", 100):
         whole = task.solution
         plays = [whole, *(whole[:i] + whole[i + 1 :] for i in range(len(whole)) if len(whole) > 1)]
@@ -90,12 +90,12 @@ def test_verdicts_are_those_of_the_benchmarks_own_environment(alfworld: Isolated
 
 IN_ONE_PROCESS = """
 import json, sys
-from environments.alfworld.data import games, read_list
+from environments.alfworld.data import find_games_folder, read_game_list
 from environments.alfworld.inside import World
 from pathlib import Path
 root = Path(sys.argv[1])
-for one in read_list(root)[::20]:
-    world = World(games(root), {"game": one["game"]})
+for one in read_game_list(root)[::20]:
+    world = World(find_games_folder(root), {"game": one["game"]})
     print(json.dumps([world.introduction(), world.state(), world.commands()]))
     for command in one["walkthrough"]:
         said = world.call("act", {"command": command})
@@ -107,7 +107,7 @@ def test_a_game_is_the_same_in_every_process() -> None:
     told = []
     for seed in ("1", "2"):
         own = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        call = [interpreter("alfworld", RECIPE), "-c", IN_ONE_PROCESS, str(root_of("tiny"))]
+        call = [interpreter("alfworld", RECIPE), "-c", IN_ONE_PROCESS, str(find_root("tiny"))]
         told.append(subprocess.run(call, env=own, capture_output=True, text=True, check=True).stdout.splitlines())
     assert told[0] == told[1]
     assert sum(line.endswith("true]") for line in told[0]) == 6

@@ -54,7 +54,7 @@ def test_no_argument_of_a_path_leads_any_api_to_another_route(appworld: AppWorld
         [
             interpreter("appworld", roots.RECIPE),
             HERE / "access_worlds.py",
-            roots.root("tiny") / "data",
+            roots.find_root("tiny") / "data",
             task.setup["task"],
         ],
         input=json.dumps(HOSTILE),

@@ -211,7 +211,7 @@ def test_the_scripted_explorer_finds_tasks_that_validation_accepts(appworld: App
 
 def test_where_ground_truth_could_be_read_nothing_starts(appworld: AppWorld):
     """A child that is not enclosed reads what any user may."""
-    data = str(roots.public("tiny") / "data")
+    data = str(roots.find_public_root("tiny") / "data")
     with pytest.raises(EnvironmentFailure, match="could read the ground truth"):
         isolate(
             "environments.appworld.inside",

@@ -33,5 +33,5 @@ def test_a_solution_that_does_nothing_is_a_fault(appworld: AppWorld, monkeypatch
     (task, *_) = appworld.tasks("train", 1)
     wrong = dataclasses.replace(task, solution=(idle,))
     monkeypatch.setattr(appworld, "tasks", lambda split, count: (wrong, wrong)[:count])
-    (fault,) = audit._check_split(appworld, "train", 1, every=False)
+    (fault,) = audit._check_split(appworld, "train", 1, drops_all=False)
     assert f"{task.setup['task']}: the solution ends finished with reward 0.0" in fault

@@ -44,7 +44,7 @@ def test_the_main_command_runs_and_goes_on_after_a_kill(tmp_path: Path, killed: 
     assert all(record["evolution"]["expeditions"] >= 1 for record in records)
     assert len({task["id"] for task in tasks}) == len(tasks) >= 4
     # New tasks start from scenarios of the training split alone, and each was proved by its own execution.
-    assert {task["setup"]["scenario"] for task in tasks} <= set(data.tasks("tiny", "train"))
+    assert {task["setup"]["scenario"] for task in tasks} <= set(data.read_task_ids("tiny", "train"))
     assert all(task["solution"] and task["lineage"]["verdict"] == "accepted" for task in tasks)
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps"], summary["tasks_initial"]) == (2, 4)

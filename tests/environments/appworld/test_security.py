@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def truth(task: Task) -> str:
     """The folder of the task's ground truth."""
-    folder = roots.root("tiny") / "data" / "tasks" / task.setup["task"] / "ground_truth"
+    folder = roots.find_root("tiny") / "data" / "tasks" / task.setup["task"] / "ground_truth"
     assert (folder / "evaluation.py").exists(), "these tests would prove nothing"
     return str(folder)
 
@@ -67,7 +67,7 @@ READING = {
 
 @pytest.mark.parametrize("reading", READING)
 def test_no_code_reads_ground_truth(run: Run, task, truth, reading):
-    shown = str(roots.public("tiny") / "data" / "tasks" / task.setup["task"])
+    shown = str(roots.find_public_root("tiny") / "data" / "tasks" / task.setup["task"])
 
     def read(folder: str, file: str) -> str:
         return run(f"{REAL}FOLDER, FILE = {folder!r}, {file!r}\n{READING[reading]}").turns[0].observation.text

@@ -45,15 +45,15 @@ def write(path: Path, text: str = "") -> None:
 
 def test_without_data_the_ways_forward_are_said(cache: Path) -> None:
     with pytest.raises(InstallError) as missing:
-        data.root("official")
+        data.find_root("official")
     for way in ("official data is not there", "--data=tiny", f"what you put at {cache / 'official' / 'data'}"):
         assert way in str(missing.value)
     with pytest.raises(InstallError, match=r"tiny data is not there .* Run: .* --data=tiny"):
-        data.tasks("tiny", "train")
+        data.read_task_ids("tiny", "train")
     with pytest.raises(InstallError, match="'large' not found; available: official, tiny"):
-        data.public("large")
+        data.find_public_root("large")
     with pytest.raises(ValueError, match="split 'eval' not found; available: train, dev"):
-        data.tasks("official", "eval")
+        data.read_task_ids("official", "eval")
 
 
 def test_official_data_put_in_its_place_is_taken_as_it_is(cache: Path) -> None:
@@ -61,17 +61,17 @@ def test_official_data_put_in_its_place_is_taken_as_it_is(cache: Path) -> None:
     said: list[str] = []
     data.provide("official", "no-python-is-needed", said.append)
     assert said[-1] == f"appworld: official data ready in {cache / 'official'}"
-    assert data.root("official") == cache / "official"
-    assert data.public("official") == cache / "official-public"
-    assert data.tasks("official", "dev") == list(TASKS)
-    assert data.specs("official", TASKS[1]) == {"instruction": "Do 0a1b2c3_2."}
-    assert data.solution("official", TASKS[0]) == (
+    assert data.find_root("official") == cache / "official"
+    assert data.find_public_root("official") == cache / "official-public"
+    assert data.read_task_ids("official", "dev") == list(TASKS)
+    assert data.read_specs("official", TASKS[1]) == {"instruction": "Do 0a1b2c3_2."}
+    assert data.read_solution("official", TASKS[0]) == (
         "def solution(apis, requester):\n    1\nsolution(apis, requester)\n",
     )
-    assert data.solution("official", TASKS[1]) == ()
+    assert data.read_solution("official", TASKS[1]) == ()
     for escape in ("../official", "..", "0a1b2c3_1/../0a1b2c3_2", "", "0a1b2c3_1\n"):
         with pytest.raises(ValueError, match="is no task of AppWorld"):
-            data.solution("official", escape)
+            data.read_solution("official", escape)
     data.provide("official", "no-python-is-needed", said.append)
     assert said[-1] == f"appworld: official data already in {cache / 'official'}"
 
@@ -81,7 +81,7 @@ def test_the_public_twin_holds_no_truth_and_shares_no_file(cache: Path) -> None:
     data.provide("official", "no-python-is-needed", print)
     full, public = (
         {path.relative_to(root): path for path in (root / "data").rglob("*")}
-        for root in (data.root("official"), data.public("official"))
+        for root in (data.find_root("official"), data.find_public_root("official"))
     )
     assert {name for name in full if "ground_truth" not in name.parts} == set(public)
     assert len(set(full) - set(public)) == 3 + 7
@@ -99,11 +99,11 @@ def test_incomplete_data_is_refused_and_left(cache: Path, lost: str) -> None:
     with pytest.raises(InstallError, match=r"official data is incomplete: .*\n? *.*--data=tiny"):
         data.provide("official", "no-python-is-needed", print)
     with pytest.raises(InstallError, match="is not there"):
-        data.root("official")
+        data.find_root("official")
     assert (folder / "base_dbs" / "1.db").read_text() == "rows"
     (cache / "lost").rename(folder / lost)
     data.provide("official", "no-python-is-needed", print)
-    assert data.tasks("official", "train") == list(TASKS)
+    assert data.read_task_ids("official", "train") == list(TASKS)
 
 
 def test_a_root_of_another_version_or_half_made_is_not_taken(cache: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_root_of_another_version_or_half_made_is_not_taken(cache: Path) -> Non
     for wrong in ('{"package": "appworld==0.0.1"}', "{", "[]"):
         stamp.write_text(wrong)
         with pytest.raises(InstallError, match="official data"):
-            data.root("official")
+            data.find_root("official")
     stamp.unlink()
     # What an attempt that was killed had left goes, and what it had not touched stays.
     (cache / ".official-killed" / "public").mkdir(parents=True)
@@ -128,15 +128,15 @@ def test_a_root_of_another_version_or_half_made_is_not_taken(cache: Path) -> Non
 def test_the_tiny_root_goes_stale_with_its_builder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("tiny", "tiny-public"):
         write(cache / folder / "stamp.json", json.dumps(data._expected_stamp("tiny")))
-    assert data.root("tiny") == cache / "tiny"
+    assert data.find_root("tiny") == cache / "tiny"
     write(cache / "tiny" / "stamp.json", json.dumps(data._expected_stamp("tiny") | {"builder": "0123456789abcdef"}))
     with pytest.raises(InstallError, match=r"tiny data is stale .*--data=tiny"):
-        data.root("tiny")
+        data.find_root("tiny")
 
 
 def test_what_the_package_would_misread_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "in-memory-disk"))
-    for ask in (data.root, data.public, lambda name: data.provide(name, sys.executable, print)):
+    for ask in (data.find_root, data.find_public_root, lambda name: data.provide(name, sys.executable, print)):
         with pytest.raises(InstallError, match=r"contains 'memory'.*set COJAX_CACHE"):
             ask("tiny")
 

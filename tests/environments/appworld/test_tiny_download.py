@@ -44,7 +44,7 @@ def python() -> str:
 def bundle(tmp_path_factory: pytest.TempPathFactory, python: str) -> bytes:
     data.provide("tiny", python, print)
     folder = tmp_path_factory.mktemp("bundle")
-    subprocess.run([python, "-c", PACK, str(folder / "packed"), str(data.root("tiny"))], check=True, cwd=folder)
+    subprocess.run([python, "-c", PACK, str(folder / "packed"), str(data.find_root("tiny"))], check=True, cwd=folder)
     return (folder / "packed").read_bytes()
 
 
@@ -106,9 +106,9 @@ def test_the_data_is_downloaded_into_a_fresh_root(
         data.provide("official", python, print)
     assert [request.split()[0] for request in asked] == ["HEAD", "GET"]
     assert all(request.endswith("/data-0.1.0.bundle") for request in asked)
-    assert len(data.tasks("official", "train")) == 21
-    assert len(data.solution("official", data.tasks("official", "test_normal")[0])) == 3
-    assert not list(data.public("official").rglob("ground_truth"))
+    assert len(data.read_task_ids("official", "train")) == 21
+    assert len(data.read_solution("official", data.read_task_ids("official", "test_normal")[0])) == 3
+    assert not list(data.find_public_root("official").rglob("ground_truth"))
     # There it stays, whatever the network does later.
     data.provide("official", python, print)
     assert sorted(path.name for path in cache.iterdir()) == ["official", "official-public", "official.lock"]

@@ -43,7 +43,9 @@ Play = dict
 
 @functools.cache
 def solutions() -> dict[str, tuple[str, ...]]:
-    return {task: data.solution("tiny", task) for split in data.SPLITS for task in data.tasks("tiny", split)}
+    return {
+        task: data.read_solution("tiny", task) for split in data.SPLITS for task in data.read_task_ids("tiny", split)
+    }
 
 
 def plays(blocks: dict[str, tuple[str, ...]]) -> list[Play]:
@@ -56,7 +58,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[Play]], dic
     python = interpreter("appworld", data.RECIPE)
     data.provide("tiny", python, print)
     root = tmp_path_factory.mktemp("worlds")
-    (root / "data").symlink_to(data.root("tiny") / "data")
+    (root / "data").symlink_to(data.find_root("tiny") / "data")
 
     def play(asked: list[Play]) -> dict:
         done = subprocess.run(
@@ -89,7 +91,7 @@ def failed(play: Callable[[list[Play]], dict], solved: dict) -> dict:
         for task in (f"{scenario.id}_{number}" for number in (1, 2, 3))
     }
     assert all(mistaken[task] != blocks for task, blocks in solutions().items())
-    last = {task: solutions()[task] for task in data.tasks("tiny", "test_challenge")}
+    last = {task: solutions()[task] for task in data.read_task_ids("tiny", "test_challenge")}
     kinds = {
         "nothing": plays(dict.fromkeys(solutions(), COMPLETED)),
         "mistaken": plays(mistaken),
@@ -148,14 +150,14 @@ def test_a_solution_without_one_of_its_changes_fails(failed: dict) -> None:
 def test_what_doing_nothing_meets_is_said(solved: dict) -> None:
     """The labels of the tests, as the package has them: no task is met by nothing."""
     for task in solutions():
-        truth = data.root("tiny") / "data" / "tasks" / task / "ground_truth"
+        truth = data.find_root("tiny") / "data" / "tasks" / task / "ground_truth"
         labels = [test["label"] for test in json.loads((truth / "test_data.json").read_text())]
         assert labels.count("no_op_fail") >= 2
         assert labels.count("no_op_pass") <= 1
 
 
 def test_the_tasks_of_a_scenario_differ(solved: dict) -> None:
-    specs = [data.specs("tiny", task) for task in solutions()]
+    specs = [data.read_specs("tiny", task) for task in solutions()]
     assert len({spec["instruction"] + spec["supervisor"]["email"] for spec in specs}) == TASKS
     assert len({spec["supervisor"]["email"] for spec in specs}) == 5
 
@@ -171,7 +173,7 @@ def test_a_root_built_again_is_the_same(tmp_path: Path, solved: dict) -> None:
         text=True,
     )
     assert again.returncode == 0, again.stderr[-2_000:]
-    roots = (data.root("tiny") / "data", tmp_path / "data")
+    roots = (data.find_root("tiny") / "data", tmp_path / "data")
     here, there = ({path.relative_to(root): path for path in root.rglob("*")} for root in roots)
     assert here.keys() == there.keys()
     differing = [name for name, path in here.items() if path.is_file() and not filecmp.cmp(path, there[name], False)]
