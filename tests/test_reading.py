@@ -29,7 +29,7 @@ from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import Exclusions, answers, consistency, mention, safety
 from environments.appworld import environment as appworld
-from environments.appworld.report import answer_text
+from environments.appworld.report import normalise_answer
 from environments.bfcl import calls
 from experiments.study import reflexion
 
@@ -122,8 +122,8 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "drafts": (drafted, 8_000),
     "code blocks": (lambda text: appworld.find_code(Action(text)), 200_000),
     "an open code block": (lambda text: appworld.find_code(Action("```python\n" + text)), 200_000),
-    "Python calls": (calls.read, 20_000),
-    "arguments": (lambda text: calls.examine({text: [text]}), 200_000),
+    "Python calls": (calls.parse_call, 20_000),
+    "arguments": (lambda text: calls.explain_refusal({text: [text]}), 200_000),
     "tools in code": (lambda text: tools_of(Action(text), "appworld"), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._action_key(f"f({text})"), 200_000),
@@ -133,7 +133,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
     "sameness of queries": (normalise, 50_000),
     "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
-    "answers in AppWorld": (answer_text, 200_000),
+    "answers in AppWorld": (normalise_answer, 200_000),
     "dangers": (dangerous, 8_000),
     "queries": (lambda text: flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),

@@ -185,9 +185,9 @@ class AppWorldEpisode:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
         # Raises LimitExceeded for a dishonest reply.
-        output, calls, report_bytes = report.read(observation)
+        output, calls, report_bytes = report.read_report(observation)
         self.bytes += report_bytes
-        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
+        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.REPORT_BYTES
         if not self.over:
             self.calls += calls
         self.done = observation.done
@@ -210,7 +210,7 @@ class AppWorldEpisode:
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
         if self.over:
-            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
+            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.REPORT_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
         reference = self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
         deadline = counted_seconds() + self.environment.verdict
@@ -225,7 +225,9 @@ class AppWorldEpisode:
 
     def _compute_verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
         judge_episode = self._replay_calls(deadline)
-        evaluation = judge_episode.evaluate() if reference is None else report.compare(reference, judge_episode.state())
+        evaluation = (
+            judge_episode.evaluate() if reference is None else report.compare_effects(reference, judge_episode.state())
+        )
         if self.differing:
             call_names = ", ".join(dict.fromkeys(self.differing))
             checks = (*evaluation.checks, Check(f"answered alike again: {call_names[:200]}", False))
@@ -284,7 +286,7 @@ def find_code(action: Action, accepts_calls: bool = False) -> tuple[str, str]:
     block = _CODE_BLOCK.search(searched_text)
     if block is None and action.calls and (accepts_calls or not action.text):
         try:
-            return skills.code(action.calls), ""
+            return skills.write_code(action.calls), ""
         except ValueError as error:
             return "", f"Execution failed: {error}"
     if block is None or not block[1].strip():

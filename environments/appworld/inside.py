@@ -35,7 +35,7 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
     each call of `tools` checks this. One block of code may take `seconds` of processor time. A task's setup names the
     world: {"task": id}.
     """
-    world.warm(data)
+    world.import_package(data)
 
     def tools() -> tuple[Mapping[str, Any], ...]:
         check_sealed(data, truth)
@@ -43,9 +43,9 @@ def make(data: str, truth: Sequence[str], seconds: float) -> Episodes:
 
     def start(task: Task) -> PlainEpisode:
         check_sealed(data, truth)
-        world.settle(data)
+        world.make_own_root(data)
         app_world = World(data, task.setup["task"], seconds)
-        app_world.tell(task.query)
+        app_world.set_instruction(task.query)
         return make_episode(app_world, content_hash(task.setup))
 
     return Episodes("appworld", start, tools=tools)
@@ -143,16 +143,16 @@ class Offers:
         """One page of a list, of the supervisor's own account if there is one; by default the first page."""
         if (access_token := self.log_in(app)) is not None:
             arguments["access_token"] = access_token
-        rows = self.world.look(app, api, **arguments)
+        rows = self.world.peek(app, api, **arguments)
         return rows if isinstance(rows, list) else []
 
     def log_in(self, app: str) -> str | None:
         if app not in self.tokens:
-            profile = self.world.look("supervisor", "show_profile") or {}
-            accounts = self.world.look("supervisor", "show_account_passwords") or []
+            profile = self.world.peek("supervisor", "show_profile") or {}
+            accounts = self.world.peek("supervisor", "show_account_passwords") or []
             passwords = {account["account_name"]: account["password"] for account in accounts}
             user_name = profile.get("phone_number" if app == "phone" else "email")
-            login_reply = self.world.look(app, "login", username=user_name, password=passwords.get(app, "")) or {}
+            login_reply = self.world.peek(app, "login", username=user_name, password=passwords.get(app, "")) or {}
             self.tokens[app] = login_reply.get("access_token")
         return self.tokens[app]
 
@@ -171,7 +171,7 @@ def _list_values(offers: Offers, endpoint: str, columns: Sequence[str]) -> Value
 def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
     for project in offers.fetch_rows("todoist", "show_projects", page_limit=20)[:4]:
         token = offers.log_in("todoist")
-        tasks_reply = offers.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+        tasks_reply = offers.world.peek("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
         for task in (tasks_reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
                 yield task["title"], project["name"]

@@ -25,7 +25,7 @@ from typing import Any
 from cojax.types import Call, Check, Evaluation, Message, Observation, Task, canonical
 from ..worker.served import Episodes, PlainEpisode
 from . import world
-from .report import finite, partial_reward
+from .report import finite, score_partially
 from .world import World
 
 
@@ -36,16 +36,16 @@ def make(data: str) -> Episodes:
     whole split, {"dataset": split, "replays": task id → its calls as [name, arguments of the replay]}. Then the state
     is the benchmark's own verdict: `task_goal_completion` and `scenario_goal_completion`, in percent.
     """
-    world.warm(data)
+    world.import_package(data)
 
     def start(task: Task) -> PlainEpisode:
-        world.settle(data)
+        world.make_own_root(data)
         if "dataset" in task.setup:
             return PlainEpisode(lambda action: Observation(), state=lambda: _evaluate_split(data, **task.setup))
         app_world = World(data, task.setup["task"])
         return PlainEpisode(
             lambda action: replay(app_world, action.calls),
-            state=lambda: changes(app_world.stock),
+            state=lambda: diff_world(app_world.stock),
             evaluate=functools.partial(_run_tests, app_world),
         )
 
@@ -72,7 +72,7 @@ def _run_tests(app_world: World) -> Evaluation:
     checks = tuple(Check(test["requirement"], test["requirement"] in passed_requirements) for test in test_data)
     guard_flags = [test["label"] == "no_op_pass" for test in test_data]
     outcomes = list(zip(guard_flags, (check.passed for check in checks), strict=True))
-    partial = partial_reward(outcomes.count((False, True)), guard_flags.count(False), outcomes.count((True, False)))
+    partial = score_partially(outcomes.count((False, True)), guard_flags.count(False), outcomes.count((True, False)))
     return Evaluation(float(tracker.success), checks, partial)
 
 
@@ -112,12 +112,12 @@ _TIME_COLUMN = re.compile(r"^(?!scheduled_send).*_at$")
 # The package draws these in place of contents that it does not store.
 _MADE_UP_CONTENT = re.compile(r"binary:\w{10}\.\.\.")
 # References between new rows are followed to this depth.
-_MOST_DEPTH = 4
+_MOST_REFERENCE_DEPTH = 4
 # The answer that `complete_task` stores if it gets none.
-_NO_ANSWER = '"<<NOT_GIVEN>>"'
+_NO_ANSWER_JSON = '"<<NOT_GIVEN>>"'
 
 
-def changes(stock: Any) -> dict[str, Any]:
+def diff_world(stock: Any) -> dict[str, Any]:
     """The rows added, removed and changed since the world was opened, by table; and the answer and status of its task.
 
     `stock` is an open AppWorld, which stays unchanged.
@@ -130,19 +130,23 @@ def changes(stock: Any) -> dict[str, Any]:
     try:
         tables = {table: pair.changed_records(table) for table in sorted(pair.changed_model_names())}
         added_rows = {(table, row.id): row for table, (rows, _, _) in tables.items() for row in rows}
-        entries = {table: entry for table, rows in tables.items() if (entry := _diff(pair, table, rows, added_rows))}
+        entries = {
+            table: entry for table, rows in tables.items() if (entry := _diff_table(pair, table, rows, added_rows))
+        }
         task = pair.end.supervisor.Task.all()[0]
     finally:
         # Reading the start state pointed every model at it.
         stock.models.reset_db_home_path()
-    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=finite)
+    answer = None if task.answer == _NO_ANSWER_JSON else json.loads(task.answer, parse_constant=str, parse_float=finite)
     return {"tables": entries, "answer": answer, "status": task.status}
 
 
 Rows = Mapping[tuple[str, Any], Any]  # a table and an id → the added row
 
 
-def _diff(pair: Any, table: str, rows: tuple[list[Any], list[Any], list[Any]], added: Rows) -> dict[str, list[Any]]:
+def _diff_table(
+    pair: Any, table: str, rows: tuple[list[Any], list[Any], list[Any]], added: Rows
+) -> dict[str, list[Any]]:
     """The rows added, changed (id and new values) and removed (id); a part without rows is left out."""
     app, _, model_name = table.partition(".")
     added_rows, updated_rows, removed_rows = rows
@@ -172,18 +176,18 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
         model_name = modelize(model_field.removesuffix("_ids").removesuffix("_id"))
         if (added_row := added.get((f"{app}.{model_name}", value))) is None:
             return value
-        return "new" if depth >= _MOST_DEPTH else {"new": _stable_columns(app, added_row, added, depth + 1)}
+        return "new" if depth >= _MOST_REFERENCE_DEPTH else {"new": _stable_columns(app, added_row, added, depth + 1)}
 
-    def clean(column: str, value: Any) -> Any:
+    def clean(column: str, column_value: Any) -> Any:
         if _TIME_COLUMN.match(column):
-            return value is not None
-        if isinstance(value, str) and _MADE_UP_CONTENT.fullmatch(value):
+            return column_value is not None
+        if isinstance(column_value, str) and _MADE_UP_CONTENT.fullmatch(column_value):
             return "binary"
-        if isinstance(value, dict):
-            return {field: clean(field, nested_value) for field, nested_value in value.items()}
-        if column.endswith("_ids") and isinstance(value, list):
-            return [resolve(column.removesuffix("_ids"), row_id) for row_id in value]
-        return resolve(column.removesuffix("_id"), value) if column.endswith("_id") else value
+        if isinstance(column_value, dict):
+            return {field: clean(field, nested_value) for field, nested_value in column_value.items()}
+        if column.endswith("_ids") and isinstance(column_value, list):
+            return [resolve(column.removesuffix("_ids"), row_id) for row_id in column_value]
+        return resolve(column.removesuffix("_id"), column_value) if column.endswith("_id") else column_value
 
     columns = json.loads(json.dumps(row.dict(), default=str))
     return {column: clean(column, value) for column, value in sorted(columns.items()) if not _VOLATILE.match(column)}

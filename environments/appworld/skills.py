@@ -13,8 +13,8 @@ from cojax.types import Call, Triplet
 from ..tools.toolset import document
 
 ENDING = "supervisor.complete_task"
-# The r-th skill has the weight r ** -POPULARITY for an unguided explorer.
-POPULARITY = 1.3
+# The r-th skill has the weight r ** -POPULARITY_EXPONENT for an unguided explorer.
+POPULARITY_EXPONENT = 1.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ApiSkill:
     name: str
     slots: Mapping[str, tuple[str, ...]]
     wording: str
-    code: str
+    write_code: str
     is_look_up: bool = False
 
     @property
@@ -53,15 +53,15 @@ def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
     return shared_code["PROLOGUE"], skills
 
 
-_TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
-_PROLOGUE, SKILLS = _read_table(_TABLE)
+_TABLE_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
+_PROLOGUE_CODE, SKILLS = _read_table(_TABLE_TEXT)
 # Kind of value → the source of its values.
-KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE, re.MULTILINE))
+KINDS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE_TEXT, re.MULTILINE))
 
 
-def code(calls: Sequence[Call]) -> str:
+def write_code(calls: Sequence[Call]) -> str:
     """The code of these calls as one block of Python. Raises ValueError for a call of no skill."""
-    blocks = [_PROLOGUE]
+    blocks = [_PROLOGUE_CODE]
     for call in calls:
         if call.name == ENDING:
             if not call.arguments.keys() <= {"answer"}:
@@ -82,13 +82,13 @@ def code(calls: Sequence[Call]) -> str:
 
 def documentation() -> tuple[Mapping[str, Any], ...]:
     """The skills as tools in OpenAI function format; the ending comes last."""
-    functions = [_function(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
-    return (*functions, _function(ENDING, "complete the task, with the answer if it asks for one", ("answer",)))
+    functions = [_document_skill(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
+    return (*functions, _document_skill(ENDING, "complete the task, with the answer if it asks for one", ("answer",)))
 
 
 def popularity() -> Mapping[str, float]:
     """Skill → its weight for an unguided explorer, by its rank in the table."""
-    return {skill_name: rank**-POPULARITY for rank, skill_name in enumerate((*SKILLS, ENDING), start=1)}
+    return {skill_name: rank**-POPULARITY_EXPONENT for rank, skill_name in enumerate((*SKILLS, ENDING), start=1)}
 
 
 def neighbours(skill_name: str) -> tuple[str, ...]:
@@ -103,13 +103,13 @@ def _fill_in(code_template: str, arguments: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda match: repr(arguments[match[1]]), code_template)
 
 
-def _function(tool_name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
+def _document_skill(tool_name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {parameter: {} for parameter in parameters}}
     return document(tool_name, description, schema)
 
 
 _JOINER = ", then "
-_SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
+_SLOT_PATTERN = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
@@ -141,7 +141,7 @@ def _word_call(call: Call) -> str | None:
     skill = SKILLS[call.name]
     if call.arguments.keys() != set(skill.parameters):
         return None
-    return _SLOT.sub(lambda match: _word_value(call.arguments[match[2]], match), skill.wording)
+    return _SLOT_PATTERN.sub(lambda match: _word_value(call.arguments[match[2]], match), skill.wording)
 
 
 def _word_value(value: Any, slot_match: re.Match[str]) -> str:

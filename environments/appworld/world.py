@@ -31,14 +31,14 @@ from cojax.types import content_hash
 # The most calls of an episode. The package allows 1,000 calls in a block of code.
 MOST_CALLS = 3_000
 # The most bytes of their records.
-MOST_BYTES = 3 * 2**19
+RECORD_BYTES = 3 * 2**19
 # Arguments that the requester itself takes; no API has them.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
 # How the package's error begins if a call is refused.
 _REFUSAL_PREFIX = "Response status code is "
 
 
-def settle(data_folder: str) -> None:
+def make_own_root(data_folder: str) -> None:
     """Makes a root in /tmp for this process alone, with a link to the data; worlds write their files there.
 
     Call it before `appworld` is imported, and again in every child, which has its own /tmp.
@@ -51,9 +51,9 @@ def settle(data_folder: str) -> None:
         _forget_paths()
 
 
-def warm(data_folder: str) -> None:
+def import_package(data_folder: str) -> None:
     """Imports the package and loads what every world needs, in a process whose forks open worlds."""
-    settle(data_folder)
+    make_own_root(data_folder)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
     from appworld.collections.api_docs import ApiDocCollection
@@ -127,34 +127,34 @@ class World:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def call(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, app_name: str, api_name: str, arguments: Mapping[str, Any]) -> str:
         """Makes one call as a model's code would; returns the digest of its reply.
 
         Raises ValueError for a call that a model's code cannot make, or that does not reach the API's own route.
         """
-        if not self.access.is_documented(app, api):
-            raise ValueError(f"there is no API {app}.{api}")
+        if not self.access.is_documented(app_name, api_name):
+            raise ValueError(f"there is no API {app_name}.{api_name}")
         if reserved_names := _RESERVED & arguments.keys():
-            raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved_names))}")
+            raise ValueError(f"{app_name}.{api_name} takes no {', '.join(sorted(reserved_names))}")
         # The package limits the requests of a block of code, but replayed calls belong to no block.
         self.stock.requester.reset_request_count()
-        with self.access.open_route(app, api, arguments) as call:
-            digest = self._digest(app, api, arguments) if call.route is not None else ""
+        with self.access.open_route(app_name, api_name, arguments) as call:
+            digest = self._digest_reply(app_name, api_name, arguments) if call.route is not None else ""
         if not call.reached:
-            raise ValueError(f"these arguments do not reach {app}.{api}")
+            raise ValueError(f"these arguments do not reach {app_name}.{api_name}")
         return digest
 
-    def _digest(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
-        with self._own_stream():
+    def _digest_reply(self, app_name: str, api: str, arguments: Mapping[str, Any]) -> str:
+        with self._own_randomness():
             try:
-                return content_hash(_plain(self._request(app, api, raise_on_failure=True, **arguments)))
+                return content_hash(_to_plain_json(self._request(app_name, api, raise_on_failure=True, **arguments)))
             except Exception as error:
                 return _digest_of(error)
 
-    def look(self, app: str, api: str, **arguments: Any) -> Any:
+    def peek(self, app_name: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that is not recorded; None if the call is refused."""
-        with contextlib.suppress(Exception), self._own_stream(), self.access.open_route(app, api, arguments):
-            return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
+        with contextlib.suppress(Exception), self._own_randomness(), self.access.open_route(app_name, api, arguments):
+            return self._request(_app_name=app_name, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
     def save(self) -> None:
@@ -173,7 +173,7 @@ class World:
 
         return self.stock.models.supervisor.Task.all()[0].status in get_args(TASK_STATUS_LITERAL)
 
-    def tell(self, instruction: str) -> None:
+    def set_instruction(self, instruction: str) -> None:
         """Replaces the benchmark's instruction in the world."""
         task = self.stock.models.supervisor.Task.all()[0]
         if instruction != task.instruction:
@@ -189,14 +189,14 @@ class World:
         if (call_records := self.calls) is None:
             raise RuntimeError("calls are made while a block of code runs")
         api_arguments = {name: value for name, value in arguments.items() if name not in _RESERVED}
-        call_record = {"app": _app_name, "api": _api_name, "arguments": _plain(api_arguments), "digest": ""}
+        call_record = {"app": _app_name, "api": _api_name, "arguments": _to_plain_json(api_arguments), "digest": ""}
         record_bytes = len(json.dumps(call_record))
-        if self._call_count >= MOST_CALLS or self._record_bytes + record_bytes > MOST_BYTES:
-            raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {MOST_BYTES:,} bytes; not made")
-        with self._own_stream(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
+        if self._call_count >= MOST_CALLS or self._record_bytes + record_bytes > RECORD_BYTES:
+            raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {RECORD_BYTES:,} bytes; not made")
+        with self._own_randomness(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
-                call_record["digest"] = content_hash(_plain(reply))
+                call_record["digest"] = content_hash(_to_plain_json(reply))
             except Exception as error:
                 call_record["digest"] = _digest_of(error)
                 raise
@@ -207,7 +207,7 @@ class World:
         return reply
 
     @contextlib.contextmanager
-    def _own_stream(self) -> Iterator[None]:
+    def _own_randomness(self) -> Iterator[None]:
         outer_state = random.getstate()
         random.setstate(self._random_state)
         try:
@@ -229,7 +229,7 @@ def _digest_of(error: Exception) -> str:
     return content_hash(str(error)) if str(error).startswith(_REFUSAL_PREFIX) else ""
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     """The value as plain JSON, as an API receives it."""
     return json.loads(json.dumps(value, default=str))
 
@@ -245,9 +245,9 @@ def _forget_paths() -> None:
 # Characters that end a segment of a path, end the path, or mark an argument in a documented path.
 _PATH_MARKS = frozenset("/\\?#{}")
 # Unicode categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
-_NO_TEXT = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_CONTROLS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The most characters of an argument in a path.
-_LONGEST_ARGUMENT = 1_000
+_MOST_PATH_ARGUMENT_CHARS = 1_000
 _PATH_SLOT = re.compile(r"{(\w+)}")
 
 
@@ -256,7 +256,7 @@ class Access:
 
     def __init__(self, server: Any, apps: list[str]) -> None:
         """`server` is the FastAPI application that gets all requests; only the APIs of `apps` may be called."""
-        self._routes = _documented_routes(server, apps)
+        self._routes = _find_documented_routes(server, apps)
         # Users who logged in, each as an access token names app and user.
         self.users: set[str] = set()
         # The current call: its documented route (None if it has none), its arguments in the path, and whether it
@@ -306,10 +306,10 @@ def leads_elsewhere(argument: str) -> bool:
     or a character that is no text. The argument is checked as it is, and after each round of decoding percent forms and
     narrowing wide letters.
     """
-    if len(argument) > _LONGEST_ARGUMENT:
+    if len(argument) > _MOST_PATH_ARGUMENT_CHARS:
         return True
     while True:
-        if not argument.strip(". ") or any(c in _PATH_MARKS or unicodedata.category(c) in _NO_TEXT for c in argument):
+        if not argument.strip(". ") or any(c in _PATH_MARKS or unicodedata.category(c) in _CONTROLS for c in argument):
             return True
         decoded_argument = unicodedata.normalize("NFKC", unquote(argument))
         if decoded_argument == argument:
@@ -317,7 +317,7 @@ def leads_elsewhere(argument: str) -> bool:
         argument = decoded_argument
 
 
-def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
+def _find_documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
     """(app, API) → the documented path, and the server's route with this path and method."""
     from appworld.common.utils import get_name_to_apis
     from appworld.requester import _get_api_name_to_doc

@@ -14,17 +14,17 @@ from typing import Any
 from cojax.types import Call, canonical, content_hash
 
 # Limits on arguments; a call beyond them gets an error.
-_MOST_DEPTH = 16
-_MOST_VALUES = 5_000
-_MOST_CHARACTERS = 100_000
+_MOST_ARGUMENT_DEPTH = 16
+_MOST_ARGUMENT_VALUES = 5_000
+_MOST_ARGUMENT_CHARS = 100_000
 _LARGEST_NUMBER = 10**300
 # A longer result is cut here.
-_RESULT = 200_000
+_MOST_RESULT_CHARS = 200_000
 
-ERROR = "Error during execution: "
+ERROR_PREFIX = "Error during execution: "
 
 
-def read(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """The name, positional and keyword arguments of one call written in Python.
 
     Raises ValueError for anything but a bare name called with literals that JSON has. Attributes, nested calls, stars
@@ -50,16 +50,16 @@ def _read_literal(node: ast.expr) -> Any:
     return json.loads(json.dumps(ast.literal_eval(node)))
 
 
-def examine(arguments: Mapping[str, Any]) -> str:
+def explain_refusal(arguments: Mapping[str, Any]) -> str:
     """Says why these arguments are refused; "" if they are accepted."""
     value_count, character_count, pending_values = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
     while pending_values:
         depth, value = pending_values.pop()
         value_count += 1
-        if value_count > _MOST_VALUES:
-            return f"more than {_MOST_VALUES} values in the arguments"
-        if depth > _MOST_DEPTH:
-            return f"arguments nested deeper than {_MOST_DEPTH}"
+        if value_count > _MOST_ARGUMENT_VALUES:
+            return f"more than {_MOST_ARGUMENT_VALUES} values in the arguments"
+        if depth > _MOST_ARGUMENT_DEPTH:
+            return f"arguments nested deeper than {_MOST_ARGUMENT_DEPTH}"
         if isinstance(value, str):
             character_count += len(value)
         elif isinstance(value, Mapping):
@@ -72,8 +72,8 @@ def examine(arguments: Mapping[str, Any]) -> str:
             return "a number is too large"
         elif value is not None and not isinstance(value, (bool, int, float)):
             return f"an argument is of type {type(value).__name__}; JSON has none"
-        if character_count > _MOST_CHARACTERS:
-            return f"more than {_MOST_CHARACTERS} characters in the arguments"
+        if character_count > _MOST_ARGUMENT_CHARS:
+            return f"more than {_MOST_ARGUMENT_CHARS} characters in the arguments"
     return ""
 
 
@@ -88,7 +88,11 @@ def render(result: Any) -> str:
             text = str(result)
     else:
         text = str(result)
-    return text if len(text) <= _RESULT else f"{text[:_RESULT]} [{len(text) - _RESULT} characters cut]"
+    return (
+        text
+        if len(text) <= _MOST_RESULT_CHARS
+        else f"{text[:_MOST_RESULT_CHARS]} [{len(text) - _MOST_RESULT_CHARS} characters cut]"
+    )
 
 
 def is_failure(result: Any) -> bool:
@@ -96,11 +100,11 @@ def is_failure(result: Any) -> bool:
     if isinstance(result, list) and len(result) == 1:
         result = result[0]
     return (isinstance(result, dict) and "error" in result) or (
-        isinstance(result, str) and result.startswith(("Error:", ERROR))
+        isinstance(result, str) and result.startswith(("Error:", ERROR_PREFIX))
     )
 
 
-def brief(value: Any, most_characters: int = 500) -> Any:
+def shorten(value: Any, most_characters: int = 500) -> Any:
     """Returns the value, or its hash if its JSON is longer than `most_characters`. Equal values stay equal."""
     return value if len(canonical(value)) <= most_characters else f"hash:{content_hash(value)}"
 
@@ -119,37 +123,37 @@ class Apis:
 
     def __init__(self, instances: Mapping[str, Any], class_of_tool: Mapping[str, str]):
         self.instances = dict(instances)
-        self.classes = {tool: class_name for tool, class_name in class_of_tool.items() if class_name in instances}
+        self.class_of_tool = {tool: class_name for tool, class_name in class_of_tool.items() if class_name in instances}
 
     def run(self, call: Call, allowed_tools: Collection[str] | None = None, target: Any = None) -> Result:
         """Runs the call if its tool is among `allowed_tools`, by default all. A failure of an API becomes a result.
 
         It runs on `target` if one is given, else on the instance of the tool's class.
         """
-        if call.name not in (self.classes if allowed_tools is None else allowed_tools):
-            return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
-        if reason := examine(call.arguments):
-            return Result(f"{ERROR}{reason}", ok=False)
-        instance = self.instances[self.classes[call.name]] if target is None else target
+        if call.name not in (self.class_of_tool if allowed_tools is None else allowed_tools):
+            return Result(f"{ERROR_PREFIX}there is no function {call.name!r:.100}", ok=False)
+        if reason := explain_refusal(call.arguments):
+            return Result(f"{ERROR_PREFIX}{reason}", ok=False)
+        instance = self.instances[self.class_of_tool[call.name]] if target is None else target
         method = vars(type(instance))[call.name]
         try:
             # A copy, as an API may store its arguments, and calls must not share a default list.
-            value = method(instance, **copy.deepcopy({**_mutable_defaults(method), **call.arguments}))
+            value = method(instance, **copy.deepcopy({**_find_mutable_defaults(method), **call.arguments}))
             return Result(render(value), not is_failure(value), value)
         except Exception as error:
-            return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
+            return Result(render(f"{ERROR_PREFIX}{_write_error(error)}"), ok=False)
 
-    def snapshot(self) -> bytes:
+    def pickle_instances(self) -> bytes:
         """Pickles all instances as they are now. Raises RecursionError for endless folders."""
         return pickle.dumps(self.instances)
 
-    def trial(self) -> Callable[[Call], Result]:
+    def make_trial(self) -> Callable[[Call], Result]:
         """Returns a function that runs each call on a copy of the present instances. Raises RecursionError as above."""
         pickle_by_class = {class_name: pickle.dumps(instance) for class_name, instance in self.instances.items()}
-        return lambda call: self.run(call, target=pickle.loads(pickle_by_class[self.classes[call.name]]))
+        return lambda call: self.run(call, target=pickle.loads(pickle_by_class[self.class_of_tool[call.name]]))
 
 
-def _mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
+def _find_mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
     """Finds default arguments that a call could change for all later ones."""
     return {
         parameter_name: parameter.default
@@ -158,7 +162,7 @@ def _mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _error_text(error: Exception) -> str:
+def _write_error(error: Exception) -> str:
     try:
         return str(error)
     except ValueError:
@@ -172,7 +176,7 @@ _MOST_STATE_VALUES = 20_000
 _LARGEST_DECIMAL = 10**4000
 
 
-def public_state(instance: Any) -> dict[str, Any]:
+def copy_state(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, which the official checker compares."""
     value_counter = itertools.count(1)
 
@@ -193,7 +197,7 @@ def public_state(instance: Any) -> dict[str, Any]:
             case int():
                 return value if abs(value) < _LARGEST_DECIMAL else hex(value)
             case str():
-                return brief(value)
+                return shorten(value)
             case float():
                 return value if math.isfinite(value) else f"float:{value!r}"
             case dict():

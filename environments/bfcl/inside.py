@@ -14,12 +14,12 @@ from .official import CATEGORIES, Official
 NAME = "bfcl"
 SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")
 
-# The r-th tool in the documentation of its class has the weight r ** -POPULARITY for an unguided explorer.
-POPULARITY = 1.3
+# The r-th tool in the documentation of its class has the weight r ** -POPULARITY_EXPONENT for an unguided explorer.
+POPULARITY_EXPONENT = 1.3
 # Never change this: it decides which tasks are for development and which are held out.
 _SPLIT_SEED = 20_260_323
 # The most actions of a turn in a reference solution; the calls of a longer turn are spread evenly over them.
-_MOST_STEPS = 20
+_MOST_TURN_ACTIONS = 20
 
 
 def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
@@ -46,7 +46,7 @@ class Bfcl:
         }
         self._parameters = {tool: benchmark.parameters(class_name, tool) for tool, class_name in self._classes.items()}
         tasks_by_category = {
-            category_name: tuple(self._task(*entry, is_long=category_name == "long_context") for entry in entries)
+            category_name: tuple(self._make_task(*entry, is_long=category_name == "long_context") for entry in entries)
             for category_name, entries in benchmark.entries.items()
         }
         base_tasks = list(tasks_by_category["base"])
@@ -86,9 +86,9 @@ class Bfcl:
         return None if turns is None else SEPARATOR.join(turns)
 
     def popularity(self) -> Mapping[str, float]:
-        """Tool → rank ** -POPULARITY, by its rank in the documentation of its class."""
+        """Tool → rank ** -POPULARITY_EXPONENT, by its rank in the documentation of its class."""
         return {
-            tool_doc["function"]["name"]: rank**-POPULARITY
+            tool_doc["function"]["name"]: rank**-POPULARITY_EXPONENT
             for tool_docs in self._official.documentation.values()
             for rank, tool_doc in enumerate(tool_docs, start=1)
         }
@@ -98,29 +98,29 @@ class Bfcl:
         own_class = self._classes[tool]
         return tuple(other for other, class_name in self._classes.items() if class_name == own_class and other != tool)
 
-    def _task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], is_long: bool) -> Task:
+    def _make_task(self, entry: Mapping[str, Any], answer: Mapping[str, Any], is_long: bool) -> Task:
         """The task of an official entry. The user's text is "" in a turn that announces functions."""
         classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
         config = {name: class_state for name, class_state in entry["initial_config"].items() if name in classes}
         setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": is_long}
         if withheld := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
             setup["withheld"] = withheld
-        user_turns = [_user_text(messages) for messages in entry["question"]]
+        user_turns = [_join_user_texts(messages) for messages in entry["question"]]
         if any(normalise(SEPARATOR) in normalise(user_turn) for user_turn in user_turns):
             raise ValueError(f"{entry['id']} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
-        solution = tuple(action for call_texts in calls_of_turns for action in self._answer(call_texts))
+        solution = tuple(action for call_texts in calls_of_turns for action in self._make_turn_actions(call_texts))
         return Task(NAME, SEPARATOR.join(user_turns), setup, solution)
 
-    def _answer(self, call_texts: Sequence[str]) -> list[Action]:
+    def _make_turn_actions(self, call_texts: Sequence[str]) -> list[Action]:
         """Lists a turn's actions: one call each, or several if there are too many calls; last the end of the turn."""
-        turn_calls = [self._call(call_text) for call_text in call_texts]
-        step_count = min(len(turn_calls), _MOST_STEPS)
+        turn_calls = [self._parse_call(call_text) for call_text in call_texts]
+        step_count = min(len(turn_calls), _MOST_TURN_ACTIONS)
         bounds = [round(step * len(turn_calls) / step_count) for step in range(step_count + 1)] if step_count else []
         chunks = [turn_calls[start:stop] for start, stop in itertools.pairwise(bounds)]
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
-    def _call(self, call_text: str) -> Call:
-        tool_name, positional, keywords = calls.read(call_text)
+    def _parse_call(self, call_text: str) -> Call:
+        tool_name, positional, keywords = calls.parse_call(call_text)
         return Call(tool_name, {**dict(zip(self._parameters[tool_name], positional, strict=False)), **keywords})
 
 
@@ -130,14 +130,14 @@ def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[
     Officially, those are undocumented but can be called. To withhold them would make the task unsolvable.
     """
     withheld_by_turn = {}
-    for turn, announced_tools in by_turn.items():
-        early_tools = {calls.read(call_text)[0] for answer in answers[: int(turn)] for call_text in answer}
+    for turn_key, announced_tools in by_turn.items():
+        early_tools = {calls.parse_call(call_text)[0] for answer in answers[: int(turn_key)] for call_text in answer}
         if remaining_tools := [tool for tool in announced_tools if tool not in early_tools]:
-            withheld_by_turn[turn] = remaining_tools
+            withheld_by_turn[turn_key] = remaining_tools
     return withheld_by_turn
 
 
-def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
+def _join_user_texts(messages: Sequence[Mapping[str, str]]) -> str:
     """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not allow."""
     if any(message["role"] != "user" for message in messages):
         raise ValueError(f"a turn holds roles {[message['role'] for message in messages]}; expected the user alone")

@@ -24,7 +24,7 @@ CLASSES = (
     "VehicleControlAPI",
 )  # fmt: skip
 _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
-_WHEEL = "bfcl_eval.eval_checker.multi_turn_eval"
+_CHECKER_PACKAGE = "bfcl_eval.eval_checker.multi_turn_eval"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Official:
     documentation: Mapping[str, tuple[Mapping[str, Any], ...]]
     entries: Mapping[str, tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]]
     apis: Mapping[str, type]
-    limit: int  # steps with calls in a turn before the dialogue is cut
+    most_steps: int  # steps with calls in a turn before the dialogue is cut
     same_state: Callable[[dict, dict], Mapping[str, Any]]
     same_responses: Callable[[list, list, int], Mapping[str, Any]]
 
-    def instances(self, classes: Sequence[str], config: Mapping[str, Any], is_long: bool) -> dict[str, Any]:
+    def make_instances(self, classes: Sequence[str], config: Mapping[str, Any], is_long: bool) -> dict[str, Any]:
         """New instances of these classes. Raises ValueError for an unknown class, or a `config` that does not load."""
         if unknown := set(classes) - set(self.apis):
             raise ValueError(f"setup names the classes {sorted(unknown)}; the benchmark has {', '.join(CLASSES)}")
@@ -57,18 +57,18 @@ class Official:
         # Long scenarios share objects of their module: a booking in one episode would be visible in the next.
         return copy.deepcopy(instances)
 
-    def parameters(self, class_name: str, tool: str) -> tuple[str, ...]:
+    def parameters(self, class_name: str, tool_name: str) -> tuple[str, ...]:
         """The parameters of a tool of the class `class_name`, in the order of the tool's signature."""
-        return tuple(inspect.signature(vars(self.apis[class_name])[tool]).parameters)[1:]
+        return tuple(inspect.signature(vars(self.apis[class_name])[tool_name]).parameters)[1:]
 
 
 def load() -> Official:
     """Reads the installed wheel. Raises ModuleNotFoundError, which says what to do, if there is none."""
     # The wheel makes folders on import; here they are temporary, and not among the installed packages.
-    with tempfile.TemporaryDirectory(prefix="bfcl-") as own_folder:
-        os.environ["BFCL_PROJECT_ROOT"] = own_folder
+    with tempfile.TemporaryDirectory(prefix="bfcl-") as package_folder:
+        os.environ["BFCL_PROJECT_ROOT"] = package_folder
         try:
-            checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
+            checker = importlib.import_module(f"{_CHECKER_PACKAGE}.multi_turn_checker")
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{error}: this runs inside the benchmark's virtual environment; cojax install bfcl"
@@ -91,7 +91,7 @@ def load() -> Official:
             for file_name in [f"BFCL_v4_multi_turn_{category}.json"]
         },
         apis=apis,
-        limit=prompt_module.MAXIMUM_STEP_LIMIT + 1,
+        most_steps=prompt_module.MAXIMUM_STEP_LIMIT + 1,
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )
@@ -103,16 +103,16 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _convert(tool_doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function. Like the benchmark, it leaves out the description of the response."""
-    return document(tool_doc["name"], tool_doc["description"], _convert_schema(tool_doc["parameters"]))
+    return document(tool_doc["name"], tool_doc["description"], _to_json_schema(tool_doc["parameters"]))
 
 
-def _convert_schema(schema_node: Mapping[str, Any]) -> dict[str, Any]:
+def _to_json_schema(schema_node: Mapping[str, Any]) -> dict[str, Any]:
     schema = dict(schema_node)
     type_name = schema.pop("type", None)
     if type_name is not None and type_name != "any":
         schema["type"] = _JSON_TYPES.get(type_name, type_name)
     if "properties" in schema:
-        schema["properties"] = {name: _convert_schema(subschema) for name, subschema in schema["properties"].items()}
+        schema["properties"] = {name: _to_json_schema(subschema) for name, subschema in schema["properties"].items()}
     if "items" in schema:
-        schema["items"] = _convert_schema(schema["items"])
+        schema["items"] = _to_json_schema(schema["items"])
     return schema

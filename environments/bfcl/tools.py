@@ -16,13 +16,13 @@ from typing import Any
 from cojax.types import Call, Triplet
 from .calls import Apis
 
-_TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8").replace("\n        ", " ")
+_TABLE_TEXT = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8").replace("\n        ", " ")
 # From tools.txt: list → its values; tool → the request for a call of it; tool → parameter → the values to try.
-LISTS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE, re.MULTILINE))
-WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _TABLE, re.MULTILINE))
+LISTS: Mapping[str, str] = dict(re.findall(r"^(\w+) = (.+)$", _TABLE_TEXT, re.MULTILINE))
+WORDINGS: Mapping[str, str] = dict(re.findall(r"^(\w+): (.+)$", _TABLE_TEXT, re.MULTILINE))
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
     tool: dict(re.findall(r"^    (\w+): (.+)$", lines, re.MULTILINE))
-    for tool, lines in re.findall(r"^(\w+): .+\n((?:    .+\n)*)", _TABLE, re.MULTILINE)
+    for tool, lines in re.findall(r"^(\w+): .+\n((?:    .+\n)*)", _TABLE_TEXT, re.MULTILINE)
 }
 
 _JOINER = ", then "
@@ -41,7 +41,7 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
         if not step.observation.ok:
             return None
         for call in step.action.calls:
-            clause = word(call)
+            clause = word_call(call)
             if clause is None:
                 return None
             clauses.append(clause)
@@ -54,7 +54,7 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
     return turn_texts if turn_texts and not clauses else None
 
 
-def word(call: Call) -> str | None:
+def word_call(call: Call) -> str | None:
     """The user's request for this call; None if an argument has no slot, or a slot no argument."""
     arguments, mentioned_names = call.arguments, set[str]()
 
@@ -106,49 +106,49 @@ class Scene:
         self.instances = instances
         self.results: dict[str, list[Any]] = {}
         for result in results:
-            for result_key, value in _leaves(result, ""):
+            for result_key, value in _iterate_leaves(result, ""):
                 self.results.setdefault(result_key, []).append(value)
 
-    def of(self, class_name: str, attribute: str) -> Any:
+    def read_attribute(self, class_name: str, attribute: str) -> Any:
         """A public attribute; () if the episode does not have the class."""
         instance = self.instances.get(class_name)
         return () if instance is None else vars(instance)[attribute]
 
-    def items(self, class_name: str, attribute: str) -> list[Any]:
+    def list_items(self, class_name: str, attribute: str) -> list[Any]:
         """The keys of a dict, the elements of a list, or a single value in a list; empty for None."""
-        value = self.of(class_name, attribute)
+        value = self.read_attribute(class_name, attribute)
         if isinstance(value, (Mapping, list, tuple, set)):
             return list(value)
         return [] if value is None else [value]
 
-    def field(self, class_name: str, attribute: str, record_key: str) -> list[Any]:
+    def list_field(self, class_name: str, attribute: str, record_key: str) -> list[Any]:
         """The entry `record_key` of every record in a list or among a dict's values."""
-        records = self.of(class_name, attribute)
+        records = self.read_attribute(class_name, attribute)
         records = records.values() if isinstance(records, Mapping) else records
         return [record[record_key] for record in records if isinstance(record, Mapping) and record_key in record]
 
-    def listing(self, item_kind: str) -> list[str]:
+    def list_names(self, item_kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
         file_system = self.instances.get("GorillaFileSystem")
-        return [] if file_system is None else _names_in(file_system._current_dir, item_kind)
+        return [] if file_system is None else _list_names(file_system._current_dir, item_kind)
 
 
 Source = Callable[[Scene], Iterable[Any]]
 
 
-def _leaves(value: Any, result_key: str) -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(value: Any, result_key: str) -> Iterator[tuple[str, Any]]:
     """The (key, value) of the short values in a result; values in a list have the list's key."""
     if isinstance(value, Mapping):
         for inner_key, inner_value in value.items():
-            yield from _leaves(inner_value, str(inner_key))
+            yield from _iterate_leaves(inner_value, str(inner_key))
     elif isinstance(value, (list, tuple)):
         for inner_value in value[:20]:
-            yield from _leaves(inner_value, result_key)
+            yield from _iterate_leaves(inner_value, result_key)
     elif (isinstance(value, str) and 0 < len(value) <= 80) or type(value) in (int, float):
         yield result_key, value
 
 
-def _names_in(directory: Any, item_kind: str) -> list[str]:
+def _list_names(directory: Any, item_kind: str) -> list[str]:
     return [item_name for item_name, item in directory.contents.items() if type(item).__name__ == item_kind]
 
 
@@ -162,20 +162,20 @@ def names_below(scene: Scene) -> list[str]:
         if not folders:
             break
         folder = folders.pop()
-        file_names += _names_in(folder, "File")
-        folders += [folder.contents[folder_name] for folder_name in _names_in(folder, "Directory")]
+        file_names += _list_names(folder, "File")
+        folders += [folder.contents[folder_name] for folder_name in _list_names(folder, "Directory")]
     return file_names
 
 
 def words_here(scene: Scene) -> list[str]:
     """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
-    texts = [] if system is None else [system._current_dir.contents[name].content for name in scene.listing("File")]
+    texts = [] if system is None else [system._current_dir.contents[name].content for name in scene.list_names("File")]
     return [word.strip(".,:;()") for text in texts for word in text[:500].split()[:40] if len(word) > 4]
 
 
 def receivers(scene: Scene) -> list[str]:
-    users = scene.of("MessageAPI", "user_map")
+    users = scene.read_attribute("MessageAPI", "user_map")
     return list(users.values()) if isinstance(users, Mapping) else []
 
 
@@ -184,7 +184,7 @@ def _long_words(texts: Iterable[Any]) -> list[str]:
 
 
 def stocks(scene: Scene) -> list[list[str]]:
-    symbols = list(scene.of("TradingBot", "stocks"))
+    symbols = list(scene.read_attribute("TradingBot", "stocks"))
     return [symbols[start : start + size] for size in (2, 3, 4) for start in range(0, max(0, len(symbols) - size), 2)]
 
 
@@ -198,12 +198,12 @@ def told_lists(scene: Scene) -> list[list[float]]:
 
 
 _NAMED_SOURCES: Mapping[str, Source] = {
-    "files": lambda scene: scene.listing("File"),
-    "folders": lambda scene: scene.listing("Directory"),
+    "files": lambda scene: scene.list_names("File"),
+    "folders": lambda scene: scene.list_names("Directory"),
     "message_words": lambda scene: _long_words(
-        text for mail in scene.of("MessageAPI", "inbox") for text in mail.values()
+        text for mail in scene.read_attribute("MessageAPI", "inbox") for text in mail.values()
     ),
-    "tweet_words": lambda scene: _long_words(scene.field("TwitterAPI", "tweets", "content")),
+    "tweet_words": lambda scene: _long_words(scene.list_field("TwitterAPI", "tweets", "content")),
     **{source.__name__: source for source in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
 }
 
@@ -223,9 +223,9 @@ def _source(node: ast.expr) -> Source:
         case ast.Attribute(value=ast.Name(id="told"), attr=entry_key):
             return lambda scene: scene.results.get(entry_key, ())
         case ast.Attribute(value=ast.Name(id=class_name), attr=attribute):
-            return lambda scene: scene.items(class_name, attribute)
+            return lambda scene: scene.list_items(class_name, attribute)
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=class_name), attr=attribute), attr=entry_key):
-            return lambda scene: scene.field(class_name, attribute, entry_key)
+            return lambda scene: scene.list_field(class_name, attribute, entry_key)
     value = ast.literal_eval(node)
     return lambda scene: (value,)
 
@@ -238,34 +238,34 @@ SOURCES: Mapping[str, Mapping[str, Source]] = {
 # The most calls offered in total.
 _MOST_OFFERS = 150
 # The most calls offered for one tool.
-_MOST_OF_TOOL = 6
+_MOST_OFFERS_PER_TOOL = 6
 # The most calls tried for one tool.
-_MOST_TRIES = 10
+_MOST_TRIES_PER_TOOL = 10
 
 
-def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
+def draw_calls(apis: Apis, scene: Scene, tool_names: Sequence[str], salt: str) -> list[Call]:
     """Draws at most 150 different calls of these tools that work now, by `salt`: one of each tool, then a second, …"""
-    try_call = apis.trial()
+    try_call = apis.make_trial()
     calls_by_tool = []
-    for tool in tools:
-        calls = _combinations(tool, scene, random.Random(repr((tool, salt))))
-        working_calls = (call for call in itertools.islice(calls, _MOST_TRIES) if try_call(call).ok)
-        calls_by_tool.append(list(itertools.islice(working_calls, _MOST_OF_TOOL)))
+    for tool_name in tool_names:
+        calls = _combine_values(tool_name, scene, random.Random(repr((tool_name, salt))))
+        working_calls = (call for call in itertools.islice(calls, _MOST_TRIES_PER_TOOL) if try_call(call).ok)
+        calls_by_tool.append(list(itertools.islice(working_calls, _MOST_OFFERS_PER_TOOL)))
     rounds = itertools.zip_longest(*calls_by_tool)
     return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MOST_OFFERS]
 
 
-def _combinations(tool: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
+def _combine_values(tool_name: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
     """Yields different calls of the tool in random order. No call has two equal arguments."""
-    values_by_name = {parameter: list(source(scene)) for parameter, source in SOURCES[tool].items()}
+    values_by_name = {parameter: list(source(scene)) for parameter, source in SOURCES[tool_name].items()}
     if not all(values_by_name.values()):
         return
     seen_arguments: set[str] = set()
-    for _ in range(3 * _MOST_TRIES):
+    for _ in range(3 * _MOST_TRIES_PER_TOOL):
         choice = {parameter: rng.choice(candidates) for parameter, candidates in values_by_name.items()}
         arguments = {parameter: value for parameter, value in choice.items() if value is not OMIT}
         value_texts = [json.dumps(value) for value in arguments.values()]
         arguments_json = json.dumps(arguments)
         if arguments_json not in seen_arguments and len(set(value_texts)) == len(value_texts):
             seen_arguments.add(arguments_json)
-            yield Call(tool, arguments)
+            yield Call(tool_name, arguments)

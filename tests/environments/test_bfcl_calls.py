@@ -4,7 +4,7 @@ import pickle
 import pytest
 
 from cojax.types import Call
-from environments.bfcl.calls import Apis, brief, examine, is_failure, public_state, read, render
+from environments.bfcl.calls import Apis, copy_state, explain_refusal, is_failure, parse_call, render, shorten
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from environments.bfcl.calls import Apis, brief, examine, is_failure, public_sta
     ],
 )
 def test_literal_calls_are_read(text: str, expected: tuple) -> None:
-    assert read(text) == expected
+    assert parse_call(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_literal_calls_are_read(text: str, expected: tuple) -> None:
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
-        read(text)
+        parse_call(text)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_anything_else_is_refused(text: str) -> None:
     ],
 )
 def test_arguments_an_api_could_choke_on_are_kept_from_it(arguments: dict, reason: str) -> None:
-    assert examine(arguments) == reason
-    assert examine({"a": 1, "b": ["x", {"c": None}], "d": 2.5, "e": True}) == ""
+    assert explain_refusal(arguments) == reason
+    assert explain_refusal({"a": 1, "b": ["x", {"c": None}], "d": 2.5, "e": True}) == ""
 
 
 def test_deep_arguments_are_refused_without_recursion() -> None:
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
-    assert examine({"a": deep}) == "arguments nested deeper than 16"
+    assert explain_refusal({"a": deep}) == "arguments nested deeper than 16"
     while deep:  # taken apart by hand: freeing it would recurse
         deep = deep.pop()
 
@@ -101,9 +101,9 @@ def test_an_api_says_itself_when_it_failed() -> None:
 
 
 def test_long_values_are_told_by_their_hash() -> None:
-    assert brief("short") == "short"
-    assert brief("x" * 600) == brief("x" * 600) != brief("x" * 601)
-    assert len(brief("x" * 600)) == 21
+    assert shorten("short") == "short"
+    assert shorten("x" * 600) == shorten("x" * 600) != shorten("x" * 601)
+    assert len(shorten("x" * 600)) == 21
 
 
 class SampleApi:
@@ -158,19 +158,19 @@ def test_calls_share_neither_defaults_nor_arguments() -> None:
 
 def test_a_trial_and_a_snapshot_leave_the_instance_alone() -> None:
     apis = sample_apis()
-    tried = apis.trial()
+    tried = apis.make_trial()
     assert tried(Call("put", {"item": "a"})).ok
-    snapshot = apis.snapshot()
+    snapshot = apis.pickle_instances()
     apis.run(Call("put", {"item": "b"}))
     assert pickle.loads(snapshot)["SampleApi"].items == []
     assert apis.instances["SampleApi"].items == [["b"]]
 
 
 def test_the_public_state_is_json() -> None:
-    assert public_state(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
+    assert copy_state(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
     full = SampleApi()
     full.items = [(1, 2.5), {3, 1}, math.nan, 10**4001, SampleApi()]
-    items = public_state(full)["items"]
+    items = copy_state(full)["items"]
     assert items[:3] == [[1, 2.5], {"set": ["1", "3"]}, "float:nan"]
     assert items[3].startswith("0x")
     assert items[4] == {"SampleApi": {"items": [], "counts": {"key:1": "one", "1": "digit"}}}
@@ -183,5 +183,5 @@ def test_the_public_state_of_what_holds_itself_ends() -> None:
     for _ in range(39):
         below = [below, below]
     twice.items = below
-    assert public_state(loop)
-    assert public_state(twice)
+    assert copy_state(loop)
+    assert copy_state(twice)

@@ -19,7 +19,7 @@ from cojax.explorer.scripted.explorer import ScriptedExplorer  # noqa: E402
 from cojax.types import Action, Call, Task, Trajectory, canonical, from_json, normalise, to_json  # noqa: E402
 from cojax.validation import Validation  # noqa: E402
 from environments.bfcl import inside, official  # noqa: E402
-from environments.bfcl.episode import SEPARATOR, turns_of  # noqa: E402
+from environments.bfcl.episode import SEPARATOR, split_turns  # noqa: E402
 
 pytestmark = pytest.mark.real
 BFCL = inside.make()
@@ -72,7 +72,7 @@ def test_verdicts_are_those_of_the_official_checker(category: str) -> None:
     entries = {entry["id"]: (entry, answer) for entry, answer in official.load().entries[category]}
     for t in BFCL.tasks(category, 200)[::4]:
         question, answer = entries[NAMES[t.id]]
-        turns = [list(calls) for calls in turns_of(t.solution)]
+        turns = [list(calls) for calls in split_turns(t.solution)]
         chosen = rng.choice([calls for calls in turns if calls])
         match rng.randrange(4):
             case 0:
@@ -110,7 +110,7 @@ def test_long_turns_are_spread_over_the_steps_there_are() -> None:
     lengths = [
         (len(calls), steps)
         for t in BFCL.tasks("long_context", 200)
-        for calls, steps in zip(turns_of(t.solution), _steps(t), strict=True)
+        for calls, steps in zip(split_turns(t.solution), _steps(t), strict=True)
         if len(calls) > 20
     ]
     assert max(length for length, _ in lengths) == 34
@@ -197,7 +197,7 @@ def test_the_separator_survives_normalisation() -> None:
 
 def test_an_action_without_calls_ends_a_turn() -> None:
     ls, pwd = Call("ls"), Call("pwd")
-    assert turns_of((END, one(ls, pwd), one(ls), END, one(pwd))) == [(), (ls, pwd, ls), (pwd,)]
+    assert split_turns((END, one(ls, pwd), one(ls), END, one(pwd))) == [(), (ls, pwd, ls), (pwd,)]
 
 
 def test_nothing_is_imported_after_it_is_made() -> None:

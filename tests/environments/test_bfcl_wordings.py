@@ -5,7 +5,7 @@ import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.bfcl.calls import Apis
-from environments.bfcl.tools import OMIT, SOURCES, WORDINGS, Scene, offers, phrase, word
+from environments.bfcl.tools import OMIT, SOURCES, WORDINGS, Scene, draw_calls, phrase, word_call
 
 END = Action()
 
@@ -45,7 +45,7 @@ PWD = Call("pwd")
     ],
 )
 def test_a_call_is_worded_with_every_argument(call: Call, expected: str) -> None:
-    assert word(call) == expected
+    assert word_call(call) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_call_is_worded_with_every_argument(call: Call, expected: str) -> None
     ],
 )
 def test_an_argument_without_a_place_leaves_no_words(call: Call) -> None:
-    assert word(call) is None
+    assert word_call(call) is None
 
 
 def test_steps_are_joined_and_actions_without_calls_end_turns() -> None:
@@ -100,7 +100,7 @@ def test_the_tables_know_the_same_tools_and_parameters() -> None:
     assert list(SOURCES) == list(WORDINGS)
     rng = random.Random(0)
     for tool, _ in itertools.product(WORDINGS, range(20)):
-        assert word(drawn(tool, rng)), tool
+        assert word_call(drawn(tool, rng)), tool
 
 
 def test_different_calls_are_worded_differently() -> None:
@@ -108,7 +108,7 @@ def test_different_calls_are_worded_differently() -> None:
     worded: dict[str, set[str]] = {}
     for tool, _ in itertools.product(WORDINGS, range(200)):
         call = drawn(tool, rng)
-        worded.setdefault(str(word(call)).casefold(), set()).add(repr((call.name, sorted(call.arguments.items()))))
+        worded.setdefault(str(word_call(call)).casefold(), set()).add(repr((call.name, sorted(call.arguments.items()))))
     assert [calls for calls in worded.values() if len(calls) > 1] == []
     assert len(worded) > 1000
 
@@ -143,7 +143,7 @@ def test_offers_are_calls_that_work_and_change_nothing() -> None:
     tools = ("cat", "rmdir", "diff")
     instances = {"GorillaFileSystem": GorillaFileSystem()}
     apis = Apis(instances, dict.fromkeys(tools, "GorillaFileSystem"))
-    found = offers(apis, Scene(instances, []), tools, salt="1")
+    found = draw_calls(apis, Scene(instances, []), tools, salt="1")
     assert found == [Call("cat", {"file_name": "a.txt"}), Call("rmdir", {"dir_name": "docs"})]
     assert list(instances["GorillaFileSystem"].root.contents) == ["a.txt", "docs"]
 

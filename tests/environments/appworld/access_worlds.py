@@ -57,7 +57,7 @@ def reached(make):
 def main():
     data, task = sys.argv[1:]
     hostile = json.load(sys.stdin)
-    world.settle(data)
+    world.make_own_root(data)
     opened = world.World(data, task)
     watch(opened.stock.requester.client.app)
     documents = {(app, doc["api_name"]): doc for app in opened.stock.task.allowed_apps for doc in described(app)}

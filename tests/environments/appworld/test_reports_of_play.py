@@ -17,7 +17,7 @@ RECORD = {"app": "venmo", "api": "show_account", "arguments": {"a": 1}, "digest"
 
 
 def test_calls_are_read_with_what_was_printed():
-    printed, calls, size = report.read(observation(RECORD))
+    printed, calls, size = report.read_report(observation(RECORD))
     assert printed == "printed"
     assert calls == [Call("venmo.show_account", {"arguments": {"a": 1}, "digest": "0123456789abcdef"})]
     assert size == 94
@@ -25,7 +25,7 @@ def test_calls_are_read_with_what_was_printed():
 
 def test_numbers_that_json_lacks_are_words():
     text = '[{"app": "a", "api": "b", "arguments": {"a": [NaN, -Infinity, 1e999]}, "digest": ""}]'
-    _, (call,), _ = report.read(observation(text=text))
+    _, (call,), _ = report.read_report(observation(text=text))
     assert call.arguments["arguments"] == {"a": ["NaN", "-Infinity", "1e999"]}
 
 
@@ -48,11 +48,11 @@ def test_numbers_that_json_lacks_are_words():
 )
 def test_a_record_that_no_honest_worker_writes_is_the_steps_failure(text):
     with pytest.raises(LimitExceeded, match="the reply to step is none"):
-        report.read(observation(text=text))
+        report.read_report(observation(text=text))
 
 
 @pytest.mark.parametrize("text", ["[" + "{}," * 200_000 + "{}]", "[" + "0," * 400_001 + "0]", '"' + "x" * 2**22 + '"'])
 def test_a_large_report_is_refused_before_it_is_parsed(text, monkeypatch):
     monkeypatch.setattr(report, "json", None)
     with pytest.raises(LimitExceeded, match="holds at most 4,194,304 bytes and 400,000 values"):
-        report.read(observation(text=text))
+        report.read_report(observation(text=text))

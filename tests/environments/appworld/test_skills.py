@@ -25,7 +25,7 @@ def done(*calls: Call, printed: str = "ok", ok: bool = True) -> list[Triplet]:
 @pytest.mark.parametrize("name", SKILLS)
 def test_every_skill_is_code_about_its_own_api_and_words_with_all_its_arguments(name):
     call = sample(name)
-    tree = ast.parse(skills.code([call]))
+    tree = ast.parse(skills.write_code([call]))
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     assert f"apis.{name}" in {
         *called,
@@ -77,13 +77,13 @@ def test_arguments_are_literals_whatever_they_hold():
     hostile = "'); import os; os.system('true'); ('{title}\\"
     (call,) = [
         node
-        for node in ast.walk(ast.parse(skills.code([Call("spotify.like_song", {"title": hostile})])))
+        for node in ast.walk(ast.parse(skills.write_code([Call("spotify.like_song", {"title": hostile})])))
         if isinstance(node, ast.keyword) and node.arg == "query"
     ]
     assert ast.literal_eval(call.value) == hostile
     for wrong in ({"title": ["a"]}, {"title": None}, {"title": "a", "more": 1}):
         with pytest.raises(ValueError, match="takes title"):
-            skills.code([Call("spotify.like_song", wrong)])
+            skills.write_code([Call("spotify.like_song", wrong)])
 
 
 def test_skills_are_documented_drawn_to_and_neighbours_of_their_app():

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from environments.appworld.report import answer_text, compare, partial_reward
+from environments.appworld.report import compare_effects, normalise_answer, score_partially
 
 REFERENCE = {
     "tables": {
@@ -18,7 +18,7 @@ REFERENCE = {
 
 def failing(**changed: object) -> list[str]:
     done = {**copy.deepcopy(REFERENCE), **changed}
-    found = compare(REFERENCE, done)
+    found = compare_effects(REFERENCE, done)
     assert found.reward == float(all(check.passed for check in found.checks))
     return [check.name for check in found.checks if not check.passed]
 
@@ -48,7 +48,7 @@ def test_the_partial_reward_is_the_share_of_the_deeds_done_less_what_else_was_do
     mail = {"gmail.Email": {"removed": [{"id": 3}]}}
 
     def partial(tables, answer=None, status="success", reference=REFERENCE):
-        return compare(reference, {"tables": tables, "answer": answer, "status": status}).partial
+        return compare_effects(reference, {"tables": tables, "answer": answer, "status": status}).partial
 
     assert partial({}) == 0.0
     assert partial(likes) == 0.5
@@ -59,7 +59,7 @@ def test_the_partial_reward_is_the_share_of_the_deeds_done_less_what_else_was_do
     asking = {"tables": {}, "answer": 7, "status": "success"}
     assert partial({}, answer="7", reference=asking) == 1.0
     assert partial(mail, answer="7", reference=asking) == 0.5
-    assert partial_reward(0, 0, 0) == 0.0
+    assert score_partially(0, 0, 0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_the_partial_reward_is_the_share_of_the_deeds_done_less_what_else_was_do
     ],
 )
 def test_answers_are_compared_as_the_benchmark_does(one, other, alike):
-    assert (answer_text(one) == answer_text(other)) is alike
+    assert (normalise_answer(one) == normalise_answer(other)) is alike
