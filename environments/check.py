@@ -56,7 +56,7 @@ _SPLITS = ("seed", "dev", "eval", "challenge")
 _COUNT = 200
 # A call hangs after this many seconds or, if that is longer, this many of the environment's own deadlines, since it may
 # retry.
-_HANG_S, _HANG_DEADLINES = 120.0, 4
+_LEAST_HANG_S, _HANG_DEADLINES = 120.0, 4
 
 # The keys of a line on tasks that are only opened.
 _OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             full_name = worlds.full_name(options.name)
             environment = place(options.cluster, full_name, case) if options.cluster else worlds.load(full_name, **case)
             tasks_by_split = _draw_tasks(environment, namespace.get("SPLITS"), options.category, count)
-            for line in _lines(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):
+            for line in _examine(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):
                 fault_count += line["fault_count"]
                 print(json.dumps(to_json({"server": case_label, **line} if case_label else line)), flush=True)
     except (ValueError, InstallError, EnvironmentFailure) as error:
@@ -107,34 +107,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if fault_count else 0
 
 
-def _lines(
-    environment: Environment, name: str, splits: Mapping[str, tuple[Task, ...]], module: Mapping[str, Any], every: bool
+def _examine(
+    environment: Environment,
+    environment_name: str,
+    tasks_by_split: Mapping[str, tuple[Task, ...]],
+    namespace: Mapping[str, Any],
+    drops_all: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yields the line of each split. The first call that hangs ends its split."""
-    for split, tasks in splits.items():
+    for split, tasks in tasks_by_split.items():
         start_time = time.monotonic()
         solvable = [task for task in tasks if task.solution]
         if solvable:
-            report = SplitReport()
-            examine = functools.partial(report.examine, tasks=solvable, trials=module.get("TRIALS", {}), every=every)
-            report.faults += _watch(environment, examine)
-            list_all = every or module.get("OFFICIAL_VERDICT", False)
-            line = report.line(name, split, time.monotonic() - start_time, every=list_all)
+            split_report = SplitReport()
+            examine = functools.partial(
+                split_report.examine, tasks=solvable, trials=namespace.get("TRIALS", {}), every=drops_all
+            )
+            split_report.faults += _watch(environment, examine)
+            list_all = drops_all or namespace.get("OFFICIAL_VERDICT", False)
+            line = split_report.line(environment_name, split, time.monotonic() - start_time, every=list_all)
             yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
-            openings = SplitReport()
-            openings.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=openings))
-            record = openings.line(name, split, time.monotonic() - start_time, every=True)
+            opened = SplitReport()
+            opened.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
+            record = opened.line(environment_name, split, time.monotonic() - start_time, every=True)
             yield {**{key: record[key] for key in _OPENING_KEYS}, "synthesizes": f"nothing: {reason}"}
         else:
             setup_report = SetupReport()
             setup_report.plays.faults += _watch(environment, functools.partial(setup_report.examine, setups=tasks))
-            yield setup_report.line(environment, name, split, time.monotonic() - start_time)
+            yield setup_report.line(environment, environment_name, split, time.monotonic() - start_time)
 
 
 def _watch(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
     """Examines the environment; returns the message about a call that hangs, which ends the examination."""
-    patience_s = max(_HANG_S, _HANG_DEADLINES * (traits_of(environment).deadline or 0.0))
+    patience_s = max(_LEAST_HANG_S, _HANG_DEADLINES * (traits_of(environment).deadline or 0.0))
     try:
         run_watched(environment, patience_s, examine)
     except HangingCall as hanging:
@@ -143,7 +149,7 @@ def _watch(environment: Environment, examine: Callable[[Environment], None]) -> 
 
 
 def _draw_tasks(
-    environment: Environment, own_splits: Sequence[str] | None, category: str, count: int
+    environment: Environment, own_splits: Sequence[str] | None, category: str, task_count: int
 ) -> dict[str, tuple[Task, ...]]:
     """Draws tasks of each split in `category`: by default the environment's own splits, or the usual ones that it has.
 
@@ -151,13 +157,13 @@ def _draw_tasks(
     """
     if own_splits is not None or category != "all":
         chosen_splits = own_splits if own_splits is not None and category == "all" else category.split(",")
-        return {split: environment.tasks(split, count) for split in chosen_splits}
+        return {split: environment.tasks(split, task_count) for split in chosen_splits}
     tasks_by_split: dict[str, tuple[Task, ...]] = {}
     # No explorer starts from setups whose states cannot be compared, so their split does not count.
     split_names = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
     for split in split_names:
         try:
-            tasks_by_split[split] = environment.tasks(split, count)
+            tasks_by_split[split] = environment.tasks(split, task_count)
         except ValueError:
             continue  # it has no such split
     if not any(tasks_by_split.values()):

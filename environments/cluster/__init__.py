@@ -37,7 +37,7 @@ def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnviro
     """
     nodes = Nodes(connection.connect(address), name, settings)
     try:
-        nodes.begin()
+        nodes.start_all()
         return PlacedEnvironment(nodes)
     except BaseException:
         nodes.close()
@@ -52,7 +52,7 @@ class PlacedEnvironment(Served):
     """
 
     def __init__(self, nodes: Nodes) -> None:
-        super().__init__(nodes.description, nodes.service)
+        super().__init__(nodes.description, nodes.call_service)
         self.nodes, self.runs_policy_code = nodes, read(bool, nodes.description["runs_policy_code"])
         self.close = weakref.finalize(self, nodes.close)
 
@@ -73,4 +73,4 @@ class PlacedEnvironment(Served):
                     raise PolicyLoss(str(failure)) from failure
                 raise
 
-        return ServedEpisode(node, task, call, functools.partial(node.end, episode_id))
+        return ServedEpisode(node, task, call, functools.partial(node.end_episode, episode_id))

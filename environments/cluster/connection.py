@@ -19,21 +19,21 @@ import tenacity
 from cojax.host.background import on_thread
 from .host import Host
 
-_ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
+_ADDRESS_PATTERN = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 # Seconds for the cluster to accept a connection.
-_REACH_S = 5.0
+_REACH_TIMEOUT_S = 5.0
 # Seconds to join it, and how often that is tried.
-_JOIN_S, _ATTEMPTS = 120.0, 3
+_JOIN_S, _JOIN_ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
-_MOST_CALLS = 10_000
+_MOST_OPEN_CALLS = 10_000
 # A process has one connection, and keeps it to its end.
-_address = ""
+_own_address = ""
 _connect_lock = threading.Lock()
 
 
 def check(address: str) -> None:
     """Raises ValueError for an invalid address, and if Ray is not installed. Connects to nothing."""
-    if not _ADDRESS.fullmatch(address):
+    if not _ADDRESS_PATTERN.fullmatch(address):
         raise ValueError(
             f"environment.cluster is {address!r:.200}; expected ray://HOST:PORT, or HOST:PORT or auto on a host of the "
             "cluster"
@@ -47,21 +47,21 @@ def check(address: str) -> None:
 
 def connect(address: str) -> "RayCluster":
     """The cluster at that address. Raises ValueError if it cannot be reached or used."""
-    global _address
+    global _own_address
     check(address)
     with _connect_lock:
         import ray
 
-        if ray.is_initialized() and _address != address:
+        if ray.is_initialized() and _own_address != address:
             raise ValueError(
-                f"environment.cluster is {address!r}, but this process uses {_address or 'another cluster'} already"
+                f"environment.cluster is {address!r}, but this process uses {_own_address or 'another cluster'} already"
             )
         if not ray.is_initialized():
-            _reach(address)
+            _expect_listener(address)
             logging.getLogger("ray").setLevel(logging.ERROR)
-            with _keep_handler():
+            with _keep_signal_handler():
                 _join(ray, address)
-            _address = address
+            _own_address = address
     return RayCluster(ray)
 
 
@@ -70,7 +70,7 @@ def _join(ray: Any, address: str) -> None:
     # The server that ray:// starts for a client sometimes ends at once: then it is asked for another.
     retry_call = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(ConnectionError),
-        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        stop=tenacity.stop_after_attempt(_JOIN_ATTEMPTS),
         reraise=True,
     )
     init_options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
@@ -93,9 +93,9 @@ class RayCluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         # An actor takes no processor from Ray's books: its node has only it, and its children come and go.
-        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_MOST_CALLS)(Host)
+        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_MOST_OPEN_CALLS)(Host)
 
-    def places(self) -> dict[str, str]:
+    def list_nodes(self) -> dict[str, str]:
         """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""
         node_records: list[Mapping[str, Any]] = self._ray.nodes()
         usable_nodes = [node for node in node_records if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
@@ -112,23 +112,23 @@ class RayCluster:
         """Calls a method of an actor."""
         return method.remote(*arguments).future()
 
-    def end(self, actor: Any) -> None:
+    def kill_actor(self, actor: Any) -> None:
         """Ends an actor with its processes. Never raises."""
         with contextlib.suppress(Exception):
             self._ray.kill(actor)
 
-    def of_the_call(self, error: BaseException) -> bool:
+    def is_call_failure(self, error: BaseException) -> bool:
         """Whether an error is the call's own, so that the actor still works."""
         return isinstance(error, self._ray.exceptions.RayTaskError)
 
 
-def _reach(address: str) -> None:
+def _expect_listener(address: str) -> None:
     """Raises ValueError if nothing listens at the address: Ray itself would try for half a minute."""
-    match = _ADDRESS.fullmatch(address)
+    match = _ADDRESS_PATTERN.fullmatch(address)
     if match is None or match["host"] is None:
         return
     try:
-        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _REACH_S).close()
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), _REACH_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise ValueError(
             f"environment.cluster is {address!r}, but nothing answers there ({error}); start the cluster, or correct "
@@ -137,7 +137,7 @@ def _reach(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _keep_handler() -> Iterator[None]:
+def _keep_signal_handler() -> Iterator[None]:
     """Restores this process's handler of SIGTERM, which Ray replaces by its own."""
     old_handler = signal.getsignal(signal.SIGTERM)
     try:

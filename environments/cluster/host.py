@@ -41,7 +41,7 @@ from ..worker.venv import ROOT
 from ..worker.wire import Malformed, Scan, read
 
 # Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
-_POLICY_CALLS = ("step", "evaluate")
+_POLICY_OPS = ("step", "evaluate")
 # The calls of one episode that wait for its thread; None ends it.
 _CallQueue = queue.SimpleQueue[tuple[dict[str, Any], concurrent.futures.Future[bytes]] | None]
 
@@ -50,55 +50,55 @@ class Host:
     """One environment and its episodes, by the numbers that the trainer gives them. What crosses are bytes."""
 
     def __init__(self) -> None:
-        self._episodes: dict[int, _CallQueue] = {}
-        self._current: dict[int, Progress] = {}
-        self._service: Operations = {}
-        self._operations: Callable[[], Operations] = dict
-        self._failure: type[EnvironmentFailure] = EnvironmentFailure
+        self._call_queues: dict[int, _CallQueue] = {}
+        self._calls: dict[int, Progress] = {}
+        self._service_operations: Operations = {}
+        self._make_operations: Callable[[], Operations] = dict
+        self._failure_type: type[EnvironmentFailure] = EnvironmentFailure
 
     async def make(self, order_line: bytes) -> bytes:
         """Makes the environment; returns what the trainer must know of it, or why it cannot be made."""
-        return await asyncio.to_thread(self._make, order_line)
+        return await asyncio.to_thread(self._make_environment, order_line)
 
     async def call(self, request_line: bytes) -> bytes:
         """Carries out one call of an episode, or of the environment."""
         request = wire.decode(request_line)
         episode_id = request["episode"]
-        if episode_id not in self._episodes:
+        if episode_id not in self._call_queues:
             if episode_id and request["op"] != "reset":
                 return encode_failure(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
-            call_queue = self._episodes[episode_id] = queue.SimpleQueue()
-            operations = self._operations() if episode_id else self._service
+            call_queue = self._call_queues[episode_id] = queue.SimpleQueue()
+            operations = self._make_operations() if episode_id else self._service_operations
             threading.Thread(target=self._serve, args=(call_queue, operations), name="episode", daemon=True).start()
         # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
-        self._current[request["id"]] = Progress(since=running())
+        self._calls[request["id"]] = Progress(since=running())
         future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
-        self._episodes[episode_id].put((request, future))
+        self._call_queues[episode_id].put((request, future))
         return await asyncio.wrap_future(future)
 
     async def beat(self) -> bytes:
         """Says that the node lives, and how much time each call under way has counted."""
         now = running()
-        counted_s = {str(call_id): max(0.0, now - progress.since) for call_id, progress in list(self._current.items())}
+        counted_s = {str(call_id): max(0.0, now - progress.since) for call_id, progress in list(self._calls.items())}
         return wire.encode({"counted": counted_s, "process": os.getpid()})
 
-    async def end(self, episode: int) -> None:
+    async def end(self, episode_id: int) -> None:
         """Closes an episode once its current call is over."""
-        if call_queue := self._episodes.pop(episode, None):
+        if call_queue := self._call_queues.pop(episode_id, None):
             call_queue.put(None)
 
-    def _make(self, order_line: bytes) -> bytes:
+    def _make_environment(self, order_line: bytes) -> bytes:
         try:
             order = wire.decode(order_line)
-            if (own_hash := code_of(order["name"])) != order["code"]:
+            if (own_hash := hash_code(order["name"])) != order["code"]:
                 raise RuntimeError(
                     f"its code ({own_hash[:12]}, in {ROOT}) is not the trainer's ({order['code'][:12]}); install the "
                     "same commit there"
                 )
             environment = worlds.load_plain(order["name"], order["settings"])
-            self._service = environment_operations(environment)
-            self._operations = functools.partial(episode_operations, environment)
-            self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
+            self._service_operations = environment_operations(environment)
+            self._make_operations = functools.partial(episode_operations, environment)
+            self._failure_type = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
             extra_facts = {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),
@@ -122,29 +122,29 @@ class Host:
         call_id, episode_id, op = request["id"], request["episode"], request["op"]
         # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
         # trainer.
-        progress = self._current[call_id] = Progress(since=running())
+        progress = self._calls[call_id] = Progress(since=running())
         token = PLAYING.set(progress)
-        failure_type = self._failure if episode_id and op in _POLICY_CALLS else EnvironmentFailure
+        failure_type = self._failure_type if episode_id and op in _POLICY_OPS else EnvironmentFailure
 
         def make_call() -> bytes:
             value = to_json(operations[op](*request["arguments"]))
-            return encode_answer(call_id, episode_id, value, _count(progress))
+            return encode_answer(call_id, episode_id, value, _count_seconds(progress))
 
         try:
             return ask(make_call, failure=failure_type)
         except EnvironmentFailure as error:
-            return encode_failure(call_id, error, _count(progress))
+            return encode_failure(call_id, error, _count_seconds(progress))
         finally:
             PLAYING.reset(token)
-            self._current.pop(call_id, None)
+            self._calls.pop(call_id, None)
 
 
-def code_of(environment_name: str) -> str:
+def hash_code(environment_name: str) -> str:
     """A hash of the code that an environment of that name runs: our packages, and its own module if that is not ours.
 
     Nodes must have the trainer's code: otherwise a verdict could depend on where an episode is played.
     """
-    files = {
+    path_by_name = {
         f"{package}/{path.relative_to(ROOT / package)}": path
         for package in {"cojax", __name__.partition(".")[0]}
         for path in (ROOT / package).rglob("*")
@@ -153,60 +153,62 @@ def code_of(environment_name: str) -> str:
     if environment_name not in worlds.available():
         module_name = worlds.full_name(environment_name).partition(":")[0]
         own_modules = [worlds.module(environment_name), sys.modules[module_name]]
-        files |= {module.__name__: Path(str(module.__file__)) for module in own_modules}
+        path_by_name |= {module.__name__: Path(str(module.__file__)) for module in own_modules}
     digest = hashlib.sha256()
-    for relative_path, path in sorted(files.items()):
+    for relative_path, path in sorted(path_by_name.items()):
         digest.update(f"{relative_path}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _count(progress: Progress) -> float:
+def _count_seconds(progress: Progress) -> float:
     return max(0.0, running() - progress.since)
 
 
 # The failures that cross as they are, the narrowest first.
-FAILURES: dict[str, type[EnvironmentFailure]] = {
+FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = {
     failure.__name__: failure for failure in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
 }
 # The most bytes of a request.
-REQUEST = 64 * 2**20
+MOST_REQUEST_BYTES = 64 * 2**20
 # The bounds of an episode's reply, in bytes and values.
 _MOST_REPLY_BYTES, _MOST_REPLY_VALUES = 32 * 2**20, 1_000_000
 
 
-def encode_request(call_id: int, episode: int, op: str, arguments: list[Any]) -> bytes:
+def encode_request(call_id: int, episode_id: int, op: str, arguments: list[Any]) -> bytes:
     """A call. Raises EnvironmentFailure for one that is too long."""
-    line = wire.encode({"id": call_id, "episode": episode, "op": op, "arguments": arguments})
-    if len(line) > REQUEST:
-        raise EnvironmentFailure(f"{op} has {len(line):,} bytes, more than the {REQUEST:,} that can be sent to a node")
+    line = wire.encode({"id": call_id, "episode": episode_id, "op": op, "arguments": arguments})
+    if len(line) > MOST_REQUEST_BYTES:
+        raise EnvironmentFailure(
+            f"{op} has {len(line):,} bytes, more than the {MOST_REQUEST_BYTES:,} that can be sent to a node"
+        )
     return line
 
 
-def encode_answer(call_id: int, episode: int, value: Any, counted_s: float) -> bytes:
+def encode_answer(call_id: int, episode_id: int, value: Any, counted_s: float) -> bytes:
     """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
     line = wire.encode({"id": call_id, "counted": counted_s, "value": value})
-    if len(line) > (most_bytes := _reply_bounds(episode)[0]):
+    if len(line) > (most_bytes := _reply_bounds(episode_id)[0]):
         raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most_bytes:,} that a node may send")
     return line
 
 
 def encode_failure(call_id: int, error: EnvironmentFailure, counted_s: float) -> bytes:
     """The reply that says why there is no value."""
-    code = next(code for code, failure_type in FAILURES.items() if isinstance(error, failure_type))
+    code = next(code for code, failure_type in FAILURE_TYPES.items() if isinstance(error, failure_type))
     return wire.encode({"id": call_id, "counted": counted_s, **wire.explain(code, str(error))})
 
 
-def decode_reply(reply_line: object, call_id: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+def decode_reply(reply_line: object, call_id: int, episode_id: int) -> tuple[float, Any, EnvironmentFailure | None]:
     """(seconds counted, value, failure) of a reply to that call. Raises Malformed if it is not one."""
-    message = decode(reply_line, *_reply_bounds(episode))
+    message = decode(reply_line, *_reply_bounds(episode_id))
     counted_s = read(float, message.get("counted"))
     if message.get("id") != call_id:
         raise Malformed(f"found a reply to call {message.get('id')!r:.50}, expected one to {call_id}")
     if message.keys() == {"id", "counted", "value"}:
         return counted_s, message["value"], None
-    if message.keys() != {"id", "counted", "failure", "message"} or message["failure"] not in FAILURES:
+    if message.keys() != {"id", "counted", "failure", "message"} or message["failure"] not in FAILURE_TYPES:
         raise Malformed("a reply has neither a value nor a known failure")
-    return counted_s, None, FAILURES[message["failure"]](read(str, message["message"]))
+    return counted_s, None, FAILURE_TYPES[message["failure"]](read(str, message["message"]))
 
 
 def decode_progress(reply_line: object) -> dict[str, float]:
@@ -215,18 +217,18 @@ def decode_progress(reply_line: object) -> dict[str, float]:
     return {call_id: read(float, counted_s) for call_id, counted_s in counted.items()}
 
 
-def decode(line: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int = _MOST_REPLY_VALUES) -> dict[str, Any]:
+def decode(reply: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int = _MOST_REPLY_VALUES) -> dict[str, Any]:
     """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
-    if not isinstance(line, bytes) or len(line) > most_bytes:
+    if not isinstance(reply, bytes) or len(reply) > most_bytes:
         raise Malformed(f"a reply is not text of at most {most_bytes:,} bytes")
     scan = Scan(most_values)
     try:
-        for chunk_start in range(0, len(line), wire.CHUNK_BYTES):
-            scan.take(line[chunk_start : chunk_start + wire.CHUNK_BYTES])
-        return wire.decode(line)
+        for chunk_start in range(0, len(reply), wire.CHUNK_BYTES):
+            scan.take(reply[chunk_start : chunk_start + wire.CHUNK_BYTES])
+        return wire.decode(reply)
     except ValueError as error:
         raise Malformed(f"a reply cannot be read: {error}") from error
 
 
-def _reply_bounds(episode: int) -> tuple[int, int]:
-    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode else (wire.SERVICE_BYTES, wire.SERVICE_VALUES)
+def _reply_bounds(episode_id: int) -> tuple[int, int]:
+    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode_id else (wire.SERVICE_BYTES, wire.SERVICE_VALUES)

@@ -24,9 +24,9 @@ _PLACE_S = 120.0
 # Seconds for a call that concerns the whole environment.
 _SERVICE_TIMEOUT_S = 120.0
 # A node gets at most _MOST_STARTS actors within _WINDOW_S seconds.
-_MOST_STARTS, _WINDOW_S = 3, 60.0
+_MOST_STARTS, _START_WINDOW_S = 3, 60.0
 # A node that is silent for MOST_SILENCE_S seconds is lost; after DOUBT_AFTER_S it gets no new episode.
-MOST_SILENCE_S, DOUBT_AFTER_S = 30.0, 5.0
+MOST_SILENCE_S, MOST_TRUSTED_SILENCE_S = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
 LONGEST_CALL_S = 3_600.0
 # Seconds that a node has to make the environment.
@@ -34,53 +34,53 @@ _MAKE_TIMEOUT_S = 180.0
 
 
 class Node:
-    """An actor on the node `id` that makes the environment by `order`. `place` is the node in words.
+    """An actor on the node `id` that makes the environment by `order`. `name` is the node in words.
 
     `loss` says why it is gone, "" while it is there.
 
-    `making` is the future of what it says about the environment; it is late after `until`.
+    `description_future` brings what it says about the environment; it is late after `make_deadline`.
 
     A call raises what the environment raises there, by name, or EnvironmentFailure if the node is lost: nothing that
     happens to a node is an action's doing.
     """
 
-    def __init__(self, cluster: RayCluster, id: str, place: str, order: bytes, on_free: Callable[[], None]) -> None:
-        self.cluster, self.actor, self.id, self.place, self._on_free = cluster, cluster.actor(id), id, place, on_free
-        self.making, self.until = cluster.send(self.actor.make, order), running() + _MAKE_TIMEOUT_S
+    def __init__(self, cluster: RayCluster, id: str, name: str, order: bytes, on_free: Callable[[], None]) -> None:
+        self.cluster, self.actor, self.id, self.name, self._on_free = cluster, cluster.actor(id), id, name, on_free
+        self.description_future, self.make_deadline = cluster.send(self.actor.make, order), running() + _MAKE_TIMEOUT_S
         self.loss = ""
-        self.process = 0  # its process id there
-        self.open: set[int] = set()
+        self.pid = 0  # its process id there
+        self.open_episode_ids: set[int] = set()
         self._call_ids, self._episode_ids = itertools.count(1), itertools.count(1)
         self._lock = threading.Lock()
         # When the node was last heard, and the time that each call under way had counted by then.
         self.last_heard, self._counted = running(), dict[str, float]()
         self._beat_reply: concurrent.futures.Future[Any] | None = None
 
-    def begin(self) -> int:
-        """The number of a new episode, which is open until `end`."""
+    def begin_episode(self) -> int:
+        """The number of a new episode, which is open until `end_episode`."""
         with self._lock:
             episode_id = next(self._episode_ids)
-            self.open.add(episode_id)
+            self.open_episode_ids.add(episode_id)
             return episode_id
 
-    def end(self, episode: int) -> None:
+    def end_episode(self, episode_id: int) -> None:
         """Has the episode closed, without waiting for it. Never raises."""
         with self._lock:
-            if episode and episode not in self.open:
+            if episode_id and episode_id not in self.open_episode_ids:
                 return
-            self.open.discard(episode)
+            self.open_episode_ids.discard(episode_id)
         if not self.loss:
             with contextlib.suppress(Exception):
-                self.cluster.send(self.actor.end, episode)
+                self.cluster.send(self.actor.end, episode_id)
         self._on_free()
 
-    def call(self, episode: int, op: str, arguments: list[Any], timeout_s: float = LONGEST_CALL_S) -> Any:
-        """The value of one call. `episode` 0 is the environment itself."""
+    def call(self, episode_id: int, op: str, arguments: list[Any], timeout_s: float = LONGEST_CALL_S) -> Any:
+        """The value of one call. `episode_id` 0 is the environment itself."""
         if self.loss:
             raise EnvironmentFailure(self.loss)
         with self._lock:
             call_id = next(self._call_ids)
-        request_line = host.encode_request(call_id, episode, op, arguments)
+        request_line = host.encode_request(call_id, episode_id, op, arguments)
         try:
             future = self.cluster.send(self.actor.call, request_line)
         except Exception as error:
@@ -91,40 +91,40 @@ class Node:
             if self.loss:
                 raise EnvironmentFailure(self.loss)
             if (counted_s := self._counted.get(str(call_id), 0.0)) > timeout_s:
-                raise EnvironmentFailure(f"{op} took longer than {timeout_s:g} s on {self.place}")
+                raise EnvironmentFailure(f"{op} took longer than {timeout_s:g} s on {self.name}")
             if (progress := PLAYING.get()) and progress.abandoned:  # the watch over the episode has given it up
                 raise Abandoned
             return counted_s
 
-        value, failure = await_reply(future, read_count, lambda: self._receive(future, call_id, episode))
+        value, failure = await_reply(future, read_count, lambda: self._receive(future, call_id, episode_id))
         if failure is not None:
             raise failure
         return value
 
     def _receive(
-        self, future: concurrent.futures.Future[Any], call_id: int, episode: int
+        self, future: concurrent.futures.Future[Any], call_id: int, episode_id: int
     ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
         try:
             reply_line = future.result()
         except Exception as error:
-            if self.cluster.of_the_call(error):
-                raise EnvironmentFailure(f"a call failed on {self.place}: {error}"[:500]) from error
+            if self.cluster.is_call_failure(error):
+                raise EnvironmentFailure(f"a call failed on {self.name}: {error}"[:500]) from error
             self.fail(f"{type(error).__name__}: {error}")
             raise EnvironmentFailure(self.loss) from error
         try:
-            counted_s, value, failure = host.decode_reply(reply_line, call_id, episode)
+            counted_s, value, failure = host.decode_reply(reply_line, call_id, episode_id)
             return counted_s, (value, failure)
         except Malformed as error:
-            raise EnvironmentFailure(f"{self.place} answers wrongly: {error}") from error
+            raise EnvironmentFailure(f"{self.name} answers wrongly: {error}") from error
 
-    def check(self) -> None:
+    def check_life(self) -> None:
         """Asks for a sign of life, if none is awaited, and notes the last; a node that is silent too long is lost."""
         if self.loss:
             return
         try:
             if self._beat_reply is not None and self._beat_reply.done():
                 self._counted = host.decode_progress(reply_line := self._beat_reply.result())
-                self.process = int(host.decode(reply_line)["process"])
+                self.pid = int(host.decode(reply_line)["process"])
                 self.last_heard, self._beat_reply = running(), None
             if self._beat_reply is None:
                 self._beat_reply = self.cluster.send(self.actor.beat)
@@ -139,9 +139,9 @@ class Node:
         with self._lock:
             if self.loss:
                 return
-            self.loss = f"{self.place} was lost: {' '.join(reason.split())}"[:500]
+            self.loss = f"{self.name} was lost: {' '.join(reason.split())}"[:500]
         self._on_free()
-        self.cluster.end(self.actor)
+        self.cluster.kill_actor(self.actor)
 
 
 class Nodes:
@@ -152,7 +152,7 @@ class Nodes:
 
     def __init__(self, cluster: RayCluster, name: str, settings: Mapping[str, Any]) -> None:
         self.cluster, self.name = cluster, name
-        self.order = wire.encode({"name": name, "settings": dict(settings), "code": host.code_of(name)})
+        self.order = wire.encode({"name": name, "settings": dict(settings), "code": host.hash_code(name)})
         self.description: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []
@@ -160,43 +160,43 @@ class Nodes:
         self._change = threading.Condition()
         self._closing = threading.Event()
         # Episodes that one node plays at a time, where the environment limits them.
-        self._most: int | None = None
+        self._most_episodes: int | None = None
 
-    def begin(self) -> None:
+    def start_all(self) -> None:
         """Has every node make the environment. Raises EnvironmentFailure if one cannot, or there is none."""
-        if not (node_names := self.cluster.places()):
+        if not (node_names := self.cluster.list_nodes()):
             raise EnvironmentFailure("the Ray cluster has no node that offers processors; start one: ray start")
         for node_id, node_name in node_names.items():
-            self._start(node_id, node_name)
+            self._start_node(node_id, node_name)
         while self._starting:
-            concurrent.futures.wait([node.making for node in self._starting], _BEAT_PERIOD_S)
+            concurrent.futures.wait([node.description_future for node in self._starting], _BEAT_PERIOD_S)
             for node_id, failure in self._finish_starts():
                 # A node that has left meanwhile no longer belongs to the cluster.
-                if node_id in self.cluster.places():
+                if node_id in self.cluster.list_nodes():
                     raise failure
                 _LOG.warning("%s", failure)
         if not self.live:
             raise EnvironmentFailure(
                 f"all {len(node_names)} nodes of the Ray cluster were lost while they made {self.name}"
             )
-        self._most = read(Traits, self.description["traits"]).concurrency
-        if self._most is not None:
-            self.description["traits"]["concurrency"] = self._most * len(self.live)
-        threading.Thread(target=self._watch, name="cluster-watch", daemon=True).start()
+        self._most_episodes = read(Traits, self.description["traits"]).concurrency
+        if self._most_episodes is not None:
+            self.description["traits"]["concurrency"] = self._most_episodes * len(self.live)
+        threading.Thread(target=self._watch_nodes, name="cluster-watch", daemon=True).start()
 
     def place_episode(self) -> tuple[Node, int]:
         """The node with the fewest open episodes, and the number of a new one there."""
-        return self._when_free(lambda node: (node, node.begin()))
+        return self._take_free_node(lambda node: (node, node.begin_episode()))
 
-    def service(self, op: str, *arguments: Any) -> Any:
+    def call_service(self, op: str, *arguments: Any) -> Any:
         """A call that concerns the whole environment. If its node is lost, it is made again on another."""
         while True:
-            node = self._when_free(lambda node: node, or_full=True)
+            node = self._take_free_node(lambda node: node, allows_full=True)
             try:
                 return node.call(0, op, list(arguments), _SERVICE_TIMEOUT_S)
             except EnvironmentFailure:
                 if not node.loss:
-                    node.end(0)  # a call that hangs keeps its thread; the next one gets another
+                    node.end_episode(0)  # a call that hangs keeps its thread; the next one gets another
                     raise
 
     def close(self) -> None:
@@ -207,10 +207,10 @@ class Nodes:
             self.live, self._starting = [], []
             self._change.notify_all()
         for node in nodes:
-            self.cluster.end(node.actor)
+            self.cluster.kill_actor(node.actor)
 
-    def _when_free(self, take: Callable[[Node], _T], or_full: bool = False) -> _T:
-        """The result of `take` for the node with the fewest open episodes; `or_full` allows one that is full.
+    def _take_free_node(self, take: Callable[[Node], _T], allows_full: bool = False) -> _T:
+        """The result of `take` for the node with the fewest open episodes; `allows_full` allows one that is full.
 
         Waiting for a node does not count against an episode's deadline. Raises EnvironmentFailure if there is none for
         too long.
@@ -219,10 +219,14 @@ class Nodes:
         with self._change, waiting():
             while not self._closing.is_set():
                 now = running()
-                nodes = [node for node in self.live if not node.loss and now - node.last_heard < DOUBT_AFTER_S]
-                free_nodes = [node for node in nodes if or_full or self._most is None or len(node.open) < self._most]
+                nodes = [node for node in self.live if not node.loss and now - node.last_heard < MOST_TRUSTED_SILENCE_S]
+                free_nodes = [
+                    node
+                    for node in nodes
+                    if allows_full or self._most_episodes is None or len(node.open_episode_ids) < self._most_episodes
+                ]
                 if free_nodes:
-                    return take(min(free_nodes, key=lambda node: len(node.open)))
+                    return take(min(free_nodes, key=lambda node: len(node.open_episode_ids)))
                 if now - started_at > _PLACE_S:
                     raise EnvironmentFailure(
                         f"no node of the cluster was free for {self.name} within {_PLACE_S:g} s; {len(nodes)} are there"
@@ -232,11 +236,11 @@ class Nodes:
                 self._change.wait(_LOOK_PERIOD_S)
         raise EnvironmentFailure(f"the environment {self.name} was closed")
 
-    def _watch(self) -> None:
+    def _watch_nodes(self) -> None:
         last_look = running()
         while not self._closing.wait(_BEAT_PERIOD_S):
             for node in list(self.live):
-                node.check()
+                node.check_life()
             with self._change:
                 lost_nodes = [node for node in self.live if node.loss]
                 self.live = [node for node in self.live if not node.loss]
@@ -251,7 +255,7 @@ class Nodes:
     def _start_missing(self) -> None:
         """Starts actors on nodes that joined, and on those whose actor was lost."""
         try:
-            node_names = self.cluster.places()
+            node_names = self.cluster.list_nodes()
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
@@ -259,13 +263,13 @@ class Nodes:
         for node_id, node_name in node_names.items():
             if node_id not in served_ids:
                 try:
-                    self._start(node_id, node_name)
+                    self._start_node(node_id, node_name)
                 except Exception as error:  # it is lost again, or the head is; others are watched all the same
                     _LOG.warning("%s takes no actor: %s", node_name, error)
 
-    def _start(self, node_id: str, node_name: str) -> None:
+    def _start_node(self, node_id: str, node_name: str) -> None:
         now = running()
-        recent_starts = [moment for moment in self._start_times.get(node_id, []) if now - moment < _WINDOW_S]
+        recent_starts = [moment for moment in self._start_times.get(node_id, []) if now - moment < _START_WINDOW_S]
         if len(recent_starts) >= _MOST_STARTS:
             return
         self._start_times[node_id] = [*recent_starts, now]
@@ -279,17 +283,17 @@ class Nodes:
         """Adds the nodes that have made the environment; the ids of those that could not, with the reason."""
         failures = []
         for node in list(self._starting):
-            is_late = running() > node.until
-            if not node.making.done() and not is_late:
+            is_late = running() > node.make_deadline
+            if not node.description_future.done() and not is_late:
                 continue
             self._starting = [starting_node for starting_node in self._starting if starting_node is not node]
             try:
                 if is_late:
                     raise EnvironmentFailure(f"it took longer than {_MAKE_TIMEOUT_S:g} s")
-                self._check_description(node.making)
+                self._check_description(node.description_future)
             except EnvironmentFailure as error:
-                self.cluster.end(node.actor)
-                failures.append((node.id, EnvironmentFailure(f"{node.place} cannot make {self.name}: {error}")))
+                self.cluster.kill_actor(node.actor)
+                failures.append((node.id, EnvironmentFailure(f"{node.name} cannot make {self.name}: {error}")))
                 continue
             node.last_heard = running()
             with self._change:

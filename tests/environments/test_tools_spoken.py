@@ -121,6 +121,6 @@ def incomparable(reward: float = 0.0) -> ToolEnvironment:
 def test_tasks_without_a_state_are_opened_and_answer_garbage() -> None:
     for reward, faults in ((0.5, 0), (1.0, 13)):
         drawn = {"train": incomparable().tasks("train", 2)}
-        (line,) = check._lines(incomparable(reward), "said", drawn, {}, False)
+        (line,) = check._examine(incomparable(reward), "said", drawn, {}, False)
         assert (line["tasks"], line["thrown"], line["fault_count"]) == (2, 13, faults)
         assert line["synthesizes"] == "nothing: it has none"

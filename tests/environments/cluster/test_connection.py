@@ -37,9 +37,9 @@ def test_where_nothing_answers_is_said_without_waiting():
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         with pytest.raises(ValueError, match="but nothing answers there"):
-            connection._reach(f"ray://127.0.0.1:{port}")
+            connection._expect_listener(f"ray://127.0.0.1:{port}")
     with pytest.raises(ValueError, match="but nothing answers there"):
-        connection._reach("ray://127.0.0.1:99999")
+        connection._expect_listener("ray://127.0.0.1:99999")
 
 
 SILENT = """

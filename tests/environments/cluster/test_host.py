@@ -12,7 +12,7 @@ import environments
 from cojax.environment import LimitExceeded, excuse
 from cojax.types import Task, to_json
 from environments.cluster import host as messages
-from environments.cluster.host import Host, code_of
+from environments.cluster.host import Host, hash_code
 
 
 def make():
@@ -21,7 +21,7 @@ def make():
 
 def made(name: str, **settings) -> tuple[Host, dict]:
     host = Host()
-    order = {"name": name, "settings": settings, "code": code_of(name)}
+    order = {"name": name, "settings": settings, "code": hash_code(name)}
     return host, json.loads(asyncio.run(host.make(json.dumps(order).encode())))
 
 
@@ -45,7 +45,7 @@ def test_it_says_what_the_environment_is():
     ],
 )
 def test_it_says_why_the_environment_cannot_be_made(order, said):
-    found = json.loads(asyncio.run(Host().make(json.dumps({"code": code_of("desk"), **order}).encode())))
+    found = json.loads(asyncio.run(Host().make(json.dumps({"code": hash_code("desk"), **order}).encode())))
     assert found["failure"] == "START"
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(found["message"])
@@ -75,7 +75,7 @@ STEPS = {"limit": lambda: (_ for _ in ()).throw(LimitExceeded("too much")), "exc
 def test_failures_and_excused_time_are_the_calls_own():
     host = Host()
     name = f"{__name__}:make"
-    order = {"name": name, "settings": {}, "code": code_of(name)}
+    order = {"name": name, "settings": {}, "code": hash_code(name)}
 
     async def play():
         assert "described" in json.loads(await host.make(json.dumps(order).encode()))
@@ -97,8 +97,8 @@ def test_a_call_under_way_is_counted_and_other_episodes_go_on():
 
     async def play():
         (task,) = environments.load("desk").tasks("eval", 1)
-        operations = host._operations
-        host._operations = lambda: {**operations(), "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
+        operations = host._make_operations
+        host._make_operations = lambda: {**operations(), "state": lambda: (entered.set(), leave.wait(patience(60)))[1]}
         await asked(host, 1, "reset", to_json(task))
         hanging = asyncio.create_task(host.call(messages.encode_request(9, 1, "state", [])))
         await asyncio.to_thread(entered.wait, 60)
@@ -118,7 +118,7 @@ def test_a_call_behind_a_hanging_one_counts_as_well_and_its_wait_is_not_charged(
     entered, leave = threading.Event(), threading.Event()
 
     async def play():
-        host._service = {"tools": lambda: [entered.set(), leave.wait(patience(60))], "tasks": lambda: []}
+        host._service_operations = {"tools": lambda: [entered.set(), leave.wait(patience(60))], "tasks": lambda: []}
         hanging = asyncio.create_task(host.call(messages.encode_request(1, 0, "tools", [])))
         await asyncio.to_thread(entered.wait, 60)
         behind = asyncio.create_task(host.call(messages.encode_request(2, 0, "tasks", [])))
