@@ -20,7 +20,7 @@ def _read_clause(clause: str, suite: Suite) -> tuple[Skill, dict[str, str]]:
         if (
             match
             and len({*words.values()}) == len(words)
-            and all(words[slot] in suite.vocabulary(slot) for slot in words)
+            and all(words[slot] in suite.words_of(slot) for slot in words)
         ):
             return skill, words
     raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.txt")

@@ -71,7 +71,7 @@ def collected_with_a_loss(
         with lock:
             if not killed.is_set() and episode.server is victim:
                 nodes.kill(victim.id)
-                struck.extend(victim.open)
+                struck.extend(victim.open_episode_ids)
                 killed.set()
         assert killed.wait(patience(200))
 

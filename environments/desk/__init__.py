@@ -26,12 +26,12 @@ from . import generator, grammar, growth, office
 from .episode import DeskEpisode
 from .generator import SPLITS, Split
 from .office import WORDS
-from .skills import DESK, Suite, suite_of
+from .skills import DESK, Suite, find_suite
 
 # The splits that an evaluation of all splits covers.
 EVALUATION = ("eval", "dev", "challenge")
 # A tool of popularity rank r, within its suite, has the weight r ** -POPULARITY for an unguided explorer.
-POPULARITY = 1.3
+POPULARITY_EXPONENT = 1.3
 
 
 def make(
@@ -52,7 +52,7 @@ def make(
     episode offers only that suite's tools. Tasks of a grown desk have at most `longest` actions, and tasks of n skills
     are `more` times as frequent as tasks of n − 1. `skew` holds for the seed split: a skill of popularity rank r within
     its suite has the weight r ** -skew. `steep` shapes the demonstrator's mistakes: the greater it is, the more they
-    concentrate on the least popular skills (`generator.demonstrate`).
+    concentrate on the least popular skills (`generator.play_demonstration`).
     """
     settings: dict[str, Any] = {
         "suites": suites, "applications": applications, "tables": tables, "longest": longest, "more": more,
@@ -63,13 +63,13 @@ def make(
         return isolate(__name__, **(settings if suites else {}))
     if not suites:
         return Desk()
-    return Desk(growth.suites(suites, applications, tables), generator.grown_splits(longest, more, skew), steep)
+    return Desk(growth.make_suites(suites, applications, tables), generator.grow_splits(longest, more, skew), steep)
 
 
 def examine(**settings: Any) -> None:
     """Raises ValueError for settings out of range, and for a changed setting that the desk without suites ignores."""
     bounds = {
-        "suites": (0, 40), "applications": (1, len(growth.RECORDS)), "longest": (1, 12), "more": (0.0, 1.0),
+        "suites": (0, 40), "applications": (1, len(growth.RECORD_KINDS)), "longest": (1, 12), "more": (0.0, 1.0),
         "skew": (-5.0, 5.0), "steep": (0.0, 100.0),
     }  # fmt: skip
     for setting_name, (low, high) in bounds.items():
@@ -87,7 +87,7 @@ def examine(**settings: Any) -> None:
 class Desk:
     """The environment: tasks, episodes, and the language of its queries.
 
-    `suites` are the kinds of office; `steep` goes to `generator.demonstrate`.
+    `suites` are the kinds of office; `steep` goes to `generator.play_demonstration`.
     """
 
     name = generator.NAME
@@ -98,15 +98,15 @@ class Desk:
         self._suites, self._splits, self._steep = tuple(suites), splits, steep
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return office.documentation(tool for office_suite in self._suites for tool in office_suite.tools.values())
+        return office.document_tools(tool for office_suite in self._suites for tool in office_suite.tools.values())
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """`count` distinct tasks with solutions; splits share no query. Raises ValueError for an unknown split."""
-        stream = generator.stream(split, seed, self._suites, self._splits)
-        return tuple(task for task, _ in itertools.islice(stream, count))
+        task_stream = generator.draw_tasks(split, seed, self._suites, self._splits)
+        return tuple(task for task, _ in itertools.islice(task_stream, count))
 
     def start(self, task: Task) -> DeskEpisode:
-        return DeskEpisode(task, suite_of(task.setup, self._suites))
+        return DeskEpisode(task, find_suite(task.setup, self._suites))
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         tools = [call.name for step in steps for call in step.action.calls]
@@ -115,12 +115,12 @@ class Desk:
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        """Noisy demonstrations of tasks of the seed split; see `generator.demonstrate`."""
-        stream = generator.stream("seed", seed, self._suites, self._splits)
-        for task_index, (task, plan) in zip(range(count), stream, strict=False):
+        """Noisy demonstrations of tasks of the seed split; see `generator.play_demonstration`."""
+        task_stream = generator.draw_tasks("seed", seed, self._suites, self._splits)
+        for task_index, (task, plan) in zip(range(count), task_stream, strict=False):
             rng = random.Random(f"{generator.NAME}/noise/{seed}/{task_index}")
-            suite = suite_of(task.setup, self._suites)
-            yield task, generator.demonstrate(task, plan, noise, rng, suite, self._steep)
+            suite = find_suite(task.setup, self._suites)
+            yield task, generator.play_demonstration(task, plan, noise, rng, suite, self._steep)
 
     def popularity(self) -> Mapping[str, float]:
         """Tool → how often a novice user tries it, in (0, 1]; suite by suite, in the order of the skills.
@@ -130,11 +130,11 @@ class Desk:
         weight_by_tool: dict[str, float] = {}
         longest_ranking = 0
         for suite in self._suites:
-            skill_tools = (template.tool for skill in suite.skills for branch in skill.branches for template in branch)
+            skill_tools = (call.tool_name for skill in suite.skills for branch in skill.branches for call in branch)
             ranking = [tool for tool in dict.fromkeys((*skill_tools, *suite.tools)) if tool != office.FINISH]
-            weight_by_tool |= {tool: rank**-POPULARITY for rank, tool in enumerate(ranking, start=1)}
+            weight_by_tool |= {tool: rank**-POPULARITY_EXPONENT for rank, tool in enumerate(ranking, start=1)}
             longest_ranking = max(longest_ranking, len(ranking))
-        return {**weight_by_tool, office.FINISH: (longest_ranking + 1) ** -POPULARITY}
+        return {**weight_by_tool, office.FINISH: (longest_ranking + 1) ** -POPULARITY_EXPONENT}
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same application. Raises KeyError for an unknown tool."""
@@ -150,18 +150,18 @@ class Desk:
         skills = [skill for suite in self._suites for skill in suite.skills]
         wordings = tuple(" ".join(re.sub(r"{\w+}", " ", skill.wording).split()) for skill in skills)
         parameter_lists = [tuple(tool.slots) for suite in self._suites for tool in suite.tools.values()] + [("answer",)]
-        reasons = [reason for suite in self._suites for reason in suite.reasons]
+        reasons = [reason for suite in self._suites for reason in suite.refusal_reasons]
         errors = (f"error: {reason}" for reason in dict.fromkeys((*reasons, *map(office.expects, parameter_lists))))
-        return argument_words, (*wordings, generator.JOINER, "ok", *errors, *self._examples())
+        return argument_words, (*wordings, generator.JOINER, "ok", *errors, *self._word_examples())
 
     @functools.cached_property
     def _suite_of(self) -> Mapping[str, Suite]:
         """Tool → the suite that has it."""
         return {tool: office_suite for office_suite in self._suites for tool in office_suite.tools}
 
-    def _examples(self) -> Iterator[str]:
+    def _word_examples(self) -> Iterator[str]:
         """Two clauses of each skill of a grown desk, as sampled tasks may lack the words of some skills."""
         for office_suite in self._suites if self._suites != (DESK,) else ():
             for skill in office_suite.skills:
-                clause = skill.word({slot: office_suite.vocabulary(slot)[0] for slot in skill.slots})
+                clause = skill.word_query({slot: office_suite.words_of(slot)[0] for slot in skill.slots})
                 yield generator.JOINER.join((clause, clause))

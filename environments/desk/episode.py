@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from ..tools.toolset import Refused
 from . import office
-from .office import FINISH, documentation, effect, perform, words
+from .office import FINISH, document_tools, find_effect, perform, read_arguments
 from .skills import DESK, Suite
 
 _T = TypeVar("_T")
@@ -17,9 +17,9 @@ _T = TypeVar("_T")
 # The most actions offered.
 _MOST_OFFERS = 300
 # The most new names offered for a slot.
-_NEW_NAMES = 2
+_NEW_NAME_COUNT = 2
 # The most recent values offered of a kind.
-_MOST_RECENT = 4
+_MOST_RECENT_WORDS = 4
 
 
 class DeskEpisode:
@@ -28,16 +28,16 @@ class DeskEpisode:
     def __init__(self, task: Task, suite: Suite = DESK):
         self._task = task
         self._suite = suite
-        self._office = office.copy(task.setup, suite.shelves)
+        self._office = office.copy_office(task.setup, suite.shelves)
         self._answer: str | None = None
-        self._finished = False
-        self._values: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
+        self._is_finished = False
+        self._words: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
 
     def reset(self) -> tuple[Message, ...]:
         return (Message("user", self._task.query),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return documentation(self._suite.tools.values())
+        return document_tools(self._suite.tools.values())
 
     def step(self, action: Action) -> Observation:
         """Makes the calls in order, up to the first that is refused; returns one message for each."""
@@ -49,14 +49,14 @@ class DeskEpisode:
                 messages = (*messages, Message("tool", self._carry_out(call)))
             except Refused as refusal:
                 return self._refuse(messages, str(refusal))
-        return Observation(messages, done=self._finished)
+        return Observation(messages, done=self._is_finished)
 
     def state(self) -> Mapping[str, Any]:
-        return {**copy.deepcopy(self._office), "answer": self._answer, "finished": self._finished}
+        return {**copy.deepcopy(self._office), "answer": self._answer, "finished": self._is_finished}
 
     def affordances(self) -> tuple[Action, ...]:
         """The calls that would work now, with words that exist, were seen, or are new; the state seeds free choices."""
-        if self._finished:
+        if self._is_finished:
             return ()
         rng = random.Random(canonical(self._office))
         tools = self._suite.tools.values()
@@ -67,7 +67,7 @@ class DeskEpisode:
             for argument_words in itertools.product(*(words_by_slot[slot] for slot in tool.slots.values()))
         ]
         working_calls = [call for call in candidates if self._would_work(call)]
-        recent_words = [word for seen_words in self._values.values() for word in seen_words[-_MOST_RECENT:]]
+        recent_words = [word for seen_words in self._words.values() for word in seen_words[-_MOST_RECENT_WORDS:]]
         finish_calls = [*(Call(FINISH, {"answer": word}) for word in recent_words), Call(FINISH)]
         indices = sorted(_draw(list(range(len(working_calls))), _MOST_OFFERS - len(finish_calls), rng))
         return tuple(Action(calls=(call,)) for call in (*(working_calls[index] for index in indices), *finish_calls))
@@ -85,7 +85,7 @@ class DeskEpisode:
         reference = DeskEpisode(self._task, self._suite)
         for action in self._task.solution:
             reference.step(action)
-        start, goal, current = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
+        start, goal, current = (office.facts_of(state) for state in (self._task.setup, reference._office, self._office))
         changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
         other_paths = (start | current).keys() - set(changed_paths)
         wrong_count = sum(start.get(path) != current.get(path) for path in other_paths)
@@ -96,46 +96,46 @@ class DeskEpisode:
         else:
             wrong_count += not is_answer_right
         partial_reward = sum(check.passed for check in checks) / max(1, len(checks) + wrong_count)
-        checks += [Check("nothing else changed", not wrong_count), Check("finished", self._finished)]
+        checks += [Check("nothing else changed", not wrong_count), Check("finished", self._is_finished)]
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial_reward)
 
     def close(self) -> None:
         pass
 
     def _carry_out(self, call: Call) -> str:
-        if self._finished:
+        if self._is_finished:
             raise Refused("already finished")
         if call.name == FINISH:
             if call.arguments != {}:
-                (self._answer,) = words(call.arguments, ("answer",))
-            self._finished = True
+                (self._answer,) = read_arguments(call.arguments, ("answer",))
+            self._is_finished = True
             return "ok"
         observation = perform(self._office, call, self._suite.tools)
         if word_kind := self._suite.tools[call.name].gives:
             # A value that is seen again moves to the end, so that the oldest values drop out first.
-            self._values[word_kind] = [word for word in self._values[word_kind] if word != observation] + [observation]
+            self._words[word_kind] = [word for word in self._words[word_kind] if word != observation] + [observation]
         return observation
 
     def _refuse(self, messages: tuple[Message, ...], reason: str) -> Observation:
-        return Observation((*messages, Message("tool", f"error: {reason}")), ok=False, done=self._finished)
+        return Observation((*messages, Message("tool", f"error: {reason}")), ok=False, done=self._is_finished)
 
     def _would_work(self, call: Call) -> bool:
         try:
-            effect(self._office, call, self._suite.tools)
+            find_effect(self._office, call, self._suite.tools)
         except Refused:
             return False
         return True
 
     def _offer_words(self, slot: str, rng: random.Random) -> Iterator[str]:
         """Words for a slot: existing names, new names, or recent values and a few free choices."""
-        vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
+        vocabulary, shelf = self._suite.words_of(slot), self._suite.find_shelf(slot)
         if slot.startswith("new_"):
             taken_names = self._office[shelf] if shelf else {}
-            yield from _draw([word for word in vocabulary if word not in taken_names], _NEW_NAMES, rng)
+            yield from _draw([word for word in vocabulary if word not in taken_names], _NEW_NAME_COUNT, rng)
         elif shelf:
             yield from sorted(self._office[shelf])
         else:
-            recent = self._values[slot][-_MOST_RECENT:]
+            recent = self._words[slot][-_MOST_RECENT_WORDS:]
             yield from recent
             yield from _draw([word for word in vocabulary if word not in recent], self._suite.choices.get(slot, 0), rng)
 

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cojax.types import Action, Call, Task, normalise
 from ..tools.toolset import Refused
 from . import office
-from .office import FINISH, State, effect, perform
+from .office import FINISH, State, find_effect, perform
 from .skills import DESK, Skill, Suite, carry_out, follow
 
 NAME = "desk"
 JOINER = ", then "
 
 # Number of skills → share of tasks.
-LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
+LENGTH_WEIGHTS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
 # A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
 # The most calls of a solution, without finish.
-MOST_CALLS = 9
+MOST_SOLUTION_CALLS = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Split:
     """How a split draws tasks, and which of the ten buckets of queries are its own."""
 
     buckets: frozenset[int]
-    lengths: Mapping[int, float]
+    length_weights: Mapping[int, float]
     skew: float
     most_calls: int
 
 
 SPLITS: Mapping[str, Split] = {
-    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTHS, SEED_SKEW, MOST_CALLS),
-    "dev": Split(frozenset({5, 6}), LENGTHS, 0.0, MOST_CALLS),
-    "eval": Split(frozenset({7, 8}), LENGTHS, 0.0, MOST_CALLS),
+    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTH_WEIGHTS, SEED_SKEW, MOST_SOLUTION_CALLS),
+    "dev": Split(frozenset({5, 6}), LENGTH_WEIGHTS, 0.0, MOST_SOLUTION_CALLS),
+    "eval": Split(frozenset({7, 8}), LENGTH_WEIGHTS, 0.0, MOST_SOLUTION_CALLS),
     "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, most_calls=12),
 }
 
 
-def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
+def grow_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
     """Makes the splits of a grown desk, with the query buckets of SPLITS.
 
     A solution has at most `longest` calls, without finish; a task of n skills has the weight more ** (n − 1).
@@ -64,7 +64,7 @@ def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
 Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in their slots
 
 
-def stream(
+def draw_tasks(
     split: str, seed: int, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS
 ) -> Iterator[tuple[Task, Plan]]:
     """Yields the split's tasks endlessly, all different. Raises ValueError for an unknown split."""
@@ -75,28 +75,28 @@ def stream(
         rng = random.Random(f"{NAME}/{split}/{seed}/{task_index}")
         # A single suite takes no draw, so that the demo's desk has the random numbers that it always had.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
-        task_and_plan = draw(rng, split_profile, suite)
+        task_and_plan = draw_task(rng, split_profile, suite)
         if task_and_plan is not None and task_and_plan[0].id not in task_ids:
             task_ids.add(task_and_plan[0].id)
             yield task_and_plan
 
 
-def bucket(query: str) -> int:
+def bucket_of(query: str) -> int:
     return int(hashlib.sha256(normalise(query).encode()).hexdigest(), 16) % 10
 
 
-def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task, Plan] | None:
+def draw_task(rng: random.Random, split_profile: Split, suite: Suite = DESK) -> tuple[Task, Plan] | None:
     """Draws a task whose every change matters to the end state; None if its query belongs to another split."""
     while True:
-        skills = _draw_skills(rng, profile, suite.skills)
+        skills = _draw_skills(rng, split_profile, suite.skills)
         for _ in range(8):  # other offices for the same skills, so that awkward skills do not become rare
             setup = suite.new_office(rng)
             plan = _draw_plan(skills, setup, rng, suite)
             calls = solve(plan, setup, suite) if plan else None
-            if not calls or len(calls) - 1 > profile.most_calls:
+            if not calls or len(calls) - 1 > split_profile.most_calls:
                 continue
-            query = JOINER.join(skill.word(skill_words) for skill, skill_words in plan)
-            if bucket(query) not in profile.buckets:
+            query = JOINER.join(skill.word_query(skill_words) for skill, skill_words in plan)
+            if bucket_of(query) not in split_profile.buckets:
                 return None
             if _do_all_matter(calls, setup, suite):
                 return Task(NAME, query, setup, tuple(Action(calls=(call,)) for call in calls)), plan
@@ -104,7 +104,7 @@ def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task,
 
 def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, ...] | None:
     """Lists the calls that carry out the plan, with finish; None if one is refused."""
-    state, calls = office.copy(setup, suite.shelves), list[Call]()
+    state, calls = office.copy_office(setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
         calls.append(call)
@@ -120,20 +120,20 @@ def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, .
     return tuple(calls)
 
 
-def _draw_skills(rng: random.Random, profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
+def _draw_skills(rng: random.Random, split_profile: Split, candidates: Sequence[Skill]) -> list[Skill]:
     """Draws skills by popularity. A skill that answers can only come last, where it gets a higher weight to make up."""
-    (skill_count,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
-    mean = sum(length * share for length, share in profile.lengths.items())
-    weights = [rank**-profile.skew for rank in range(1, len(candidates) + 1)]
-    early_odds = [0.0 if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
-    end_odds = [weight * mean if skill.answers else weight for skill, weight in zip(candidates, weights, strict=True)]
+    (skill_count,) = rng.choices(list(split_profile.length_weights), list(split_profile.length_weights.values()))
+    mean = sum(length * length_weight for length, length_weight in split_profile.length_weights.items())
+    weights = [rank**-split_profile.skew for rank in range(1, len(candidates) + 1)]
+    early_odds = [0.0 if skill.is_answer else weight for skill, weight in zip(candidates, weights, strict=True)]
+    end_odds = [weight * mean if skill.is_answer else weight for skill, weight in zip(candidates, weights, strict=True)]
     return [*rng.choices(candidates, early_odds, k=skill_count - 1), *rng.choices(candidates, end_odds)]
 
 
 def _draw_plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
     """Draws words for each skill that fit the office after the skills before it; empty if there are none."""
     plan: Plan = ()
-    state = office.copy(setup, suite.shelves)
+    state = office.copy_office(setup, suite.shelves)
     for skill in skills:
         for _ in range(6):
             skill_words = _choose_words(skill, state, rng, suite)
@@ -149,20 +149,20 @@ def _draw_plan(skills: list[Skill], setup: State, rng: random.Random, suite: Sui
 
 def _choose_words(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dict[str, str]:
     """Words for the skill's slots, all different; a condition holds half the time. Empty if words run out."""
-    words: dict[str, str] = {}
+    skill_words: dict[str, str] = {}
     for slot in skill.slots:
-        candidates = [word for word in _list_words(slot, state, suite) if word not in words.values()]
+        candidates = [word for word in _list_words(slot, state, suite) if word not in skill_words.values()]
         if not candidates:
             return {}
-        words[slot] = rng.choice(candidates)
-    if skill.when is not None and rng.random() < 0.5:
-        observation, _ = effect(state, skill.branches[0][0].fill(words), suite.tools)
-        words[skill.when[1]] = observation
-    return words if len(set(words.values())) == len(words) else {}
+        skill_words[slot] = rng.choice(candidates)
+    if skill.equal_names is not None and rng.random() < 0.5:
+        observation, _ = find_effect(state, skill.branches[0][0].fill(skill_words), suite.tools)
+        skill_words[skill.equal_names[1]] = observation
+    return skill_words if len(set(skill_words.values())) == len(skill_words) else {}
 
 
 def _list_words(slot: str, state: State, suite: Suite) -> list[str]:
-    vocabulary, shelf = suite.vocabulary(slot), suite.shelf(slot)
+    vocabulary, shelf = suite.words_of(slot), suite.find_shelf(slot)
     if shelf is None:
         return list(vocabulary)
     if slot.startswith("new_"):
@@ -180,18 +180,18 @@ def _make_calls(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
 
 def _do_all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
     """Whether the solution ends in another state if any one of its changes is left out."""
-    goal_state = office.copy(setup, suite.shelves)
+    goal_state = office.copy_office(setup, suite.shelves)
     _make_calls(calls, goal_state, suite)
     for call_index, call in enumerate(calls):
         if call.name != FINISH and not suite.tools[call.name].gives:
-            state = office.copy(setup, suite.shelves)
+            state = office.copy_office(setup, suite.shelves)
             _make_calls(calls[:call_index] + calls[call_index + 1 :], state, suite)
             if state == goal_state:
                 return False
     return True
 
 
-def demonstrate(
+def play_demonstration(
     task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
 ) -> tuple[Action, ...]:
     """Plays a demonstrator, who observes while acting; returns the actions, which end with finish.
@@ -200,7 +200,7 @@ def demonstrate(
     noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, independently for each occurrence, and then goes on with the
     next skill.
     """
-    state, calls = office.copy(task.setup, suite.shelves), list[Call]()
+    state, calls = office.copy_office(task.setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
         calls.append(call)
@@ -212,8 +212,8 @@ def demonstrate(
 
     least_noise, most_noise = noise
     for skill, skill_words in plan:
-        rank = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
-        if rng.random() < least_noise + (most_noise - least_noise) * rank**steep:
+        rank_share = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
+        if rng.random() < least_noise + (most_noise - least_noise) * rank_share**steep:
             bungle(skill, skill_words, act, rng)
         else:
             carry_out(skill, skill_words, act)
@@ -222,17 +222,17 @@ def demonstrate(
     return tuple(Action(calls=(call,)) for call in calls)
 
 
-def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], rng: random.Random) -> None:
+def bungle(skill: Skill, skill_words: Mapping[str, str], act: Callable[[Call], str], rng: random.Random) -> None:
     """Makes a mistake: takes the wrong branch, uses names in place of look-ups, or takes the confusable tool."""
-    if skill.when is not None:
-        carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
+    if skill.equal_names is not None:
+        carry_out(dataclasses.replace(skill, then_call=skill.else_call, else_call=skill.then_call), skill_words, act)
         return
     templates = skill.branches[0]
-    look_ups = [template for template in templates if template.binds]
+    look_ups = [template for template in templates if template.bound_name]
     if look_ups and rng.random() < 0.5:
-        guessed_words = {look_up.binds: words[look_up.names[0]] for look_up in look_ups}
-        follow([template for template in templates if not template.binds], {**words, **guessed_words}, act)
+        guessed_words = {look_up.bound_name: skill_words[look_up.names[0]] for look_up in look_ups}
+        follow([template for template in templates if not template.bound_name], {**skill_words, **guessed_words}, act)
         return
-    last_index = max(template_index for template_index, template in enumerate(templates) if template.tool != FINISH)
-    mistake = skill.template(skill.wrong_tool, templates[last_index].names, templates[last_index].binds)
-    follow((*templates[:last_index], mistake, *templates[last_index + 1 :]), words, act)
+    last_index = max(index for index, template in enumerate(templates) if template.tool_name != FINISH)
+    wrong_template = skill.template(skill.wrong_tool, templates[last_index].names, templates[last_index].bound_name)
+    follow((*templates[:last_index], wrong_template, *templates[last_index + 1 :]), skill_words, act)

@@ -18,25 +18,25 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
     call was refused, a look-up stays unexplained, finish comes before the end, or a word is not in the language.
     """
-    calls = calls_with_observations(steps)
-    if not calls:
+    observed_calls = calls_with_observations(steps)
+    if not observed_calls:
         return None
     clauses: list[str] = []
     prior_looks: frozenset[int] = frozenset()
-    for call_index, (call, _) in enumerate(calls):
+    for call_index, (call, _) in enumerate(observed_calls):
         if _is_look_up(call, suite):
             continue
-        if call.name == FINISH and call_index < len(calls) - 1:
+        if call.name == FINISH and call_index < len(observed_calls) - 1:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        candidates = list(_match_skills(calls, call_index, prior_looks, suite))
+        candidates = list(_match_skills(observed_calls, call_index, prior_looks, suite))
         if not candidates:
             return None
         look_ups, clause = max(candidates, key=lambda candidate: (len(candidate[0] - prior_looks), -len(candidate[0])))
         prior_looks |= look_ups
         clauses.append(clause)
-    dangling_looks = {index for index, (call, _) in enumerate(calls) if _is_look_up(call, suite)} - prior_looks
+    dangling_looks = {index for index, (call, _) in enumerate(observed_calls) if _is_look_up(call, suite)} - prior_looks
     return JOINER.join(clauses) if clauses and not dangling_looks else None
 
 
@@ -50,7 +50,7 @@ def _match_skills(
     """For each skill that can end with the call at `last_index`: the look-ups that it needs, and its clause."""
     for skill in suite.skills:
         for branch in skill.branches:
-            words = _unify(branch[-1], calls[last_index][0], {})
+            words = _unify_call(branch[-1], calls[last_index][0], {})
             look_ups: frozenset[int] = frozenset()
             for template in reversed(branch[:-1]):
                 if words is None:
@@ -59,13 +59,13 @@ def _match_skills(
                 words, look_ups = (match[1], look_ups | {match[0]}) if match else (None, look_ups)
             if words is not None:
                 words = _fill_slots(skill, branch, words, suite)
-                if _in_language(skill, words, suite):
-                    yield look_ups, skill.word(words)
+                if _is_in_language(skill, words, suite):
+                    yield look_ups, skill.word_query(words)
 
 
-def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str, str] | None:
+def _unify_call(template: Template, call: Call, words: Mapping[str, str]) -> dict[str, str] | None:
     """Extends the words so that the template becomes the call; None if that is impossible."""
-    if template.tool != call.name or set(call.arguments) != set(template.parameters):
+    if template.tool_name != call.name or set(call.arguments) != set(template.parameters):
         return None
     bindings = dict(words)
     for word_name, parameter in zip(template.names, template.parameters, strict=True):
@@ -81,8 +81,8 @@ def _find_look_up(
     candidates: list[tuple[bool, int, dict[str, str]]] = []
     for call_index in range(end):
         call, observation = calls[call_index]
-        bindings = _unify(template, call, words)
-        if bindings is not None and bindings.setdefault(template.binds, observation) == observation:
+        bindings = _unify_call(template, call, words)
+        if bindings is not None and bindings.setdefault(template.bound_name, observation) == observation:
             arguments = set(call.arguments.values())
             # The observed value must still be right when it is used.
             is_outdated = any(
@@ -100,21 +100,21 @@ def _find_look_up(
 
 def _fill_slots(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], suite: Suite) -> dict[str, str]:
     """Adds words for slots that do not occur in the branch: the condition's slot, and those of the other branch."""
-    if skill.when is None:
+    if skill.equal_names is None:
         return words
-    observation_name, slot = skill.when
+    observation_name, slot = skill.equal_names
     bindings = dict(words)
     if branch is skill.branches[0]:
         bindings[slot] = bindings[observation_name]
     for missing_slot in skill.slots:
         if missing_slot not in bindings:
-            candidates = [word for word in suite.vocabulary(missing_slot) if word not in bindings.values()]
+            candidates = [word for word in suite.words_of(missing_slot) if word not in bindings.values()]
             salt = f"{missing_slot} {sorted(bindings.items())}"
             bindings[missing_slot] = candidates[int(hashlib.sha256(salt.encode()).hexdigest(), 16) % len(candidates)]
     return bindings
 
 
-def _in_language(skill: Skill, words: Mapping[str, str], suite: Suite) -> bool:
+def _is_in_language(skill: Skill, words: Mapping[str, str], suite: Suite) -> bool:
     """Whether the language allows these words in these slots, and no word occurs twice."""
     slot_words = {words[slot] for slot in skill.slots}
-    return len(slot_words) == len(skill.slots) and all(words[slot] in suite.vocabulary(slot) for slot in skill.slots)
+    return len(slot_words) == len(skill.slots) and all(words[slot] in suite.words_of(slot) for slot in skill.slots)

@@ -16,7 +16,7 @@ from .office import WORDS, Rule, State, Tool, read_words
 from .skills import Skill, Suite
 
 # Kinds of words that name records, one for each application of a suite; kinds of attributes.
-RECORDS = ("file", "note", "event", "person", "folder")
+RECORD_KINDS = ("file", "note", "event", "person", "folder")
 ATTRIBUTES = ("text", "day", "address")
 # The number of records of an application in a new office.
 _RECORD_COUNT = 3
@@ -29,21 +29,21 @@ _SYLLABLES = tuple(f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for v
 class Application:
     """An application: its name, the kind of its records' names, their attributes, and the names of its tools.
 
-    `tools` maps a form (`add`, `set_day` …) to the name of the tool.
+    `tool_of_form` maps a form (`add`, `set_day` …) to the name of the tool.
     """
 
     name: str
-    record: str
+    record_kind: str
     attributes: tuple[str, ...]
-    tools: Mapping[str, str]
+    tool_of_form: Mapping[str, str]
 
 
-def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
-    """`count` suites of `applications` applications each. Equal arguments give equal suites."""
+def make_suites(suite_count: int, app_count: int, seed: int) -> tuple[Suite, ...]:
+    """`suite_count` suites of `app_count` applications each. Equal arguments give equal suites."""
     rng = random.Random(f"suites/{seed}")
     new_names = _invent_names(rng)
-    return tuple(_make_suite([_draw_application(next(new_names), RECORDS[i], rng) for i in range(applications)], rng)
-                 for _ in range(count))  # fmt: skip
+    return tuple(_make_suite([_draw_application(next(new_names), RECORD_KINDS[i], rng) for i in range(app_count)], rng)
+                 for _ in range(suite_count))  # fmt: skip
 
 
 def _invent_names(rng: random.Random) -> Iterator[str]:
@@ -55,14 +55,14 @@ def _invent_names(rng: random.Random) -> Iterator[str]:
             yield name
 
 
-def _draw_application(name: str, record: str, rng: random.Random) -> Application:
+def _draw_application(app_name: str, record_kind: str, rng: random.Random) -> Application:
     attributes = tuple(rng.sample(ATTRIBUTES, rng.choice((1, 2))))
     forms = ["add", "drop", "rename", "mark", "link", "lock", "seek"] + ["fill"] * (len(attributes) > 1)
-    tools = {form: f"{name}_{rng.choice(_VERBS[form])}" for form in forms}
+    tools = {form: f"{app_name}_{rng.choice(_VERBS[form])}" for form in forms}
     for action in ("set", "get"):
         verb = rng.choice(_VERBS[action])
-        tools |= {f"{action}_{attribute}": f"{name}_{verb}_{attribute}" for attribute in attributes}
-    return Application(name, record, attributes, tools)
+        tools |= {f"{action}_{attribute}": f"{app_name}_{verb}_{attribute}" for attribute in attributes}
+    return Application(app_name, record_kind, attributes, tools)
 
 
 def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suite:
@@ -70,14 +70,14 @@ def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suit
     skills = [skill for app in applications for skill in _make_skills(app, applications, tools, rng)]
     rng.shuffle(skills)
     return Suite(
-        kinds={app.name: app.record for app in applications},
+        kind_of_noun={app.name: app.record_kind for app in applications},
         shelves={app.name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
         shelf_of={app.name: app.name for app in applications},
         choices={"text": 3, "day": 3, "address": 3},
         tools=tools,
         skills=tuple(skills),
         new_office=functools.partial(_new_office, tuple(applications)),
-        reasons=(*_REASONS, *(f"no such {attribute}" for attribute in ATTRIBUTES)),
+        refusal_reasons=(*_REASONS, *(f"no such {attribute}" for attribute in ATTRIBUTES)),
     )
 
 
@@ -90,14 +90,14 @@ def _new_office(applications: Sequence[Application], rng: random.Random) -> Stat
 
     return {
         app.name: {
-            record_name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_BARE}
-            for record_name in rng.sample(WORDS[app.record], _RECORD_COUNT)
+            record_name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_NEW_RECORD_VALUES}
+            for record_name in rng.sample(WORDS[app.record_kind], _RECORD_COUNT)
         }
         for app in applications
     }
 
 
-_BARE: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
+_NEW_RECORD_VALUES: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
 
 
 def _make_tools(app: Application) -> Iterator[Tool]:
@@ -107,9 +107,9 @@ def _make_tools(app: Application) -> Iterator[Tool]:
     attribute_slots = {attribute: attribute for attribute in attributes}
 
     def make_tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
-        return Tool(app.tools[form], description, slots, rule, gives)
+        return Tool(app.tool_of_form[form], description, slots, rule, gives)
 
-    add_rule = office.add(shelf, *attributes, require=office.require_word, **_BARE)
+    add_rule = office.add(shelf, *attributes, require=office.require_word, **_NEW_RECORD_VALUES)
     yield make_tool("add", {"record": f"new_{shelf}", **attribute_slots}, add_rule, "Add a record.")
     for attribute in attributes:
         put_rule = office.put(shelf, attribute, require=office.require_word)
@@ -122,7 +122,7 @@ def _make_tools(app: Application) -> Iterator[Tool]:
     yield make_tool("drop", record, office.remove(shelf), "Remove a record.")
     yield make_tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
     yield make_tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
-    link_rule = office.extend(shelf, "links", require=lambda state, _, other: office.find(state, shelf, other))
+    link_rule = office.extend(shelf, "links", require=lambda state, _, other: office.entity_of(state, shelf, other))
     yield make_tool("link", {**record, "other": shelf}, link_rule, "Link a record to another.")
     yield make_tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
     yield make_tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
@@ -132,14 +132,14 @@ def _make_skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
     """Yields the skills that a query can ask of the application: one for most tools, and some that need look-ups."""
-    tool_of, a, arguments = app.tools, app.name, ", ".join(app.attributes)
+    tool_of, a, arguments = app.tool_of_form, app.name, ", ".join(app.attributes)
     attribute_slots = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
     def make_skill(wording: str, script: str, **branches: Any) -> Skill:
-        tool = script.split("; ")[-1].partition("(")[0]
-        if tool == "finish":
-            tool = script.partition("(")[0]
-        return Skill(wording, script, _pick_wrong_tool(tool, app, tools, rng), tools=tools, **branches)
+        tool_name = script.split("; ")[-1].partition("(")[0]
+        if tool_name == "finish":
+            tool_name = script.partition("(")[0]
+        return Skill(wording, script, _pick_wrong_tool(tool_name, app, tools, rng), tools=tools, **branches)
 
     yield make_skill(f"add {{new_{a}}} to {a} with {attribute_slots}", f"{tool_of['add']}(new_{a}, {arguments})")
     if len(app.attributes) > 1:
@@ -160,9 +160,9 @@ def _make_skills(
     yield make_skill(
         f"if the {first_attribute} of {{{a}}} in {a} is {{{first_attribute}}} remove it otherwise mark it",
         f"{tool_of[f'get_{first_attribute}']}({a}) > found",
-        when=("found", first_attribute),
-        then=f"{tool_of['drop']}({a})",
-        otherwise=f"{tool_of['mark']}({a})",
+        equal_names=("found", first_attribute),
+        then_call=f"{tool_of['drop']}({a})",
+        else_call=f"{tool_of['mark']}({a})",
     )
     if len(app.attributes) > 1:
         matches = [next(_find_source(attribute, applications, app), None) for attribute in app.attributes]
@@ -181,13 +181,13 @@ def _find_source(attribute: str, applications: Sequence[Application], app: Appli
     position = applications.index(app)
     for other_app in (*applications[position + 1 :], *applications[:position]):
         if attribute in other_app.attributes:
-            yield other_app.name, other_app.tools[f"get_{attribute}"]
+            yield other_app.name, other_app.tool_of_form[f"get_{attribute}"]
             return
 
 
-def _pick_wrong_tool(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
+def _pick_wrong_tool(tool_name: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
     """Draws a tool with as many parameters that tells something else, preferably of the same application."""
-    right = tools[tool]
+    right = tools[tool_name]
     candidates = [
         other
         for other in tools.values()

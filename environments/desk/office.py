@@ -37,24 +37,24 @@ WORDS = read_words("words.txt")
 
 _SHELVES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SHELVES: Mapping[str, frozenset[str]] = {shelf: frozenset(entry["attributes"]) for shelf, entry in _SHELVES.items()}
-SINGULAR = {shelf: entry["entity"] for shelf, entry in _SHELVES.items() if "entity" in entry}
+SINGULAR_OF_SHELF = {shelf: entry["entity"] for shelf, entry in _SHELVES.items() if "entity" in entry}
 # The shelf that holds a slot's words; texts, days and addresses are on none.
-SHELF = {entry["noun"]: shelf for shelf, entry in _SHELVES.items() if "noun" in entry}
+SHELF_OF_NOUN = {entry["noun"]: shelf for shelf, entry in _SHELVES.items() if "noun" in entry}
 
 Entity = Mapping[str, Any]
 State = dict[str, dict[str, Entity]]
 Change = tuple[str, str, Entity | None]  # shelf, name, the new entity (None removes the old one)
 
-REASONS = (
-    *(f"no such {word}" for word in (*SINGULAR.values(), "address", "day", "tool")),
-    *(f"{word} exists" for word in SINGULAR.values()),
+REFUSAL_REASONS = (
+    *(f"no such {word}" for word in (*SINGULAR_OF_SHELF.values(), "address", "day", "tool")),
+    *(f"{word} exists" for word in SINGULAR_OF_SHELF.values()),
     "unchanged",
     "already finished",
     "no call",
 )
 
 
-def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
+def copy_office(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
     """Copies a state. Raises ValueError if a shelf or an attribute is missing or unknown."""
     if set(office) != set(shelves):
         raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
@@ -68,8 +68,8 @@ def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, froze
 def new_office(rng: random.Random) -> State:
     """A small office: 3 folders, 4 files, 3 notes, 4 contacts, 3 events, mail from 3 of the contacts."""
 
-    def draw(kind: str, count: int) -> list[str]:
-        return rng.sample(WORDS[kind], count)
+    def draw(word_kind: str, count: int) -> list[str]:
+        return rng.sample(WORDS[word_kind], count)
 
     folders, people, texts = draw("folder", 3), draw("person", 4), iter(draw("text", 10))
     return {
@@ -83,7 +83,7 @@ def new_office(rng: random.Random) -> State:
     }
 
 
-def facts(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
+def facts_of(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
     """The office as path → value, one fact for each attribute of each entity."""
     return {
         f"{shelf}/{name}/{attribute}": value
@@ -93,13 +93,13 @@ def facts(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
     }
 
 
-def apply(state: State, changes: Sequence[Change]) -> None:
+def apply_changes(state: State, changes: Sequence[Change]) -> None:
     """Makes the changes, in order."""
-    for shelf, name, entity in changes:
+    for shelf, entity_name, entity in changes:
         if entity is None:
-            del state[shelf][name]
+            del state[shelf][entity_name]
         else:
-            state[shelf][name] = entity
+            state[shelf][entity_name] = entity
 
 
 Rule = Callable[..., str | tuple[Change, ...]]  # of a tool: (state, words) → a look-up's observation, or changes
@@ -126,12 +126,12 @@ class Tool:
         return self.name.split("_")[0]
 
 
-def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tuple[Change, ...]]:
+def find_effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tuple[Change, ...]]:
     """Finds the observation and changes of a call of one of these tools; changes nothing. Raises `Refused`."""
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     if tool is None:
         raise Refused("no such tool")
-    outcome = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
+    outcome = tool.rule(state, *read_arguments(call.arguments, tuple(tool.slots)))
     if isinstance(outcome, str):
         return outcome, ()
     if all(state[shelf].get(entity_name) == entity for shelf, entity_name, entity in outcome):
@@ -141,12 +141,12 @@ def effect(state: State, call: Call, tools: Mapping[str, Tool]) -> tuple[str, tu
 
 def perform(state: State, call: Call, tools: Mapping[str, Tool]) -> str:
     """Makes the call's changes and returns its observation. Raises `Refused`."""
-    observation, changes = effect(state, call, tools)
-    apply(state, changes)
+    observation, changes = find_effect(state, call, tools)
+    apply_changes(state, changes)
     return observation
 
 
-def words(arguments: Any, parameters: tuple[str, ...]) -> list[str]:
+def read_arguments(arguments: Any, parameters: tuple[str, ...]) -> list[str]:
     """The arguments in the parameters' order. Raises `Refused` unless each parameter has one lower-case word."""
     if isinstance(arguments, Mapping) and set(arguments) == set(parameters):
         values = [arguments[parameter] for parameter in parameters]
@@ -162,7 +162,7 @@ def expects(parameters: tuple[str, ...]) -> str:
 def require_fit(state: State, attribute: str, word: str) -> None:
     """Raises `Refused` for a missing folder, an address that no contact has, or a word that is not a day."""
     if attribute in ("folder", "copies"):
-        find(state, "folders", word)
+        entity_of(state, "folders", word)
     elif attribute == "day":
         require_word(state, attribute, word)
     elif attribute in ("shared", "guests", "forwarded"):
@@ -179,7 +179,7 @@ def require_word(state: State, attribute: str, word: str) -> None:
 
 def read(shelf: str, attribute: str) -> Rule:
     """The rule that tells an attribute."""
-    return lambda state, entity_name: str(find(state, shelf, entity_name)[attribute])
+    return lambda state, entity_name: str(entity_of(state, shelf, entity_name)[attribute])
 
 
 def add(shelf: str, *attributes: str, require: Requirement = require_fit, **bare: Any) -> Rule:
@@ -196,7 +196,7 @@ def put(shelf: str, *attributes: str, require: Requirement = require_fit) -> Rul
     """The rule that replaces these attributes."""
 
     def rule(state: State, name: str, *words: str) -> tuple[Change, ...]:
-        return ((shelf, name, {**find(state, shelf, name), **_check_words(state, attributes, words, require)}),)
+        return ((shelf, name, {**entity_of(state, shelf, name), **_check_words(state, attributes, words, require)}),)
 
     return rule
 
@@ -205,7 +205,7 @@ def extend(shelf: str, attribute: str, require: Requirement = require_fit) -> Ru
     """The rule that adds a word to an attribute that is a list."""
 
     def rule(state: State, entity_name: str, word: str) -> tuple[Change, ...]:
-        entity = find(state, shelf, entity_name)
+        entity = entity_of(state, shelf, entity_name)
         require(state, attribute, word)
         return ((shelf, entity_name, {**entity, attribute: sorted({*entity[attribute], word})}),)
 
@@ -213,12 +213,12 @@ def extend(shelf: str, attribute: str, require: Requirement = require_fit) -> Ru
 
 
 def turn_on(shelf: str, attribute: str) -> Rule:
-    return lambda state, entity_name: ((shelf, entity_name, {**find(state, shelf, entity_name), attribute: True}),)
+    return lambda state, entity_name: ((shelf, entity_name, {**entity_of(state, shelf, entity_name), attribute: True}),)
 
 
 def rename(shelf: str) -> Rule:
     def rule(state: State, old_name: str, new_name: str) -> tuple[Change, ...]:
-        entity = find(state, shelf, old_name)
+        entity = entity_of(state, shelf, old_name)
         _require_unused(state, shelf, new_name)
         return ((shelf, old_name, None), (shelf, new_name, entity))
 
@@ -227,7 +227,7 @@ def rename(shelf: str) -> Rule:
 
 def remove(shelf: str) -> Rule:
     def rule(state: State, entity_name: str) -> tuple[Change, ...]:
-        find(state, shelf, entity_name)
+        entity_of(state, shelf, entity_name)
         return ((shelf, entity_name, None),)
 
     return rule
@@ -242,16 +242,16 @@ def mail_send() -> Rule:
     return rule
 
 
-def find(state: State, shelf: str, entity_name: str) -> Entity:
+def entity_of(state: State, shelf: str, entity_name: str) -> Entity:
     """Finds the entity of that name. Raises `Refused` if there is none."""
     if (entity := state[shelf].get(entity_name)) is None:
-        raise Refused(f"no such {SINGULAR.get(shelf, 'record')}")
+        raise Refused(f"no such {SINGULAR_OF_SHELF.get(shelf, 'record')}")
     return entity
 
 
 def _require_unused(state: State, shelf: str, entity_name: str) -> None:
     if entity_name in state[shelf]:
-        raise Refused(f"{SINGULAR.get(shelf, 'record')} exists")
+        raise Refused(f"{SINGULAR_OF_SHELF.get(shelf, 'record')} exists")
 
 
 def _check_words(state: State, attributes: Sequence[str], words: Sequence[str], require: Requirement) -> dict[str, str]:
@@ -266,7 +266,7 @@ _MAKERS: Mapping[str, Callable[..., Rule]] = {
 }
 
 
-def _parse(table_row: str) -> Tool:
+def _to_tool(table_row: str) -> Tool:
     """Reads the tool of a row of tools.txt."""
     tool_name, parameters, rule_text, description, *gives = (cell.strip() for cell in table_row.split("|"))
     slots = {parameter: slot or parameter for parameter, _, slot in (arg.partition(":") for arg in parameters.split())}
@@ -277,18 +277,18 @@ def _parse(table_row: str) -> Tool:
 
 
 _TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8")
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_parse, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in map(_to_tool, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE))}
 
 FINISH = "finish"
 
 
-def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
+def document_tools(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
-    functions = [_document(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
-    return (*functions, _document(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
+    functions = [_document_tool(tool.name, tool.description, tool.slots, required=tool.slots) for tool in tools]
+    return (*functions, _document_tool(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 
 
-def _document(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
+def _document_tool(name: str, description: str, parameters: Iterable[str], required: Iterable[str]) -> dict[str, Any]:
     schema = {
         "type": "object",
         "properties": {parameter: {"type": "string"} for parameter in parameters},

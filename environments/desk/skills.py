@@ -21,49 +21,53 @@ from . import office
 from .office import FINISH, TOOLS, State, Tool
 
 _CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
-_SLOT = re.compile(r"{(\w+)}")
+_SLOT_PATTERN = re.compile(r"{(\w+)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A call with names in place of words. A look-up, which only reads, `binds` its observation to another name."""
+    """A call with names in place of words. A look-up, which only reads, binds its observation to `bound_name`."""
 
-    tool: str
+    tool_name: str
     names: tuple[str, ...]
     parameters: tuple[str, ...]
-    binds: str = ""
+    bound_name: str = ""
 
     def fill(self, words: Mapping[str, str]) -> Call:
         """Makes the call, with words in place of the names."""
         arguments = (words[name] for name in self.names)
-        return Call(self.tool, dict(zip(self.parameters, arguments, strict=True)))
+        return Call(self.tool_name, dict(zip(self.parameters, arguments, strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
     """One kind of work that a query can ask for.
 
-    `script` holds the calls. A conditional skill goes on with `then` if the words named in `when` are equal, else
-    with `otherwise`. A mistaken policy uses `wrong_tool` instead of the right one. `tools` are the tools of the skill's
-    suite.
+    `script` holds the calls. A conditional skill goes on with `then_call` if the words of `equal_names` are equal,
+    else with `else_call`. A mistaken policy uses `wrong_tool` instead of the right one. `tools` are the tools of the
+    skill's suite.
     """
 
     wording: str
     script: str
     wrong_tool: str = ""
-    when: tuple[str, str] | None = None
-    then: str = ""
-    otherwise: str = ""
+    equal_names: tuple[str, str] | None = None
+    then_call: str = ""
+    else_call: str = ""
     tools: Mapping[str, Tool] = dataclasses.field(default_factory=lambda: TOOLS, repr=False, compare=False)
 
     @functools.cached_property
     def slots(self) -> tuple[str, ...]:
-        return tuple(_SLOT.findall(self.wording))
+        return tuple(_SLOT_PATTERN.findall(self.wording))
 
     @functools.cached_property
     def branches(self) -> tuple[tuple[Template, ...], ...]:
         """The call sequences that carry the skill out: one, or (then, otherwise)."""
-        scripts = (f"{self.script}; {self.then}", f"{self.script}; {self.otherwise}") if self.when else (self.script,)
+        scripts = (
+            (f"{self.script}; {self.then_call}", f"{self.script}; {self.else_call}")
+            if self.equal_names
+            else (self.script,)
+        )
         return tuple(
             tuple(self.template(tool, tuple(names.split(", ")), binds) for tool, names, binds in _CALL.findall(script))
             for script in scripts
@@ -74,22 +78,22 @@ class Skill:
         return Template(tool, names, ("answer",) if tool == FINISH else tuple(self.tools[tool].slots), binds)
 
     @property
-    def answers(self) -> bool:
+    def is_answer(self) -> bool:
         """Whether the skill ends the episode with an answer."""
-        return self.branches[0][-1].tool == FINISH
+        return self.branches[0][-1].tool_name == FINISH
 
-    def word(self, words: Mapping[str, str]) -> str:
+    def word_query(self, words: Mapping[str, str]) -> str:
         return self.wording.format_map(words)
 
 
 def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]) -> None:
     """Carries out the skill; `act` makes a call and returns its observation."""
-    if skill.when is None:
+    if skill.equal_names is None:
         follow(skill.branches[0], words, act)
         return
     bindings = follow(skill.branches[0][:-1], words, act)
     then_template, otherwise_template = (branch[-1] for branch in skill.branches)
-    left_name, right_name = skill.when
+    left_name, right_name = skill.equal_names
     act((then_template if bindings[left_name] == bindings[right_name] else otherwise_template).fill(bindings))
 
 
@@ -98,8 +102,8 @@ def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callabl
     bindings = dict(words)
     for template in templates:
         observation = act(template.fill(bindings))
-        if template.binds:
-            bindings[template.binds] = observation
+        if template.bound_name:
+            bindings[template.bound_name] = observation
     return bindings
 
 
@@ -112,55 +116,55 @@ def _read_skill(table_row: str) -> Skill:
     return Skill(wording, script, wrong_tool, (left_name, right_name), then, otherwise)
 
 
-_TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
-SKILLS = tuple(map(_read_skill, re.findall(r"^[^#\n].+", _TABLE, re.MULTILINE)))
+_TABLE_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
+SKILLS = tuple(map(_read_skill, re.findall(r"^[^#\n].+", _TABLE_TEXT, re.MULTILINE)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Suite:
     """One kind of office. Its skills are in order of popularity, the most popular first.
 
-    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kinds` maps nouns to the kind of
-    their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words. `shelves`
-    maps a shelf to the attributes of its entities. `choices` says how many random words of a kind without a shelf an
-    episode offers. `reasons` are all reasons for which a call may be refused.
+    A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kind_of_noun` maps nouns to the kind
+    of their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words.
+    `shelves` maps a shelf to the attributes of its entities. `choices` says how many random words of a kind without a
+    shelf an episode offers. `refusal_reasons` are all for which a call may be refused.
     """
 
-    kinds: Mapping[str, str]
+    kind_of_noun: Mapping[str, str]
     shelves: Mapping[str, frozenset[str]]
     shelf_of: Mapping[str, str]
     choices: Mapping[str, int]
     tools: Mapping[str, Tool]
     skills: tuple[Skill, ...]
     new_office: Callable[[random.Random], State]
-    reasons: tuple[str, ...]
+    refusal_reasons: tuple[str, ...]
 
-    def vocabulary(self, slot: str) -> Sequence[str]:
+    def words_of(self, slot: str) -> Sequence[str]:
         """All words that a slot may take."""
-        noun = _noun(slot)
-        return office.WORDS[self.kinds.get(noun, noun)]
+        noun = _noun_of(slot)
+        return office.WORDS[self.kind_of_noun.get(noun, noun)]
 
-    def shelf(self, slot: str) -> str | None:
+    def find_shelf(self, slot: str) -> str | None:
         """The shelf that holds the slot's words; None for texts, days and addresses, which are on none."""
-        return self.shelf_of.get(_noun(slot))
+        return self.shelf_of.get(_noun_of(slot))
 
 
-def _noun(slot: str) -> str:
+def _noun_of(slot: str) -> str:
     return slot.rstrip("0123456789").removeprefix("new_")
 
 
 DESK = Suite(
-    kinds={"sender": "person"},
+    kind_of_noun={"sender": "person"},
     shelves=office.SHELVES,
-    shelf_of=office.SHELF,
+    shelf_of=office.SHELF_OF_NOUN,
     choices={"text": 3, "day": 3},
     tools=TOOLS,
     skills=SKILLS,
     new_office=office.new_office,
-    reasons=office.REASONS,
+    refusal_reasons=office.REFUSAL_REASONS,
 )
 
 
-def suite_of(setup: Mapping[str, Any], suites: Sequence[Suite]) -> Suite:
+def find_suite(setup: Mapping[str, Any], suites: Sequence[Suite]) -> Suite:
     """The suite with an office's shelves, or the first suite, which refuses the office, if none has them."""
     return next((suite for suite in suites if set(suite.shelves) == set(setup)), suites[0])

@@ -12,10 +12,10 @@ from cojax import registry
 from cojax.environment import play
 from cojax.types import Action, Call, Task, Triplet, Turn, content_hash, normalise
 from environments.desk import Desk, generator, growth
-from environments.desk.skills import suite_of
+from environments.desk.skills import find_suite
 
 GROWN = environments.load("desk", suites=6)
-SUITES = growth.suites(6, 5, 0)
+SUITES = growth.make_suites(6, 5, 0)
 SKILLS = [(suite, skill) for suite in SUITES[:2] for skill in suite.skills]
 
 
@@ -33,9 +33,9 @@ def test_suites_are_as_rich_as_promised_and_the_same_every_time():
     tools = [entry["function"]["name"] for entry in GROWN.tools()]
     assert (len(tools), len(set(tools)), sum(len(suite.skills) for suite in SUITES)) == (316, 316, 386)
     assert content_hash([suite.skills[0].wording for suite in SUITES]) == "e0f836648699b534"
-    others = growth.suites(6, 5, 1)
+    others = growth.make_suites(6, 5, 1)
     assert not set(SUITES[0].tools) & set(others[0].tools)
-    needed = {template.tool for suite in SUITES for skill in suite.skills for branch in skill.branches
+    needed = {template.tool_name for suite in SUITES for skill in suite.skills for branch in skill.branches
               for template in branch}  # fmt: skip
     # Two distractors for each of thirty applications, and every other tool is needed by a skill.
     assert len(set(tools) - needed) == 60
@@ -60,11 +60,11 @@ def test_each_skill_is_solvable_and_a_bungled_demonstration_fails(suite, skill):
         if not plan:
             continue
         calls = generator.solve(plan, setup, suite)
-        query = skill.word(plan[0][1])
+        query = skill.word_query(plan[0][1])
         task = Task("desk", query, setup, tuple(Action(calls=(call,)) for call in calls))
         assert played(task, task.solution).reward == 1.0
         assert read(query, suite) == plan
-        bungled = generator.demonstrate(task, plan, (1.0, 1.0), rng, suite)
+        bungled = generator.play_demonstration(task, plan, (1.0, 1.0), rng, suite)
         assert played(task, bungled).reward == 0.0, (query, bungled)
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
@@ -87,7 +87,7 @@ def test_tasks_have_at_most_six_actions_and_are_worded_by_their_own_calls(tasks)
 
 def test_an_episode_offers_its_suite_alone_and_every_affordance_works(tasks):
     for task in tasks["seed"][:4]:
-        suite = suite_of(task.setup, SUITES)
+        suite = find_suite(task.setup, SUITES)
         episode = GROWN.start(task)
         assert [entry["function"]["name"] for entry in episode.tools()] == [*suite.tools, "finish"]
         offered = episode.affordances()
@@ -125,10 +125,10 @@ def test_without_suites_it_is_the_desk_of_the_demo():
 
 def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alone():
     right: dict[bool, list[bool]] = {True: [], False: []}
-    suites = growth.suites(2, 5, 0)
-    splits = generator.grown_splits(1, 0.0, 0.0)
+    suites = growth.make_suites(2, 5, 0)
+    splits = generator.grow_splits(1, 0.0, 0.0)
     for task, actions in Desk(suites, splits, 8.0).demonstrations(600, 1, (0.0, 1.0)):
-        ((skill, _),) = read(task.query, suite := suite_of(task.setup, suites))
+        ((skill, _),) = read(task.query, suite := find_suite(task.setup, suites))
         place = suite.skills.index(skill) / (len(suite.skills) - 1)
         right[place > 0.5].append(actions == task.solution)
     # The integral of x ** 8 over each half, divided by its length: .0004 and .222.

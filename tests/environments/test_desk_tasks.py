@@ -52,33 +52,33 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
         calls = generator.solve(plan, setup) if plan else None
         if calls is None:
             continue
-        query = skill.word(plan[0][1])
+        query = skill.word_query(plan[0][1])
         task = Task("desk", query, setup, tuple(Action(calls=(call,)) for call in calls))
         assert earned(task, task.solution) == 1.0
         assert read(query) == plan
         matter = [i for i, call in enumerate(calls) if call.name != "finish" and not TOOLS[call.name].gives]
-        assert len(matter) == (0 if skill.answers else 1)
+        assert len(matter) == (0 if skill.is_answer else 1)
         for index in matter:
             assert earned(task, task.solution[:index] + task.solution[index + 1 :]) == 0.0
-        if skill.answers:
+        if skill.is_answer:
             assert earned(task, (Action(calls=(Call("finish"),)),)) == 0.0
-        demonstration = generator.demonstrate(task, plan, (1.0, 1.0), rng)
+        demonstration = generator.play_demonstration(task, plan, (1.0, 1.0), rng)
         assert earned(task, demonstration) == 0.0, (query, demonstration)
-        assert earned(task, generator.demonstrate(task, plan, (0.0, 0.0), rng)) == 1.0
+        assert earned(task, generator.play_demonstration(task, plan, (0.0, 0.0), rng)) == 1.0
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
     assert sum(branches.values()) >= 30
 
 
 def test_the_table_is_as_rich_as_promised():
-    looking = [skill for skill in SKILLS if not skill.answers and any(t.binds for t in skill.branches[0])]
-    applications = [{TOOLS[t.tool].application for t in skill.branches[0]} for skill in looking]
+    looking = [skill for skill in SKILLS if not skill.is_answer and any(t.bound_name for t in skill.branches[0])]
+    applications = [{TOOLS[t.tool_name].application for t in skill.branches[0]} for skill in looking]
     assert len(SKILLS) == 30
     assert len(TOOLS) == 26
     assert len(looking) == 10
     assert sum(len(used) > 1 for used in applications) == 6
-    assert sum(skill.when is not None for skill in SKILLS) == 2
-    assert sum(skill.answers for skill in SKILLS) == 4
+    assert sum(skill.equal_names is not None for skill in SKILLS) == 2
+    assert sum(skill.is_answer for skill in SKILLS) == 4
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -90,7 +90,7 @@ def test_solutions_earn_their_reward_within_the_limits(tasks, split):
         assert task.solution[-1].calls[0].name == "finish"
         assert (task.environment, task.origin, task.lineage) == ("desk", "seed", None)
     lengths = collections.Counter(len(read(task.query)) for task in tasks[split])
-    assert set(lengths) == set(generator.SPLITS[split].lengths)
+    assert set(lengths) == set(generator.SPLITS[split].length_weights)
 
 
 def test_splits_share_no_query_and_ids_are_distinct(tasks):

@@ -58,7 +58,7 @@ def test_the_desk_is_the_same_on_nodes(desk, nodes):
     assert found == collected(local, tasks, Solving(tasks))
     assert all(trajectory.reward == 1.0 for trajectory in found)
     assert used.keys() == {one.node_id for one in nodes.nodes}
-    assert not any(one.open for one in desk.nodes.live)
+    assert not any(one.open_episode_ids for one in desk.nodes.live)
     assert (desk.name, desk.tools(), desk.lexicon()) == (local.name, local.tools(), local.lexicon())
     assert desk.tasks("dev", 30, 7) == local.tasks("dev", 30, 7)
     assert (desk.popularity(), desk.neighbours("finish")) == (local.popularity(), local.neighbours("finish"))
@@ -118,7 +118,7 @@ def test_a_hanging_call_is_given_up_as_it_is_here(trials):
     assert [trajectory.outcome for trajectory in found] == ["timeout", "finished"]
     assert found == collected(placed_trials.make(), tasks, Solving(tasks), **limits)
     # The threads that waited for it have ended, and closed their episodes.
-    until(lambda: not any(one.open for one in trials.nodes.live))
+    until(lambda: not any(one.open_episode_ids for one in trials.nodes.live))
 
 
 def test_a_call_of_the_environment_behind_one_that_hangs_has_a_deadline_of_its_own(trials):
@@ -129,8 +129,8 @@ def test_a_call_of_the_environment_behind_one_that_hangs_has_a_deadline_of_its_o
         behind = pool.submit(first.call, 0, "tasks", ["all", 3, 0], 3.0)
         assert str(behind.exception(60)).startswith("tasks took longer than 3 s on ")
         assert str(hanging.exception(60)).startswith("tasks took longer than 6 s on ")
-    # As `Nodes.service` does after a failure: the next call gets another thread.
-    first.end(0)
+    # As `Nodes.call_service` does after a failure: the next call gets another thread.
+    first.end_episode(0)
     assert len(first.call(0, "tasks", ["all", 3, 0], 60.0)) == 3
 
 
@@ -180,10 +180,10 @@ def test_an_actor_that_is_killed_is_replaced_and_its_worker_ends(nodes):
     (task,) = environment.tasks("eval", 1)
     episode = environment.start(task)
     episode.reset()
-    until(lambda: episode.server.process > 0)
-    below = set(family(episode.server.process))
+    until(lambda: episode.server.pid > 0)
+    below = set(family(episode.server.pid))
     assert len(below) >= 4  # itself, supervisor, fork server, child
-    os.kill(episode.server.process, signal.SIGKILL)
+    os.kill(episode.server.pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFailure, match=r"node .* was lost"):
         asked_without_end(episode)
     until(lambda: not any(map(command_line, below)))
