@@ -121,16 +121,16 @@ def _examine(
         if solvable:
             split_report = SplitReport()
             examine = functools.partial(
-                split_report.examine, tasks=solvable, trials=namespace.get("TRIALS", {}), every=drops_all
+                split_report.examine_tasks, tasks=solvable, trials=namespace.get("TRIALS", {}), drops_all=drops_all
             )
             split_report.faults += _watch(environment, examine)
             list_all = drops_all or namespace.get("OFFICIAL_VERDICT", False)
-            line = split_report.line(environment_name, split, time.monotonic() - start_time, every=list_all)
+            line = split_report.make_record(environment_name, split, time.monotonic() - start_time, drops_all=list_all)
             yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
             opened = SplitReport()
             opened.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
-            record = opened.line(environment_name, split, time.monotonic() - start_time, every=True)
+            record = opened.make_record(environment_name, split, time.monotonic() - start_time, drops_all=True)
             yield {**{key: record[key] for key in _OPENING_KEYS}, "synthesizes": f"nothing: {reason}"}
         else:
             setup_report = SetupReport()

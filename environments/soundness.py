@@ -18,7 +18,7 @@ from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canon
 # Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 # The most faults and drops that a line lists; it only counts the others.
-_LIST_LENGTH = 20
+_MOST_LISTED = 20
 
 GARBAGE: dict[str, Action] = {
     "nothing": Action(),
@@ -51,21 +51,21 @@ class SplitReport:
     answered: int = 0
     faults: list[str] = dataclasses.field(default_factory=list)
 
-    def examine(
-        self, environment: Environment, tasks: Sequence[Task], trials: Mapping[str, Call], every: bool = False
+    def examine_tasks(
+        self, environment: Environment, tasks: Sequence[Task], trials: Mapping[str, Call], drops_all: bool = False
     ) -> None:
         """Checks these tasks. Then throws garbage at the first task, and each of the environment's `trials` at the
         first task that offers its tool."""
         for task in tasks:
-            self.check(environment, task, every=every)
+            self.check_task(environment, task, drops_all=drops_all)
         for action_name, action in GARBAGE.items():
             self.throw(environment, tasks[0], action_name, action)
         for action_name, call in trials.items():
             if offering_task := next((task for task in tasks if call.name in _offered_tools(environment, task)), None):
                 self.throw(environment, offering_task, action_name, Action(calls=(call,)))
 
-    def check(self, environment: Environment, task: Task, *, every: bool = False) -> None:
-        """Plays the task's solution twice, then without one call or, if `every` is set, without each in turn."""
+    def check_task(self, environment: Environment, task: Task, *, drops_all: bool = False) -> None:
+        """Plays the task's solution twice, then without one call or, if `drops_all` is set, without each in turn."""
         self.tasks += 1
         states: list[str] = []
         trial = _play(environment, task, task.solution, states)
@@ -79,7 +79,7 @@ class SplitReport:
             return
         self.replayed += 1
         drops = list(_drop_calls(task.solution))
-        if not every and drops:
+        if not drops_all and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
         for index, remaining_actions, tool in drops:
             self.mutated += 1
@@ -112,13 +112,13 @@ class SplitReport:
         else:
             self.answered += 1
 
-    def line(self, environment: str, split: str, seconds: float, *, every: bool) -> dict[str, Any]:
+    def make_record(self, environment_name: str, split: str, duration_s: float, *, drops_all: bool) -> dict[str, Any]:
         """Returns the record for one printed line."""
         record = dataclasses.asdict(self)
-        faults = self.faults + ([] if every else [f"{drop} is not missed" for drop in self.let_through])
-        record |= {"faults": faults[:_LIST_LENGTH], "fault_count": len(faults)}
-        record["let_through"] = self.let_through if every else self.let_through[:_LIST_LENGTH]
-        return {"environment": environment, "split": split, **record, "seconds": round(seconds, 1)}
+        faults = self.faults + ([] if drops_all else [f"{drop} is not missed" for drop in self.let_through])
+        record |= {"faults": faults[:_MOST_LISTED], "fault_count": len(faults)}
+        record["let_through"] = self.let_through if drops_all else self.let_through[:_MOST_LISTED]
+        return {"environment": environment_name, "split": split, **record, "seconds": round(duration_s, 1)}
 
 
 def explain_loss(environment: Environment, task: Task) -> str:
@@ -174,7 +174,7 @@ def _offered_tools(environment: Environment, task: Task) -> set[str]:
 
 
 # A walk has at most 6 actions and 24 tries: a world without copies offers some actions that it refuses.
-_MOST_STEPS, _MOST_TRIES = 6, 24
+_MOST_WALK_STEPS, _MOST_STEP_TRIES = 6, 24
 # The most walks to begin, because a walk ends at a refused action that changes the state.
 _MOST_WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
@@ -186,7 +186,7 @@ def examine_openings(environment: Environment, tasks: Sequence[Task], report: Sp
     for task_index, task in enumerate(tasks):
         report.tasks += 1
         try:
-            if reason := _differing_start(environment, task):
+            if reason := _compare_starts(environment, task):
                 report.faults.append(f"task {task.id}: {reason}")
             for action_name, action in GARBAGE.items() if task_index == 0 else ():
                 report.throw(environment, task, action_name, action)
@@ -198,35 +198,35 @@ class SetupReport:
     """The results of some setups: the plays of their walks, which tools worked, and which changed the state."""
 
     def __init__(self) -> None:
-        self.setups = self.actions = 0
+        self.setup_count = self.actions = 0
         self.plays = SplitReport()
         self.working_tools: set[str] = set()
         self.changing_tools: set[str] = set()
         self.ending_tools: set[str] = set()
         self.offered_tools: set[str] = set()  # the tools of the episodes in which walks began
         self.called_tools: set[str] = set()  # the tools that walks called
-        self.unclean: list[str] = []
+        self.unclean_steps: list[str] = []
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
         """Checks these setups, and throws garbage at the first."""
         for setup_index, setup in enumerate(setups):
-            self.check(environment, setup, garbage=setup_index == 0)
+            self.check_setup(environment, setup, garbage=setup_index == 0)
 
-    def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
+    def check_setup(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
         """Checks one setup: it must open twice alike, and a walk must replay alike and need each of its calls.
 
         With `garbage`, no garbage may change the state, the walk must be sound after each, and no episode may show what
         another was told.
         """
-        self.setups += 1
+        self.setup_count += 1
         try:
-            for reason in self._faults(environment, setup, garbage):
+            for reason in self._find_faults(environment, setup, garbage):
                 self.plays.faults.append(f"setup {setup.id}: {reason}")
         except EnvironmentFailure as failure:
             self.plays.faults.append(f"setup {setup.id}: {failure}")
 
-    def _faults(self, environment: Environment, setup: Task, garbage: bool) -> Iterator[str]:
-        if reason := _differing_start(environment, setup):
+    def _find_faults(self, environment: Environment, setup: Task, throws_garbage: bool) -> Iterator[str]:
+        if reason := _compare_starts(environment, setup):
             yield reason
             return
         task = self._walk(environment, setup)
@@ -235,12 +235,12 @@ class SetupReport:
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
         old_count = len(self.plays.let_through)
-        self.plays.check(environment, task, every=True)
+        self.plays.check_task(environment, task, drops_all=True)
         self.plays.let_through[old_count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[old_count:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
-        if not garbage:
+        if not throws_garbage:
             return
         if reason := _find_leak(environment, task):
             yield reason
@@ -251,16 +251,16 @@ class SetupReport:
             if _changes_state(environment, setup, action):
                 yield f"{action_name} changes the state"
 
-    def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
+    def line(self, environment: Environment, environment_name: str, split: str, duration_s: float) -> dict[str, Any]:
         """Returns the record for one printed line."""
         if self.actions and not self.changing_tools:
             self.plays.faults.append(
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
             )
-        play_record = self.plays.line(name, split, seconds, every=True)
-        line = {"setups": self.setups, "actions": self.actions, **play_record}
+        play_record = self.plays.make_record(environment_name, split, duration_s, drops_all=True)
+        line = {"setups": self.setup_count, "actions": self.actions, **play_record}
         line["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.working_tools - self.changing_tools)]
-        line["unclean"] = self.unclean
+        line["unclean"] = self.unclean_steps
         untried_tools = sorted(self.offered_tools - self.working_tools - self.ending_tools)
         return line | ({"untried": untried_tools} if untried_tools else {})
 
@@ -279,14 +279,14 @@ class SetupReport:
             *offers, ending_action = ask(episode.affordances) or (Action(),)
             self.ending_tools |= _tools_of(ending_action)
             self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
-            for _ in range(_MOST_TRIES):
+            for _ in range(_MOST_STEP_TRIES):
                 offers = [action for action in offers if _tools_of(action) != _tools_of(ending_action)]
-                if not offers or len(actions) == _MOST_STEPS:
+                if not offers or len(actions) == _MOST_WALK_STEPS:
                     break
                 # A tool that was not called yet comes first.
                 action = rng.choice([offer for offer in offers if not _tools_of(offer) <= self.called_tools] or offers)
                 self.called_tools |= _tools_of(action)
-                observation, is_clean = self._step(episode, action)
+                observation, is_clean = self._take_step(episode, action)
                 if observation.ok and not observation.done:
                     actions.append(action)
                 if observation.done or not is_clean:
@@ -294,17 +294,17 @@ class SetupReport:
                 *offers, ending_action = ask(episode.affordances) or (Action(),)
         return (*actions, ending_action) if actions else ()
 
-    def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
+    def _take_step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; returns the observation, and false if it was refused but changed the state."""
-        state_before = ask(_canonical_state, episode)
+        state_before = ask(_read_state_text, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        has_changed = ask(_canonical_state, episode) != state_before
+        has_changed = ask(_read_state_text, episode) != state_before
         if observation.ok:
             self.working_tools |= _tools_of(action)
             self.changing_tools |= _tools_of(action) if has_changed else set()
         elif has_changed and not observation.done:
-            self.unclean.append(f"{signature(action):.200} is refused and changes the state")
+            self.unclean_steps.append(f"{signature(action):.200} is refused and changes the state")
         return observation, observation.ok or not has_changed
 
 
@@ -312,7 +312,7 @@ def _tools_of(action: Action) -> set[str]:
     return {call.name for call in action.calls}
 
 
-def _canonical_state(episode: Episode) -> str:
+def _read_state_text(episode: Episode) -> str:
     """Returns the state as canonical JSON. Raises TypeError or ValueError if it is not a JSON object."""
     state = episode.state()
     if not isinstance(state, Mapping):
@@ -320,13 +320,13 @@ def _canonical_state(episode: Episode) -> str:
     return canonical(to_json(state))
 
 
-def _differing_start(environment: Environment, setup: Task) -> str:
+def _compare_starts(environment: Environment, setup: Task) -> str:
     """Says how two new episodes of a setup differ; "" if they do not."""
     openings = []
     for _ in range(2):
         with contextlib.closing(environment.start(setup)) as episode:
             messages = ask(episode.reset)
-            openings.append((messages, ask(episode.tools), ask(_canonical_state, episode), ask(episode.affordances)))
+            openings.append((messages, ask(episode.tools), ask(_read_state_text, episode), ask(episode.affordances)))
     aspects = ("opening", "tools", "state", "affordances")
     differing_aspects = [aspect for aspect, first, second in zip(aspects, *openings, strict=True) if first != second]
     return f"two episodes begin with different {' and '.join(differing_aspects)}" if differing_aspects else ""
@@ -335,9 +335,9 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:
     """Whether the action changes the state without ending the episode."""
     with open_episode(environment, setup) as episode:
-        state = ask(_canonical_state, episode)
+        state = ask(_read_state_text, episode)
         is_over = ask(episode.step, action).done
-        return not is_over and ask(_canonical_state, episode) != state
+        return not is_over and ask(_read_state_text, episode) != state
 
 
 def _find_leak(environment: Environment, task: Task) -> str:
@@ -349,8 +349,8 @@ def _find_leak(environment: Environment, task: Task) -> str:
     calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
     for canary_number, call in enumerate(calls.values(), 11):
         canary = f"canary{secrets.token_hex(4)}"
-        probes = [call, *_with_canary(call, canary, canary_number)]
-        canary_calls = [variant for other in calls.values() for variant in _with_canary(other, canary, canary_number)]
+        probes = [call, *_insert_canary(call, canary, canary_number)]
+        canary_calls = [variant for other in calls.values() for variant in _insert_canary(other, canary, canary_number)]
         before, _, after = (_answer_calls(environment, task, sequence) for sequence in (probes, canary_calls, probes))
         for probe, earlier, later in zip(probes, before, after, strict=False):
             if earlier != later:
@@ -361,11 +361,11 @@ def _find_leak(environment: Environment, task: Task) -> str:
     return ""
 
 
-def _with_canary(call: Call, canary: str, number: int) -> Iterator[Call]:
-    """Yields the call with `canary` or `number` in place of each argument in turn."""
+def _insert_canary(call: Call, canary: str, canary_number: int) -> Iterator[Call]:
+    """Yields the call with `canary` or `canary_number` in place of each argument in turn."""
     for parameter, value in call.arguments.items():
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            yield Call(call.name, {**call.arguments, parameter: canary if isinstance(value, str) else number})
+            yield Call(call.name, {**call.arguments, parameter: canary if isinstance(value, str) else canary_number})
 
 
 def _answer_calls(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:

@@ -73,9 +73,9 @@ def make(
     if user == "written":
         return environment
     # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
-    from .dialogue import customer, with_customer
+    from .dialogue import add_customer, make_customer
 
-    return with_customer(environment, customer(user_url, user_model, user_deadline))
+    return add_customer(environment, make_customer(user_url, user_model, user_deadline))
 
 
 def examine(*, domain: str, user: str, user_url: str, user_model: str, user_deadline: float, **others: Any) -> None:
@@ -92,6 +92,6 @@ def examine(*, domain: str, user: str, user_url: str, user_model: str, user_dead
             "environment.user is model, but telecom is played in solo mode, without a user; leave it out, or set "
             "environment.domain to retail or airline"
         )
-    from .dialogue import check
+    from .dialogue import check_endpoint
 
-    check(user_url, user_model, user_deadline)
+    check_endpoint(user_url, user_model, user_deadline)

@@ -16,7 +16,7 @@ from cojax.environment import Environment, EnvironmentFailure, Episode, EpisodeF
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.openai_api import ApiClient, CallFailed, check_address, with_retries
 from cojax.types import Action, Message, Observation, Task, content_hash
-from .world import CUSTOMER
+from .world import CUSTOMER_SPEAKER
 
 # Limits on a reply: its tokens, of which a thought may take most, and the characters that the customer says.
 _MOST_TOKENS, _MOST_REPLY_CHARS = 2_048, 10_000
@@ -26,7 +26,7 @@ _ENDPOINT_SETTINGS = ("environment.user_url", "environment.user_model")
 _KINDS_BY_WORDS = frozenset({"malformed", "refused", "too_long"})
 
 
-def check(url: str, model: str, timeout_s: float) -> None:
+def check_endpoint(url: str, model: str, timeout_s: float) -> None:
     """Raises ValueError for an invalid address of the customer, an empty model, or an impossible deadline."""
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"environment.user_deadline is {timeout_s}; expected seconds above 0")
@@ -37,7 +37,7 @@ def check(url: str, model: str, timeout_s: float) -> None:
 AskCustomer = Callable[[str, Sequence[tuple[str, str]], int], str]
 
 
-def customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: int = 4) -> AskCustomer:
+def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: int = 4) -> AskCustomer:
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
     A reply takes at most `timeout_s` seconds and `attempts` requests. The temperature is 0. `lines` are the messages so
@@ -45,7 +45,7 @@ def customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: int = 
     EpisodeFailure if none is usable, because what the agent said may be the reason. The wait does not count against a
     deadline of the episode: it has its own. Raises ValueError for an invalid address, deadline or key.
     """
-    check(url, model, timeout_s)
+    check_endpoint(url, model, timeout_s)
     url = url.rstrip("/")
     api = ApiClient(url, model, *_ENDPOINT_SETTINGS)
     lasting_failure = ""  # why no further request can succeed
@@ -83,7 +83,7 @@ def _read_words(api: ApiClient, reply: Any) -> str:
     if not isinstance(content, str):
         raise TypeError("its content is not text")
     # A lone surrogate, which no encoding has, becomes a question mark.
-    reply_text = spoken(api.redact(content.encode("utf-8", "replace").decode()))
+    reply_text = strip_thought(api.redact(content.encode("utf-8", "replace").decode()))
     if not reply_text:
         raise ValueError("the customer says nothing")
     if len(reply_text) > _MOST_REPLY_CHARS:
@@ -91,7 +91,7 @@ def _read_words(api: ApiClient, reply: Any) -> str:
     return reply_text
 
 
-def spoken(text: str) -> str:
+def strip_thought(text: str) -> str:
     """What a text says to others: the part after its thoughts; nothing if a thought does not end."""
     speech = text.rpartition("</think>")[2]
     return "" if "<think>" in speech else speech.strip()
@@ -99,22 +99,22 @@ def spoken(text: str) -> str:
 
 # Limits on the characters of one message of the agent, and of all of them: what it writes must not exceed the context
 # of the customer's model, whose failure would not be the agent's.
-_MOST_MESSAGE_CHARS, _MOST_TOTAL_CHARS = 4_000, 40_000
+_MOST_SAID_CHARS, _MOST_DIALOGUE_CHARS = 4_000, 40_000
 
 
-def with_customer(environment: Environment, customer: AskCustomer) -> Environment:
+def add_customer(environment: Environment, customer: AskCustomer) -> Environment:
     """`environment`, with `customer` answering in its official tasks. Its other tasks are played as before."""
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
-        return _make_dialogue(episode, task, customer) if CUSTOMER in task.setup else episode
+        return _make_dialogue(episode, task, customer) if CUSTOMER_SPEAKER in task.setup else episode
 
     return Wrapped(environment, start)
 
 
 def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episode:
     """The episode of one official task, in which `customer` answers."""
-    customer_prompt, remaining_chars = "", _MOST_TOTAL_CHARS
+    customer_prompt, remaining_chars = "", _MOST_DIALOGUE_CHARS
     messages: list[tuple[str, str]] = []
 
     def reset() -> tuple[Message, ...]:
@@ -133,7 +133,7 @@ def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episo
         nonlocal remaining_chars
         if action.calls:
             return episode.step(dataclasses.replace(action, text="", error=""))
-        said_text = spoken(action.text.encode("utf-8", "replace").decode())
+        said_text = strip_thought(action.text.encode("utf-8", "replace").decode())
         if obstacle := _explain_unsayable(action, said_text, remaining_chars):
             return Observation((Message("tool", f"error: {obstacle}"),), ok=False)
         remaining_chars -= len(said_text)
@@ -159,8 +159,8 @@ def _explain_unsayable(action: Action, text: str, remaining_chars: int) -> str:
     """Why the text is not said to the customer, who reads `remaining_chars` more characters; empty if it is said."""
     if "<tool_call>" in text or not text:
         return (action.error or "the message is empty")[:200]
-    if len(text) > _MOST_MESSAGE_CHARS:
-        return f"the message has {len(text):,} characters; the customer reads at most {_MOST_MESSAGE_CHARS:,} at once"
+    if len(text) > _MOST_SAID_CHARS:
+        return f"the message has {len(text):,} characters; the customer reads at most {_MOST_SAID_CHARS:,} at once"
     if len(text) > remaining_chars:
-        return f"the customer has read too much; {remaining_chars:,} characters are left of {_MOST_TOTAL_CHARS:,}"
+        return f"the customer has read too much; {remaining_chars:,} characters are left of {_MOST_DIALOGUE_CHARS:,}"
     return ""

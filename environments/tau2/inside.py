@@ -15,7 +15,7 @@ from ..tools.toolset import Refused, Tool, perform, toolset
 from ..worker.served import PlainEpisode
 from . import official
 from .official import Domain
-from .world import ENDING, NAME, REPLY, World, conversation_of, offers, phrase, scenarios, strangers, task_of
+from .world import ENDING_TOOL, NAME, REPLY, World, conversation_of, offers, phrase, scenarios, strangers, task_of
 
 # The most calls of an action that are carried out.
 _MOST_CALLS = 64
@@ -38,21 +38,21 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
     official_tasks = {tasks[task_id].id: wheel.tasks[task_id] for ids in ids_by_split.values() for task_id in ids}
     environment = ToolEnvironment(
         NAME,
-        tools=[*wheel.tools, *([] if wheel.solo else [_OWN_DOCUMENTS[REPLY]]), _OWN_DOCUMENTS[ENDING]],
+        tools=[*wheel.tools, *([] if wheel.is_solo else [_OWN_DOCUMENTS[REPLY]]), _OWN_DOCUMENTS[ENDING_TOOL]],
         open=lambda setup: World(wheel, setup),
         setups=_list_setups(wheel, records, {task_id for ids in ids_by_split.values() for task_id in ids}),
         splits={split: [tasks[task_id] for task_id in task_ids] for split, task_ids in ids_by_split.items()},
         # Any task that is not official is judged by a replay of its solution.
-        judge=lambda task, world, answer, finished: (
-            _judge(wheel, official_tasks[task.id], world, finished) if task.id in official_tasks else None
+        judge=lambda task, world, answer, is_finished: (
+            _judge(wheel, official_tasks[task.id], world, is_finished) if task.id in official_tasks else None
         ),
         fork=World.fork,
-        lookups=wheel.lookups,
+        lookups=wheel.lookup_tools,
         # The other domains have the generic ones.
         affordances=offers if domain == "telecom" else None,
         phrase=phrase if domain == "telecom" else None,
         instructions=system_message(wheel, instructions),
-        ending=ENDING,
+        ending=ENDING_TOOL,
     )
     return _add_conversations(environment, wheel, official_tasks, instructions) if has_user else environment
 
@@ -61,7 +61,7 @@ def _add_conversations(
     environment: ToolEnvironment, wheel: Domain, tasks: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, with a conversation as the episode of each official task."""
-    texts, stop_texts, tools = official.conversation_texts(), official.stops(), toolset(wheel.tools)
+    texts, stop_texts, tools = official.read_conversation_texts(), official.read_stop_texts(), toolset(wheel.tools)
     system_text = _insert_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
@@ -132,7 +132,7 @@ def conversation(
 
 def _list_setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
     """Where an explorer may start: initial states, or users, of no official split that is evaluated."""
-    if wheel.solo:
+    if wheel.is_solo:
         return scenarios(wheel.name, records, eval_ids)
     users = {user_id: user.model_dump(mode="json") for user_id, user in wheel.databases[0].users.items()}
     return strangers(wheel.name, users, records.values())
@@ -163,10 +163,10 @@ def system_message(domain: Domain, policy_kind: str) -> str:
     `official` has the policy of the domain, `workflow` its variant of the telecom domain, `brief` none. Raises
     ValueError for any other, and for a policy that the domain lacks.
     """
-    if policy_kind != "brief" and _TICKET_SECTION not in domain.prompt:
+    if policy_kind != "brief" and _TICKET_SECTION not in domain.policy_prompt:
         raise ValueError("the official prompt no longer has a <ticket> section; adapt environments/tau2/inside.py")
-    instruction = domain.instruction if domain.solo else _WRITTEN_INSTRUCTION
-    return _insert_policy(domain, policy_kind, instruction, domain.prompt.replace(_TICKET_SECTION, ""))
+    instruction = domain.instruction if domain.is_solo else _WRITTEN_INSTRUCTION
+    return _insert_policy(domain, policy_kind, instruction, domain.policy_prompt.replace(_TICKET_SECTION, ""))
 
 
 def _insert_policy(domain: Domain, policy_kind: str, instruction: str, prompt: str) -> str:

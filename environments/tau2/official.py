@@ -21,9 +21,9 @@ class Table(dict[str, Any]):
     `values` and `items` hand out the shared records, which must not be changed. The wheel only reads them.
     """
 
-    def __init__(self, original: Mapping[str, Any]) -> None:
-        super().__init__(original)
-        self.original = original
+    def __init__(self, original_records: Mapping[str, Any]) -> None:
+        super().__init__(original_records)
+        self.original = original_records
         self.own: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -72,51 +72,52 @@ MOST_ERRORS = 10
 class Domain:
     """A domain of the wheel, read once.
 
-    `solo`: the benchmark has tasks without a user for it. `tools`: OpenAI function documents. `lookups`: the names of
-    the tools that never change a world. `tasks`: the official tasks by id. `splits`: official split → ids. `policies`:
-    the official policy texts by kind. `prompt`: the official system prompt of the solo mode, with places for
-    {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what goes into the first of them. `databases`: the
-    company's, and the customer's if there is one. `construct(solo_mode)`: a fresh official environment.
+    `is_solo`: the benchmark has tasks without a user for it. `tools`: OpenAI function documents. `lookup_tools`: the
+    names of the tools that never change a world. `tasks`: the official tasks by id. `splits`: official split → ids.
+    `policies`: the official policy texts by kind. `policy_prompt`: the official system prompt of the solo mode, with
+    places for {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what goes into the first of them.
+    `databases`: the company's, and the customer's if there is one. `construct(solo_mode)`: a fresh official
+    environment.
     """
 
     name: str
-    solo: bool
+    is_solo: bool
     tools: tuple[Mapping[str, Any], ...]
-    lookups: frozenset[str]
+    lookup_tools: frozenset[str]
     tasks: Mapping[str, Any]
     splits: Mapping[str, Sequence[str]]
     policies: Mapping[str, str]
     instruction: str
-    prompt: str
+    policy_prompt: str
     databases: tuple[Any, ...]
     construct: Callable[..., Any]
 
-    def world(self, initial: Mapping[str, Any] | None) -> Any:
+    def make_world(self, initial_state: Mapping[str, Any] | None) -> Any:
         """A fresh official environment in an official initial state. Raises ValueError if the state is impossible."""
         state_type = import_module("tau2.data_model.tasks").InitialState
-        environment = self.construct(solo_mode=self.solo)
-        if initial:
+        environment = self.construct(solo_mode=self.is_solo)
+        if initial_state:
             try:
-                start_state = state_type.model_validate(initial)
+                start_state = state_type.model_validate(initial_state)
                 environment.set_state(start_state.initialization_data, start_state.initialization_actions, [])
             except Exception as error:
                 raise ValueError(f"the setup's initial state cannot be reached: {error}") from error
         environment.sync_tools()
         return environment
 
-    def judge(self, official: Any, messages: Sequence[Any]) -> Evaluation:
+    def judge(self, environment: Any, messages: Sequence[Any]) -> Evaluation:
         """The verdict of the official evaluators on an ended episode.
 
         They are combined as in `evaluate_simulation`, which cannot be imported without the packages of model clients:
         the product of the rewards that the task's reward basis names. The checks are the assertions, reference actions,
         database and information that it names. Raises ValueError for a basis that needs a model.
         """
-        criteria, trajectory = official.evaluation_criteria, list(messages)
+        criteria, trajectory = environment.evaluation_criteria, list(messages)
         reward_types = import_module("tau2.data_model.tasks").RewardType
         basis, reward, checks = set(criteria.reward_basis), 1.0, []
         if basis & {reward_types.DB, reward_types.ENV_ASSERTION}:
             evaluator = import_module("tau2.evaluator.evaluator_env").EnvironmentEvaluator
-            outcome = evaluator.calculate_reward(self.construct, official, trajectory, self.solo)
+            outcome = evaluator.calculate_reward(self.construct, environment, trajectory, self.is_solo)
             reward *= outcome.reward
             if reward_types.ENV_ASSERTION in basis:
                 checks += [(_write_assertion(check.env_assertion), check.met) for check in outcome.env_assertions or ()]
@@ -124,16 +125,16 @@ class Domain:
                 checks.append(("database", outcome.db_check.db_match))
         if reward_types.ACTION in basis:
             evaluator = import_module("tau2.evaluator.evaluator_action").ActionEvaluator
-            outcome = evaluator.calculate_reward(official, trajectory)
+            outcome = evaluator.calculate_reward(environment, trajectory)
             reward *= outcome.reward
             checks += [(check.action.get_func_format(), check.action_match) for check in outcome.action_checks or ()]
         if reward_types.COMMUNICATE in basis:
             evaluator = import_module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
-            outcome = evaluator.calculate_reward(official, trajectory)
+            outcome = evaluator.calculate_reward(environment, trajectory)
             reward *= outcome.reward
             checks += [(f"communicates {check.info}", check.met) for check in outcome.communicate_checks or ()]
         if reward_types.NL_ASSERTION in basis:
-            raise ValueError(f"task {official.id} is judged by a model, which this environment lacks")
+            raise ValueError(f"task {environment.id} is judged by a model, which this environment lacks")
         return Evaluation(float(reward), tuple(Check(check_name, is_met) for check_name, is_met in checks))
 
 
@@ -150,19 +151,19 @@ def load(domain_name: str) -> Domain:
         raise ModuleNotFoundError(
             f"{error}: this runs inside the benchmark's virtual environment; cojax install tau2"
         ) from error
-    solo = domain_name == "telecom"
+    is_solo = domain_name == "telecom"
     construct = _make_constructor(domain_name, domain_module.get_environment)
-    environment = construct(solo_mode=solo)
+    environment = construct(solo_mode=is_solo)
     toolkits = [toolkit for toolkit in (environment.tools, environment.user_tools) if toolkit is not None]
     policies = {"official": environment.policy}
-    if solo:
+    if is_solo:
         policies["workflow"] = domain_module.get_environment(solo_mode=True, policy_type="workflow").policy
     instruction, prompt = _read_texts(_AGENT_MODULE, "AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
     return Domain(
         domain_name,
-        solo,
+        is_solo,
         tools=tuple(tool.openai_schema for toolkit in toolkits for tool in toolkit.get_tools().values()),
-        lookups=frozenset(
+        lookup_tools=frozenset(
             tool_name
             for toolkit in toolkits
             for tool_name in toolkit.get_tools()
@@ -172,20 +173,20 @@ def load(domain_name: str) -> Domain:
         splits=domain_module.get_tasks_split(),
         policies=policies,
         instruction=instruction.format(stop_function_name="done", stop_token="###STOP###"),
-        prompt=prompt,
+        policy_prompt=prompt,
         databases=tuple(toolkit.db for toolkit in toolkits),
         construct=construct,
     )
 
 
-def tool_call(call_number: int, tool_name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+def make_tool_call(call_number: int, tool_name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """(an official tool call of the agent, the official message that makes it)."""
     message_types = import_module("tau2.data_model.message")
     call = message_types.ToolCall(id=str(call_number), name=tool_name, arguments=dict(arguments), requestor="assistant")
     return call, message_types.AssistantMessage(role="assistant", tool_calls=[call])
 
 
-def message(speaker: str, text: str) -> Any:
+def make_message(speaker: str, text: str) -> Any:
     """The official message of the "agent" or the "customer" that says this text."""
     message_types = import_module("tau2.data_model.message")
     if speaker == "agent":
@@ -193,7 +194,7 @@ def message(speaker: str, text: str) -> Any:
     return message_types.UserMessage(role="user", content=text)
 
 
-def fork(environment: Any) -> Any:
+def fork_environment(environment: Any) -> Any:
     """An independent copy of an official environment, which shares what never changes."""
     clone = copy.copy(environment)
     clone.tools = _copy_kit(environment.tools)
@@ -206,10 +207,10 @@ def _make_constructor(domain_name: str, get_environment: Callable[..., Any]) -> 
     template_environment = get_environment()
     if domain_name == "telecom":
         template_environment.tools.__class__ = _make_numbering_tools()
-    policies = {solo: get_environment(solo_mode=solo).policy for solo in {False, domain_name == "telecom"}}
+    policies = {is_solo: get_environment(solo_mode=is_solo).policy for is_solo in {False, domain_name == "telecom"}}
 
     def construct(solo_mode: bool = False) -> Any:
-        environment = fork(template_environment)
+        environment = fork_environment(template_environment)
         environment.policy = policies[solo_mode]
         environment.set_solo_mode(solo_mode)
         environment.sync_tools()
@@ -229,13 +230,13 @@ def _copy_database(database: Any) -> Any:
     return clone
 
 
-def _copy_kit(kit: Any) -> Any:
+def _copy_kit(toolkit: Any) -> Any:
     """A copy of a toolkit with its database."""
-    clone = copy.copy(kit)
-    clone.db = _copy_database(kit.db)
+    clone = copy.copy(toolkit)
+    clone.db = _copy_database(toolkit.db)
     # The wheel breaks these for all worlds of a process when it breaks them for one.
-    if "default_vpn_details" in vars(type(kit)):
-        clone.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
+    if "default_vpn_details" in vars(type(toolkit)):
+        clone.default_vpn_details = copy.deepcopy(toolkit.default_vpn_details)
     return clone
 
 
@@ -265,7 +266,7 @@ _AGENT_MODULE = "tau2.agent.llm_agent"
 _GUIDELINES_PATH = "data/tau2/user_simulator/simulation_guidelines.md"
 
 
-def conversation_texts() -> dict[str, str]:
+def read_conversation_texts() -> dict[str, str]:
     """The official texts of a conversation. Raises ModuleNotFoundError, OSError or ValueError if one is missing.
 
     `instruction`: what the agent is told. `prompt`: its system prompt, with places for {agent_instruction} and
@@ -280,7 +281,7 @@ def conversation_texts() -> dict[str, str]:
     return {"instruction": instruction, "prompt": prompt, "greeting": greeting, "customer": customer}
 
 
-def stops() -> tuple[str, ...]:
+def read_stop_texts() -> tuple[str, ...]:
     """The texts with which the simulated customer ends a conversation."""
     return _read_texts("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE")
 

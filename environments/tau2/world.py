@@ -32,31 +32,31 @@ class World:
         if setup.get("domain") != domain.name:
             raise ValueError(f"the setup is of the domain {setup.get('domain')!r}; this environment has {domain.name}")
         self.domain = domain
-        self.environment = domain.world(setup.get("initial_state"))
+        self.environment = domain.make_world(setup.get("initial_state"))
         self.messages: list[Any] = []
         self.failed = 0
         self.transferred = False
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """The official reply to a call. Raises ValueError with its text if it is an error."""
-        if name == ENDING:
+        if tool_name == ENDING_TOOL:
             return ""
         _check_arguments(arguments)
-        if name == REPLY:
-            return self._say(arguments)
-        call, message = official.tool_call(len(self.messages), name, arguments)
+        if tool_name == REPLY:
+            return self._record_reply(arguments)
+        call, message = official.make_tool_call(len(self.messages), tool_name, arguments)
         reply = self.environment.get_response(call)
         self.environment.sync_tools()
         self.messages += [message, reply]
         self.failed += reply.error
         if reply.error:
             raise ValueError(reply.content.removeprefix("Error: "))
-        self.transferred |= name == _TRANSFER_TOOL
+        self.transferred |= tool_name == _TRANSFER_TOOL
         return reply.content
 
     def hear(self, speaker: str, text: str) -> None:
         """Records the official message of the "agent" or the "customer" that says this text."""
-        self.messages.append(official.message(speaker, text))
+        self.messages.append(official.make_message(speaker, text))
 
     def state(self) -> dict[str, Any]:
         """The databases, and whether the request was handed over. Of a large database, it has only changed records."""
@@ -67,10 +67,10 @@ class World:
     def fork(self) -> "World":
         """An independent copy."""
         clone = copy.copy(self)
-        clone.environment, clone.messages = official.fork(self.environment), list(self.messages)
+        clone.environment, clone.messages = official.fork_environment(self.environment), list(self.messages)
         return clone
 
-    def _say(self, arguments: Mapping[str, Any]) -> str:
+    def _record_reply(self, arguments: Mapping[str, Any]) -> str:
         text = arguments.get("message")
         if set(arguments) != {"message"} or not isinstance(text, str) or not text.strip():
             raise ValueError(f"{REPLY} takes a text that is not empty, called message")
@@ -104,7 +104,7 @@ _NETWORK_MODES = ("4g_5g_preferred", "4g_only", "3g_only", "2g_only")
 
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
     """(tool, arguments) of calls that work now. Calls of one tool differ in their arguments."""
-    return [(tool, arguments) for tool, arguments in _propose_calls(world) if _works(world, tool, arguments)]
+    return [(tool, arguments) for tool, arguments in _propose_calls(world) if _call_works(world, tool, arguments)]
 
 
 def _propose_calls(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -143,7 +143,7 @@ def _list_values(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     }
 
 
-def _works(world: World, tool_name: str, arguments: Mapping[str, Any]) -> bool:
+def _call_works(world: World, tool_name: str, arguments: Mapping[str, Any]) -> bool:
     try:
         return not world.fork().call(tool_name, arguments).startswith("Error")
     except ValueError:
@@ -158,7 +158,7 @@ _SWITCH_PATTERN = re.compile(r" is now (ON|OFF)\b")
 def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps answer; None for a look-up, which a customer does not ask for, and a refused call."""
     exchanges = calls_with_observations(steps)
-    clauses = [_word_call(call, observation) for call, observation in exchanges if call.name != ENDING]
+    clauses = [_word_call(call, observation) for call, observation in exchanges if call.name != ENDING_TOOL]
     if not clauses or None in clauses:
         return None
     return f"Please {JOINER.join(filter(None, clauses))}."
@@ -177,9 +177,9 @@ def _word_call(call: Call, observation: str) -> str | None:
 
 NAME = "tau2"
 # The official tool that ends an episode of the solo mode, and one of ours for domains without a solo mode.
-ENDING, REPLY = "done", "reply"
+ENDING_TOOL, REPLY = "done", "reply"
 # In the setup of an official task that is a conversation: the task's official id.
-CUSTOMER = "customer"
+CUSTOMER_SPEAKER = "customer"
 
 
 def task_of(domain: str, record: Mapping[str, Any]) -> Task:
@@ -194,8 +194,8 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
     return Task(
         NAME,
         record.get("ticket") or _write_request(record["user_scenario"]["instructions"]),
-        setup_of(domain, record),
-        (*actions, Action(calls=(Call(ENDING),))),
+        make_setup(domain, record),
+        (*actions, Action(calls=(Call(ENDING_TOOL),))),
     )
 
 
@@ -206,19 +206,19 @@ def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
     no other task is worded alike, but no agent sees it.
     """
     task = task_of(domain, record)
-    return dataclasses.replace(task, setup={**task.setup, CUSTOMER: record["id"]}, solution=())
+    return dataclasses.replace(task, setup={**task.setup, CUSTOMER_SPEAKER: record["id"]}, solution=())
 
 
-def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def make_setup(domain_name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The setup of a record: its domain and the official initial state, without empty parts."""
     initial_state = {key: value for key, value in (record.get("initial_state") or {}).items() if value}
-    return {"domain": domain, **({"initial_state": initial_state} if initial_state else {})}
+    return {"domain": domain_name, **({"initial_state": initial_state} if initial_state else {})}
 
 
 def scenarios(domain: str, records: Mapping[str, Mapping[str, Any]], eval_ids: Iterable[str]) -> list[dict[str, Any]]:
     """The different setups of the records that share no initial state with a record in `eval_ids`."""
-    evaluated_keys = {canonical(setup_of(domain, records[task_id])) for task_id in eval_ids}
-    setups = {canonical(setup := setup_of(domain, record)): setup for record in records.values()}
+    evaluated_keys = {canonical(make_setup(domain, records[task_id])) for task_id in eval_ids}
+    setups = {canonical(setup := make_setup(domain, record)): setup for record in records.values()}
     return [setup for setup_key, setup in setups.items() if setup_key not in evaluated_keys]
 
 

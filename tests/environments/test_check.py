@@ -16,7 +16,7 @@ from environments.soundness import GARBAGE, SplitReport
 def checked(environment, tasks, every=False):
     report = SplitReport()
     for task in tasks:
-        report.check(environment, task, every=every)
+        report.check_task(environment, task, drops_all=every)
     return report
 
 
@@ -68,7 +68,7 @@ def test_a_reward_for_anything_is_told():
     assert tally.harmless == len(changes) - sum(changes)
     assert tally.mutated_rejected == 40  # the endings
     one = checked(Generous(), tasks)
-    assert one.line("desk", "dev", 0.0, every=False)["fault_count"] == len(one.let_through) > 0
+    assert one.make_record("desk", "dev", 0.0, drops_all=False)["fault_count"] == len(one.let_through) > 0
 
 
 def call_changes(task, dropped):

@@ -42,7 +42,7 @@ def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def customer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return dialogue.customer(url, "m", seconds, attempts=attempts)("You want a refund.", [("agent", "hello")], 0)
+    return dialogue.make_customer(url, "m", seconds, attempts=attempts)("You want a refund.", [("agent", "hello")], 0)
 
 
 USERS = {

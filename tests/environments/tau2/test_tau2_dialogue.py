@@ -18,7 +18,7 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Check, Evaluation, Message, Task, Trajectory
-from environments.tau2.dialogue import customer, spoken, with_customer
+from environments.tau2.dialogue import add_customer, make_customer, strip_thought
 from environments.tau2.inside import conversation
 from environments.tools import ToolEnvironment
 from environments.tools.toolset import toolset
@@ -80,7 +80,7 @@ class Played:
     def __init__(self, script: Script, *actions: Action, task: Task = TASK, seconds: float = 20.0) -> None:
         opened: list[Shop] = []
         with serving(script) as server:
-            environment = with_customer(shop(opened), customer(server.url, "m", seconds))
+            environment = add_customer(shop(opened), make_customer(server.url, "m", seconds))
             self.trajectory: Trajectory = play(environment, task, follow(actions), max_turns=len(actions))
         self.server: ChatServer = server
         self.world = opened[0] if opened else None
@@ -191,7 +191,7 @@ def test_thoughts_are_said_to_nobody() -> None:
     played = Played(script, says("<think>A trap?</think>Which order?"))
     assert played.trajectory.opening[-1].content == "W1 is broken."
     assert played.server.bodies[1]["messages"][-1]["content"] == "Which order?"
-    assert spoken("<think>Let me") == spoken("<think>a</think> <think>b") == ""
+    assert strip_thought("<think>Let me") == strip_thought("<think>a</think> <think>b") == ""
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_an_agent_that_silences_the_customer_erases_nothing(silenced: Answer) ->
 def collected(script: Script, action: Action) -> Trajectory:
     """The episode as training plays it."""
     with serving(script) as server:
-        environment = with_customer(shop([]), customer(server.url, "m", 20.0))
+        environment = add_customer(shop([]), make_customer(server.url, "m", 20.0))
         collector = EpisodeCollector(Following(action), environment, Limits(max_turns=1, error_rate=1.0))
         (group,) = collector.collect([TASK], seed=(0,), label="0")
     return group.trajectories[0]
@@ -294,7 +294,7 @@ def test_a_customer_who_drips_is_given_up_in_time() -> None:
 def test_a_customer_who_floods_is_given_up(status: int) -> None:
     flood = Endless(status, b"x" * 2**16, 0.0)
     with flood.serving() as url:
-        environment = with_customer(shop([]), customer(url, "m", 5.0, attempts=1))
+        environment = add_customer(shop([]), make_customer(url, "m", 5.0, attempts=1))
         played = play(environment, TASK, follow([PAY]), max_turns=1)
     assert flood.left.wait(patience(20.0))
     assert (played.outcome, played.reward, played.valid) == ("environment_error", 0.0, False)
@@ -303,7 +303,7 @@ def test_a_customer_who_floods_is_given_up(status: int) -> None:
 
 def test_an_address_that_takes_no_request_is_not_asked_again() -> None:
     with serving(in_turn(Answer("no key", status=401))) as server:
-        environment = with_customer(shop([]), customer(server.url, "m"))
+        environment = add_customer(shop([]), make_customer(server.url, "m"))
         played = [play(environment, TASK, follow([PAY]), max_turns=1) for _ in range(3)]
         assert server.requests == 1
     assert len({one.error for one in played}) == 1
@@ -318,7 +318,7 @@ def test_the_wait_for_the_customer_counts_for_no_deadline_of_the_episode() -> No
         return STOP if len(body["messages"]) > 2 else Answer("Hello.")
 
     with serving(script) as server:
-        environment = with_customer(shop([]), customer(server.url, "m"))
+        environment = add_customer(shop([]), make_customer(server.url, "m"))
         play(environment, TASK, follow([says("Hello.")]), max_turns=1, progress=progress)
     assert since == [float("inf")] * 2
     assert progress.since < float("inf")

@@ -191,7 +191,7 @@ def test_reference_actions_of_other_domains_reach_the_official_database(domain, 
         assert (len(tasks), len(environment.tasks("seed", 1000))) == (official, strangers)
         report = SplitReport()
         for task in tasks[:10]:
-            report.check(environment, task)
+            report.check_task(environment, task)
         assert (report.tasks, report.replayed, report.faults) == (10, 10, [])
         endless = play(environment, tasks[0], follow([call("calculate", expression="9**9**9**9")]), max_turns=1)
         assert (endless.outcome, endless.reward) == ("timeout", 0.0)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from cojax.types import Action, Call
-from environments.tau2.world import conversation_of, scenarios, setup_of, strangers, task_of
+from environments.tau2.world import conversation_of, make_setup, scenarios, strangers, task_of
 
 FLIGHT_MODE = {"env_type": "user", "func_name": "turn_airplane_mode_on", "arguments": {}}
 NO_DATA = {"env_type": "user", "func_name": "turn_data_off", "arguments": {}}
@@ -81,7 +81,7 @@ def test_an_explorer_starts_in_no_state_of_an_evaluated_record_whatever_else_dif
         {"domain": "telecom", "initial_state": {"initialization_actions": [FLIGHT_MODE, NO_DATA]}},
         {"domain": "telecom"},
     ]
-    assert setup_of("telecom", records["healthy"]) == {"domain": "telecom"}
+    assert make_setup("telecom", records["healthy"]) == {"domain": "telecom"}
 
 
 def test_users_whom_a_record_names_in_any_way_are_closed() -> None:

@@ -51,14 +51,14 @@ def test_what_no_customer_asks_for_has_no_wording(steps: list[Triplet]) -> None:
 
 DOMAIN = Domain(
     "telecom",
-    solo=True,
+    is_solo=True,
     tools=(),
-    lookups=frozenset(),
+    lookup_tools=frozenset(),
     tasks={},
     splits={},
     policies={"official": "Be kind.", "workflow": "Step 1."},
     instruction="You are an agent. Call `done`.",
-    prompt="<instructions>\n{agent_instruction}\n</instructions>\n<policy>\n{domain_policy}\n</policy>\n"
+    policy_prompt="<instructions>\n{agent_instruction}\n</instructions>\n<policy>\n{domain_policy}\n</policy>\n"
     "<ticket>\n{ticket}\n</ticket>",
     databases=(),
     construct=lambda solo_mode=False: None,
@@ -76,7 +76,7 @@ def test_the_system_message_is_the_official_prompt_without_its_ticket(kind: str,
 
 def test_a_brief_system_message_has_no_policy() -> None:
     assert inside.system_message(DOMAIN, "brief") == "You are an agent. Call `done`."
-    written = inside.system_message(dataclasses.replace(DOMAIN, name="retail", solo=False), "brief")
+    written = inside.system_message(dataclasses.replace(DOMAIN, name="retail", is_solo=False), "brief")
     assert "Nobody answers questions." in written
 
 
@@ -86,4 +86,4 @@ def test_unknown_instructions_and_policies_are_refused() -> None:
     with pytest.raises(ValueError, match="the domain retail has no policy 'workflow'; it has official"):
         inside.system_message(dataclasses.replace(DOMAIN, name="retail", policies={"official": ""}), "workflow")
     with pytest.raises(ValueError, match="the official prompt no longer has a <ticket> section"):
-        inside.system_message(dataclasses.replace(DOMAIN, prompt="{domain_policy}"), "official")
+        inside.system_message(dataclasses.replace(DOMAIN, policy_prompt="{domain_policy}"), "official")
