@@ -68,9 +68,9 @@ class World:
 
     def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """Makes the command of a call; returns the engine's reply."""
-        if tool_name == commands.ENDING:
+        if tool_name == commands.ENDING_TOOL:
             return ""
-        command = commands.command_of(tool_name, arguments)
+        command = commands.read_command(tool_name, arguments)
         self._command_count += 1
         self._state, _, _ = self._engine.step(command)
         if (reply := self._read_feedback()) == _NO_EFFECT_REPLY:
@@ -96,12 +96,12 @@ class World:
 
 def propose_commands(world: World) -> list[tuple[str, dict[str, Any]]]:
     """The (tool, arguments) of commands worth trying now."""
-    candidates = [command for command in world.commands() if commands.verb(command) not in UNASKED_VERBS]
-    return commands.offers(candidates, canonical(world.state()))
+    candidates = [command for command in world.commands() if commands.verb_of(command) not in UNASKED_VERBS]
+    return commands.draw_offers(candidates, canonical(world.state()))
 
 
 # The benchmark has no system message, so this one is ours.
-system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
+system_message = functools.partial(commands.read_system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(root: str, instructions: str = "full") -> ToolEnvironment:
@@ -110,7 +110,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
         importlib.import_module(module_name)
     games_folder, game_entries = find_games_folder(Path(root)), read_game_list(Path(root))
     splits = {split: [_make_task(entry) for entry in game_entries if entry["split"] == split] for split in SPLITS}
-    return commands.environment(
+    return commands.make_environment(
         NAME,
         "open fridge 1",
         _MOST_WORLDS,
@@ -127,7 +127,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
 def _make_task(game_entry: Mapping[str, Any]) -> Task:
     """The official task; it has no solution if its walkthrough is longer than an episode."""
     walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= MOST_COMMANDS else ()
-    solution = tuple(Action(calls=(commands.call(command),)) for command in walkthrough)
+    solution = tuple(Action(calls=(commands.make_call(command),)) for command in walkthrough)
     return Task(NAME, f"Your task is to: {game_entry['task']}.", {"game": game_entry["game"]}, solution)
 
 

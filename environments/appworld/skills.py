@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Call, Triplet
-from ..tools.toolset import document
+from ..tools.toolset import to_document
 
 ENDING = "supervisor.complete_task"
 # The r-th skill has the weight r ** -POPULARITY_EXPONENT for an unguided explorer.
@@ -105,7 +105,7 @@ def _fill_in(code_template: str, arguments: Mapping[str, Any]) -> str:
 
 def _document_skill(tool_name: str, description: str, parameters: tuple[str, ...]) -> dict[str, Any]:
     schema = {"type": "object", "properties": {parameter: {} for parameter in parameters}}
-    return document(tool_name, description, schema)
+    return to_document(tool_name, description, schema)
 
 
 _JOINER = ", then "

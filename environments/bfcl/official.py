@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..tools.toolset import document
+from ..tools.toolset import to_document
 
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 CLASSES = (
@@ -103,7 +103,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _convert(tool_doc: Mapping[str, Any]) -> Mapping[str, Any]:
     """The documentation as an OpenAI function. Like the benchmark, it leaves out the description of the response."""
-    return document(tool_doc["name"], tool_doc["description"], _to_json_schema(tool_doc["parameters"]))
+    return to_document(tool_doc["name"], tool_doc["description"], _to_json_schema(tool_doc["parameters"]))
 
 
 def _to_json_schema(schema_node: Mapping[str, Any]) -> dict[str, Any]:

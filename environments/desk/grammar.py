@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
-from ..tools.wording import calls_with_observations
+from ..tools.wording import pair_calls
 from .generator import JOINER
 from .office import FINISH
 from .skills import DESK, Skill, Suite, Template
@@ -18,7 +18,7 @@ def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
     call was refused, a look-up stays unexplained, finish comes before the end, or a word is not in the language.
     """
-    observed_calls = calls_with_observations(steps)
+    observed_calls = pair_calls(steps)
     if not observed_calls:
         return None
     clauses: list[str] = []

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Call
-from ..tools.toolset import Refused, document
+from ..tools.toolset import Refused, to_document
 
 
 def read_words(file_name: str) -> Mapping[str, tuple[str, ...]]:
@@ -295,4 +295,4 @@ def _document_tool(name: str, description: str, parameters: Iterable[str], requi
         "required": list(required),
         "additionalProperties": False,
     }
-    return document(name, description, schema)
+    return to_document(name, description, schema)

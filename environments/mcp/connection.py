@@ -22,7 +22,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.shared.message import SessionMessage
 from mcp_types import CONNECTION_CLOSED, jsonrpc_message_adapter
 
-from ..tools.toolset import document
+from ..tools.toolset import to_document
 from . import resources
 
 # The longest message of a server, in bytes; the characters of its last words on stderr.
@@ -256,7 +256,7 @@ class Connection:
 
 def _to_document(tool: Any) -> Mapping[str, Any]:
     """The tool in OpenAI function format."""
-    return document(tool.name, tool.description or "", tool.input_schema)
+    return to_document(tool.name, tool.description or "", tool.input_schema)
 
 
 def _to_text(block: Any) -> str:

@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..tools.toolset import document
+from ..tools.toolset import to_document
 
 NAMES = LIST, READ = "list_resources", "read_resource"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _URI_PARAMETERS = {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]}
 DOCUMENTS: tuple[Mapping[str, Any], ...] = (
-    document(LIST, "List the resources that can be read.", _NO_PARAMETERS),
-    document(READ, "Read a resource.", _URI_PARAMETERS),
+    to_document(LIST, "List the resources that can be read.", _NO_PARAMETERS),
+    to_document(READ, "Read a resource.", _URI_PARAMETERS),
 )
 # Pages of a list.
 _MOST_PAGES = 100

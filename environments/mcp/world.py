@@ -14,7 +14,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
 from cojax.types import Action, Call, Task, canonical, signature, to_json
-from ..tools.environment import read
+from ..tools.environment import parse_text
 from ..tools.toolset import Refused
 from ..worker import IsolatedEnvironment
 from ..worker.served import ServedEpisode
@@ -38,7 +38,7 @@ def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call_server: 
     answers = {}
     for call in calls:
         try:
-            answers[signature_of(call)] = read(call_server(call.name, call.arguments))
+            answers[signature_of(call)] = parse_text(call_server(call.name, call.arguments))
         except Refused as refusal:
             answers[signature_of(call)] = {"refused": str(refusal)}
     return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import examine_success, package_environment, read_json
+from ..tools.in_worker import check_full_reward, make_environment, read_json
 from ..worker.venv import Recipe
 
 NAME = "openenv"
@@ -52,7 +52,7 @@ def make(
     settings = dict(locals())
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
-    return package_environment(
+    return make_environment(
         __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action,
         evaluation=_read_resets(evaluation), query=query, reward=reward, full=full, state=state, solution=solution,
         resets=_read_resets(resets) or [{"seed": seed} for seed in range(_SEED_COUNT)], ignore=ignore.split(","),
@@ -73,7 +73,7 @@ def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: 
             )
     if resets and not _read_resets(resets):
         raise ValueError(f"resets is {resets!r}; expected at least one")
-    examine_success(full)
+    check_full_reward(full)
 
 
 def _read_resets(setting: str) -> Any:

@@ -21,8 +21,8 @@ from pydantic_core import to_jsonable_python
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task
-from ..tools.in_worker import actions_of, finite, function_of, opening, share_of
-from ..tools.toolset import document
+from ..tools.in_worker import compute_share, find_function, make_opening, read_actions, require_finite
+from ..tools.toolset import to_document
 from ..worker.served import Episodes
 
 NAME = "openenv"
@@ -49,7 +49,7 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    factory, solve, read_state = (function_of(function_path, path) for function_path in (made_by, solution, state))
+    factory, solve, read_state = (find_function(function_path, path) for function_path in (made_by, solution, state))
 
     def make_environment() -> Environment:
         """A fresh environment. Raises ValueError for any other object."""
@@ -59,7 +59,7 @@ def make(
         return environment
 
     with contextlib.closing(make_environment()) as first_environment:
-        action_class: Any = function_of(action, path) or _find_action_class(first_environment)
+        action_class: Any = find_function(action, path) or _find_action_class(first_environment)
         _expect_no_judge(first_environment)
         reset_lists = [_list_resets(first_environment, reset_list) for reset_list in (resets, evaluation)]
     train_tasks, held_out_tasks = (_to_tasks(query, reset_list, solve) for reset_list in reset_lists)
@@ -78,7 +78,7 @@ def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callabl
     """The official task of each reset; its solution is not ended yet."""
     task_by_id = {}
     for reset in resets:
-        actions = actions_of(solution(dict(reset))) if solution else ()
+        actions = read_actions(solution(dict(reset))) if solution else ()
         task = Task(NAME, query, dict(reset), actions)
         task_by_id[task.id] = task
     return tuple(task_by_id.values())
@@ -149,7 +149,7 @@ class SessionEpisode:
         self._documents = self._list_tools()
         shown_text = _to_text(self._clean_fields(observation))
         incomparable = "" if self.state() else _NO_STATE_REASON.format(" and ".join(sorted(self._ignore)))
-        return opening(f"At the start the environment shows {shown_text}" if shown_text else "", incomparable)
+        return make_opening(f"At the start the environment shows {shown_text}" if shown_text else "", incomparable)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
@@ -179,8 +179,8 @@ class SessionEpisode:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
         rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
         for step_number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
-            finite(reward, f"the environment's reward of step {step_number} after reset({self._reset_text()})")
-        share = share_of(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
+            require_finite(reward, f"the environment's reward of step {step_number} after reset({self._reset_text()})")
+        share = compute_share(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:
@@ -206,9 +206,9 @@ class SessionEpisode:
             schema = self._action_class.model_json_schema()
             parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
-            return (document(ACT, schema.get("description", "") if self._action_class.__doc__ else "", parameters),)
+            return (to_document(ACT, schema.get("description", "") if self._action_class.__doc__ else "", parameters),)
         tools_observation = self._call_environment("step", ListToolsAction())
-        return tuple(document(tool.name, tool.description, tool.input_schema) for tool in tools_observation.tools)
+        return tuple(to_document(tool.name, tool.description, tool.input_schema) for tool in tools_observation.tools)
 
     def _make_call(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task, Triplet, canonical
 from ..tools import ToolEnvironment, commands
-from ..tools.commands import verb
+from ..tools.commands import verb_of
 from .data import load
 from .engine import FULL_SCORE, Simulator
 from .limits import limit_of
@@ -40,7 +40,7 @@ def worth_trying(valid_commands: Iterable[str], rooms: Iterable[str]) -> list[st
     return [
         command
         for command in valid_commands
-        if verb(command) not in UNASKED and (verb(command) in _GOING_VERBS or not idle.search(command))
+        if verb_of(command) not in UNASKED and (verb_of(command) in _GOING_VERBS or not idle.search(command))
     ]
 
 
@@ -68,9 +68,9 @@ class World:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Makes the command of a call; returns the simulator's reply."""
-        if name == commands.ENDING:
+        if name == commands.ENDING_TOOL:
             return ""
-        command = commands.command_of(name, arguments)
+        command = commands.read_command(name, arguments)
         self._command_count += 1
         reply = self.simulator.step(command)
         self._cached_state = None
@@ -92,11 +92,11 @@ class World:
 def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
     """The (tool, arguments) of commands worth trying now."""
     state = world.state()
-    return commands.offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
+    return commands.draw_offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
 
 
 # The benchmark has no system message, so this one is ours.
-system_message = functools.partial(commands.system_message, Path(__file__).with_name("commands.txt"))
+system_message = functools.partial(commands.read_system_message, Path(__file__).with_name("commands.txt"))
 
 
 def make(jvm: str, tasks_folder: str, instructions: str = "full") -> ToolEnvironment:
@@ -106,7 +106,7 @@ def make(jvm: str, tasks_folder: str, instructions: str = "full") -> ToolEnviron
     """
     records = load(Path(tasks_folder))
     splits = {split: _tasks(records, split) for split in ("train", "dev", "test")}
-    return commands.environment(
+    return commands.make_environment(
         NAME,
         "open cupboard",
         _MOST_WORLDS,
@@ -127,7 +127,7 @@ def _tasks(records: list[dict[str, Any]], split: str) -> list[Task]:
 
 
 def _task(task_name: str, record: Mapping[str, Any]) -> Task:
-    solution = tuple(Action(calls=(commands.call(command),)) for command in record["solution"])
+    solution = tuple(Action(calls=(commands.make_call(command),)) for command in record["solution"])
     return Task(NAME, record["description"], _setup(task_name, record["variation"]), solution)
 
 

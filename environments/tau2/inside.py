@@ -11,7 +11,7 @@ from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from ..tools import ToolEnvironment
-from ..tools.toolset import Refused, Tool, perform, toolset
+from ..tools.toolset import Refused, Tool, perform_call, read_tools
 from ..worker.served import PlainEpisode
 from . import official
 from .official import Domain
@@ -61,7 +61,7 @@ def _add_conversations(
     environment: ToolEnvironment, wheel: Domain, tasks: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, with a conversation as the episode of each official task."""
-    texts, stop_texts, tools = official.read_conversation_texts(), official.read_stop_texts(), toolset(wheel.tools)
+    texts, stop_texts, tools = official.read_conversation_texts(), official.read_stop_texts(), read_tools(wheel.tools)
     system_text = _insert_policy(wheel, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
@@ -112,7 +112,7 @@ def conversation(
         messages, all_ok = [], len(action.calls) <= _MOST_CALLS
         for call in action.calls[:_MOST_CALLS]:
             try:
-                reply_text = perform(tools, world, call)
+                reply_text = perform_call(tools, world, call)
             except Refused as refusal:
                 all_ok, reply_text = False, f"error: {refusal}"
             messages.append(Message("tool", reply_text))

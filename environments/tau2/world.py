@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.types import Action, Call, Task, Triplet, canonical
-from ..tools.wording import JOINER, calls_with_observations
+from ..tools.wording import JOINER, pair_calls
 from . import official
 from .official import Domain, Table
 
@@ -157,7 +157,7 @@ _SWITCH_PATTERN = re.compile(r" is now (ON|OFF)\b")
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps answer; None for a look-up, which a customer does not ask for, and a refused call."""
-    exchanges = calls_with_observations(steps)
+    exchanges = pair_calls(steps)
     clauses = [_word_call(call, observation) for call, observation in exchanges if call.name != ENDING_TOOL]
     if not clauses or None in clauses:
         return None

@@ -12,26 +12,26 @@ from cojax.types import Call, canonical
 from .toolset import Tool
 
 # For one parameter, this many values are tried that the schema names or that were seen; for free text, new words too.
-_MOST_VALUES, _NEW_WORDS = 12, 2
+_MOST_CANDIDATES, _NEW_WORD_COUNT = 12, 2
 # At most _MOST_INNER values of a list or an object within an argument are tried, and _MOST_DEPTH levels are followed.
-_MOST_INNER, _MOST_DEPTH = 3, 4
+_MOST_INNER_VALUES, _MOST_SCHEMA_DEPTH = 3, 4
 # Some draws repeat others, so there are more draws than calls.
 _DRAWS_PER_CALL = 4
 # At most this many values of a world are visited, at most this many levels deep.
-_MOST_VISITED, _MOST_WALK_DEPTH = 5_000, 20
+_MOST_VISITED_VALUES, _MOST_WALK_DEPTH = 5_000, 20
 # Where nothing has the parameter's name, this many short texts of other names are tried.
 _MOST_OTHER_TEXTS, _MOST_TEXT_CHARS = 4, 40
 _WORDS = (
     "amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel", "inlet", "jasper", "knoll", "lilac",
     "maple", "nectar", "olive", "pebble", "quartz", "raven", "sable", "thistle", "umber", "violet", "willow", "zephyr",
 )  # fmt: skip
-_LEFT_OUT: Any = object()
+_OMITTED: Any = object()
 _Scalar = str | int | float | bool
 _Schema = Mapping[str, Any]
 ValueIndex = Mapping[str, tuple[_Scalar, ...]]  # a key in some JSON, as `name_of` writes it → its values
 
 
-def seen_in(*values: Any) -> ValueIndex:
+def index_values(*values: Any) -> ValueIndex:
     """The single values in some JSON by their names, those of the first JSON first.
 
     A value is seen under its key, and under its key after the singular of what holds it: in {"items": [{"id": 7}]}, 7
@@ -39,7 +39,7 @@ def seen_in(*values: Any) -> ValueIndex:
     and `file_id`. Under "" are all texts.
     """
     index: dict[str, dict[_Scalar, None]] = {}
-    visits_left = _MOST_VISITED
+    visits_left = _MOST_VISITED_VALUES
 
     def add(value: _Scalar, *keys: str) -> None:
         for key in (*keys, "") if isinstance(value, str) else keys:
@@ -50,7 +50,7 @@ def seen_in(*values: Any) -> ValueIndex:
         visits_left -= 1
         if visits_left < 0 or depth > _MOST_WALK_DEPTH:
             return
-        noun = singular(key)
+        noun = singularise(key)
         if isinstance(value, Mapping):
             keys_are_names = bool(key) and all(isinstance(member, (Mapping, list)) for member in value.values())
             for member_key, member in value.items():
@@ -58,7 +58,7 @@ def seen_in(*values: Any) -> ValueIndex:
                     add(str(member_key), noun, f"{noun}_name", f"{noun}_id")
                     walk(member, key if isinstance(member, Mapping) else "", holder, depth + 1)
                 else:
-                    walk(member, name_of(str(member_key)), noun or holder, depth + 1)
+                    walk(member, normalise_name(str(member_key)), noun or holder, depth + 1)
         elif isinstance(value, list):
             for member in value:
                 walk(member, noun, holder, depth + 1)
@@ -70,12 +70,12 @@ def seen_in(*values: Any) -> ValueIndex:
     return {key: tuple(seen_values) for key, seen_values in index.items()}
 
 
-def name_of(name: str) -> str:
+def normalise_name(name: str) -> str:
     """A name in lower case with underscores, however it is written: `itemId`, `item-id` and `Item id` are one."""
     return re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).casefold().strip("_")
 
 
-def singular(name: str) -> str:
+def singularise(name: str) -> str:
     """An English name without the ending of its plural."""
     for plural, ending in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("s", "")):
         if name.endswith(plural) and len(name) > len(plural) + 1 and not name.endswith("ss"):
@@ -83,8 +83,8 @@ def singular(name: str) -> str:
     return name
 
 
-def calls_of(tool: Tool, index: ValueIndex, count: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
-    """Different calls of the tool, at most `count`, in random order; none if a required parameter has no values.
+def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
+    """Different calls of the tool, at most `most_calls`, in random order; none if a required parameter has no values.
 
     `depth` is the level of an object within an argument; of its optional members only the first few are tried.
     """
@@ -92,86 +92,88 @@ def calls_of(tool: Tool, index: ValueIndex, count: int, rng: random.Random, dept
     required_names = set(schema.get("required", ()))
     values_by_name: dict[str, list[Any]] = {}
     for name, parameter_schema in schema["properties"].items():
-        if depth and name not in required_names and len(values_by_name) >= _MOST_VALUES:
+        if depth and name not in required_names and len(values_by_name) >= _MOST_CANDIDATES:
             continue
-        values = candidates(name, parameter_schema, schema, index, rng, depth)
+        values = find_candidates(name, parameter_schema, schema, index, rng, depth)
         if name in required_names and not values:
             return
         # An optional argument is left out in half of the draws.
-        values_by_name[name] = values if name in required_names else [_LEFT_OUT] * max(1, len(values)) + values
+        values_by_name[name] = values if name in required_names else [_OMITTED] * max(1, len(values)) + values
     if not values_by_name:
         yield Call(tool.name, {})
         return
     argument_keys: set[str] = set()
-    for _ in range(_DRAWS_PER_CALL * count):
+    for _ in range(_DRAWS_PER_CALL * most_calls):
         drawn_values = {name: rng.choice(values) for name, values in values_by_name.items()}
-        call = Call(tool.name, {name: value for name, value in drawn_values.items() if value is not _LEFT_OUT})
+        call = Call(tool.name, {name: value for name, value in drawn_values.items() if value is not _OMITTED})
         if (argument_key := canonical(dict(call.arguments))) not in argument_keys:
             argument_keys.add(argument_key)
             yield call
-            if len(argument_keys) == count:
+            if len(argument_keys) == most_calls:
                 return
 
 
-def candidates(
+def find_candidates(
     name: str, schema: Any, root: Mapping[str, Any], index: ValueIndex, rng: random.Random, depth: int = 0
 ) -> list[Any]:
     """Values worth trying for a parameter of this name: first what the schema names, then what was seen, then new."""
-    schema = _resolve(schema, root)
+    schema = _resolve_reference(schema, root)
     if "const" in schema:
         return [schema["const"]]
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
-            alternatives = schema[keyword][:_MOST_VALUES] if depth < _MOST_DEPTH else ()
-            values = [candidates(name, alternative, root, index, rng, depth + 1) for alternative in alternatives]
-            return list(itertools.chain.from_iterable(values))[: 2 * _MOST_VALUES]
+            alternatives = schema[keyword][:_MOST_CANDIDATES] if depth < _MOST_SCHEMA_DEPTH else ()
+            values = [find_candidates(name, alternative, root, index, rng, depth + 1) for alternative in alternatives]
+            return list(itertools.chain.from_iterable(values))[: 2 * _MOST_CANDIDATES]
     type_spec = schema.get("type", "string")
     json_types = type_spec if isinstance(type_spec, list) else [type_spec]
     values = list(examples) if isinstance(examples := schema.get("examples"), list) else []
     if schema.get("default") is not None:
         values.append(schema["default"])
     for type_name in json_types:
-        values += _list_of_type(type_name, name, schema, root, index, rng, depth)
+        values += _find_candidates_of_type(type_name, name, schema, root, index, rng, depth)
     return [value for position, value in enumerate(values) if value not in values[:position]]
 
 
-def _list_of_type(
+def _find_candidates_of_type(
     json_type: str, name: str, schema: _Schema, root: _Schema, index: ValueIndex, rng: random.Random, depth: int
 ) -> list[Any]:
     if json_type in ("boolean", "null"):
         return [True, False] if json_type == "boolean" else [None]
     if json_type == "array":
         item_count = max(1, int(schema.get("minItems", 1)))
-        item_values = candidates(singular(name_of(name)), schema.get("items", {}), root, index, rng, depth + 1)
-        if depth >= _MOST_DEPTH or len(item_values) < item_count:
+        item_values = find_candidates(
+            singularise(normalise_name(name)), schema.get("items", {}), root, index, rng, depth + 1
+        )
+        if depth >= _MOST_SCHEMA_DEPTH or len(item_values) < item_count:
             return []
-        return [rng.sample(item_values, item_count) for _ in range(min(_MOST_INNER, len(item_values)))]
+        return [rng.sample(item_values, item_count) for _ in range(min(_MOST_INNER_VALUES, len(item_values)))]
     if json_type == "object":
-        if depth >= _MOST_DEPTH:
+        if depth >= _MOST_SCHEMA_DEPTH:
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
-        return [dict(call.arguments) for call in calls_of(tool, index, _MOST_INNER, rng, depth + 1)]
-    seen_values = [value for value in _find_seen(name, index) if _fits(value, json_type, schema)][:_MOST_VALUES]
+        return [dict(call.arguments) for call in draw_calls(tool, index, _MOST_INNER_VALUES, rng, depth + 1)]
+    seen_values = [value for value in _find_seen(name, index) if _fits(value, json_type, schema)][:_MOST_CANDIDATES]
     if json_type in ("integer", "number"):
         lowest = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-        near_values = [lowest + offset for offset in range(_MOST_INNER)]
+        near_values = [lowest + offset for offset in range(_MOST_INNER_VALUES)]
         return seen_values + [value for value in near_values if _fits(value, json_type, schema)]
     other_texts = [] if seen_values else [value for value in index.get("", ()) if _fits(value, json_type, schema)]
     other_texts = [value for value in other_texts if len(str(value)) <= _MOST_TEXT_CHARS]
-    new_words = [word for word in rng.sample(_WORDS, _NEW_WORDS) if _fits(word, json_type, schema)]
+    new_words = [word for word in rng.sample(_WORDS, _NEW_WORD_COUNT) if _fits(word, json_type, schema)]
     return seen_values + rng.sample(other_texts, min(_MOST_OTHER_TEXTS, len(other_texts))) + new_words
 
 
-def _find_seen(name: str, index: ValueIndex) -> Iterator[_Scalar]:
+def _find_seen(parameter_name: str, value_index: ValueIndex) -> Iterator[_Scalar]:
     """Values seen under this name, or else under a name that ends it or that it ends."""
-    key = name_of(name)
-    if key in index:
-        yield from index[key]
+    key = normalise_name(parameter_name)
+    if key in value_index:
+        yield from value_index[key]
         return
-    for other, values in index.items():
-        if other and (f"_{key}".endswith(f"_{other}") or other.endswith(f"_{key}") or singular(key) == other):
+    for other, values in value_index.items():
+        if other and (f"_{key}".endswith(f"_{other}") or other.endswith(f"_{key}") or singularise(key) == other):
             yield from values
 
 
@@ -181,7 +183,7 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
         # In linear time: a server chooses the pattern. One that cannot be read matches.
-        is_match = _compile(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
+        is_match = _compile_pattern(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
         return is_match is None or is_match(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
@@ -190,7 +192,7 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(pattern: str) -> Callable[[str], bool] | None:
+def _compile_pattern(pattern: str) -> Callable[[str], bool] | None:
     # An interpreter of a worker may lack it.
     with contextlib.suppress(ImportError):
         from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -200,9 +202,9 @@ def _compile(pattern: str) -> Callable[[str], bool] | None:
     return None
 
 
-def _resolve(schema: Any, root_schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve_reference(schema: Any, root_schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference within the document stands for, merged with what stands beside the reference."""
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MOST_SCHEMA_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
         reference = schema.get("$ref")

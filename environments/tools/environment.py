@@ -28,14 +28,14 @@ from cojax.types import (
     content_hash,
 )
 from . import wording
-from .arguments import ValueIndex, calls_of, seen_in
-from .toolset import DONE, Refused, Tool, perform, toolset
+from .arguments import ValueIndex, draw_calls, index_values
+from .toolset import DONE_REPLY, Refused, Tool, perform_call, read_tools
 
-_TRAITS = Traits(worded_alike=True)
+_DEFAULT_TRAITS = Traits(worded_alike=True)
 # The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # Limits on the setups read and the ends kept; a look-up is found by _TRIAL_CALLS calls on each of _TRIAL_SETUPS setups.
-_MOST_SETUPS, _MOST_SOLUTION_ENDS, _TRIAL_SETUPS, _TRIAL_CALLS = 100_000, 10_000, 3, 4
+_MOST_SETUPS, _MOST_SOLUTION_ENDS, _MOST_TRIAL_SETUPS, _MOST_TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0
 
@@ -65,12 +65,12 @@ class ToolEnvironment:
         instructions: str | Callable[[Any], str] = "",
         splits: Mapping[str, Tasks] | Tasks | None = None,
         phrase: Callable[[Sequence[Triplet]], str | None] | None = None,
-        traits: Traits = _TRAITS,
+        traits: Traits = _DEFAULT_TRAITS,
     ):
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
-        tool_map = toolset(tools, none=ending == "")
-        end_tool = ending_tool(tool_map, ending)
+        tool_map = read_tools(tools, allow_none=ending == "")
+        end_tool = find_end_tool(tool_map, ending)
         own_traits = traits if traits.commands else _add_command(traits, tool_map)
         self.name, self.traits = name, dataclasses.replace(own_traits, ending=end_tool.name)
         # These are the same in all episodes.
@@ -83,7 +83,7 @@ class ToolEnvironment:
         for task in itertools.chain.from_iterable(self._splits.values()):
             _check_calls(task, {*tool_map, end_tool.name})
         self._end_by_solution: dict[str, SolutionEnd] = {}
-        self._lookups: dict[str, bool | None] = {}  # None: its trial did not end
+        self._trial_results: dict[str, bool | None] = {}  # None: its trial did not end
         self._lock, self._trial_lock = threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -127,13 +127,13 @@ class ToolEnvironment:
         if self._lookup_names is not None:
             return tool in self._lookup_names
         with self._trial_lock:  # one trial at a time: side by side they would slow one another down
-            if tool not in self._lookups:
+            if tool not in self._trial_results:
                 trial_results: list[bool] = []
                 thread = threading.Thread(target=lambda: trial_results.append(self._changes_nothing(tool)), daemon=True)
                 thread.start()
                 thread.join(max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0))
-                self._lookups[tool] = None if thread.is_alive() else trial_results == [True]
-            trial_result = self._lookups[tool]
+                self._trial_results[tool] = None if thread.is_alive() else trial_results == [True]
+            trial_result = self._trial_results[tool]
         if trial_result is None:
             raise EnvironmentFailure(
                 f"cannot tell whether {tool!r} is a look-up, because trying it takes too long; name all look-ups of "
@@ -144,10 +144,10 @@ class ToolEnvironment:
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_worked = False
-        for task in self._setups[:_TRIAL_SETUPS]:
+        for task in self._setups[:_MOST_TRIAL_SETUPS]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.calls_of, tool_name)[:_TRIAL_CALLS]:
+                for call in ask(episode.list_calls_of, tool_name)[:_MOST_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
                     any_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
@@ -164,10 +164,10 @@ class ToolEnvironment:
             with contextlib.closing(self.start(task)) as episode:
                 episode.reset()
                 episode.retire()  # a server might tell a later episode of the solution
-                start_state, _ = episode.end()
+                start_state, _ = episode.read_end()
                 for action in task.solution:
                     episode.step(action)
-                solution_end = (start_state, *episode.end())
+                solution_end = (start_state, *episode.read_end())
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
         with self._lock:
@@ -182,17 +182,17 @@ def _add_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
         return traits
     (tool,) = tools.values()
     properties = tool.parameters["properties"]
-    if len(properties) != 1 or not isinstance(parameter_schema := properties[tool.first], Mapping):
+    if len(properties) != 1 or not isinstance(parameter_schema := properties[tool.first_parameter], Mapping):
         return traits
     is_free_text = parameter_schema.get("type") == "string" and "enum" not in parameter_schema
-    return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if is_free_text else traits
+    return dataclasses.replace(traits, commands={tool.name: str(tool.first_parameter)}) if is_free_text else traits
 
 
 def _add_call(step: Triplet) -> Triplet:
     """The step. If its text ends the episode, it becomes a call of the nameless tool that ends it."""
     if step.action.calls:
         return step
-    answer = spoken_answer(step.action)
+    answer = read_spoken_answer(step.action)
     call = Call("", {} if answer is None else {"answer": answer})
     return Triplet(Action(calls=(call,)), Observation((Message("tool", ""),), done=True), step.run)
 
@@ -204,7 +204,7 @@ def _make_bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Ta
         if not isinstance(setup, Mapping):
             raise ValueError(f"setup {setup_number} is {setup!r:.100}; expected a JSON object")
         try:
-            task = Task(name, "", plain_json(setup, f"setup {setup_number}"))
+            task = Task(name, "", copy_json(setup, f"setup {setup_number}"))
         except TypeError as error:
             raise ValueError(str(error)) from error
         tasks.setdefault(task.id, task)
@@ -241,8 +241,8 @@ def _to_task(env_name: str, entry: Task | Mapping[str, Any], end_tool: Tool) -> 
     if isinstance(entry, Task):
         return entry
     try:
-        calls = [Call(call["name"], plain_json(call.get("arguments", {}), "arguments")) for call in entry["solution"]]
-        setup = plain_json(entry["setup"], "a task's setup")
+        calls = [Call(call["name"], copy_json(call.get("arguments", {}), "arguments")) for call in entry["solution"]]
+        setup = copy_json(entry["setup"], "a task's setup")
         query = str(entry["query"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a task is {entry!r:.200}; expected query, setup and solution ({error})") from error
@@ -253,26 +253,26 @@ def _to_task(env_name: str, entry: Task | Mapping[str, Any], end_tool: Tool) -> 
 
 
 # The most calls of an action that are carried out.
-_MOST_CALLS = 64
+_MOST_CALLS_AT_ONCE = 64
 # Limits on the actions offered in all and of one tool, and on the calls of one tool that are tried.
-_MOST_OFFERED, _MOST_PER_TOOL, _MOST_TRIED = 200, 8, 24
+_MOST_OFFERED_CALLS, _MOST_CALLS_PER_TOOL, _MOST_TRIED_CALLS = 200, 8, 24
 # The last _MOST_TEXTS observations yield arguments. The short ones among them yield answers.
-_MOST_TEXTS, _MOST_ANSWERS, _ANSWER_CHARS = 8, 4, 200
+_MOST_KEPT_TEXTS, _MOST_ANSWERS, _ANSWER_CHARS = 8, 4, 200
 # The most conditions of a verdict that are listed by themselves.
 _MOST_CHECKS = 50
 
 
-def ability(world: Any, method_name: str) -> Callable[..., Any] | None:
+def find_method(world: Any, method_name: str) -> Callable[..., Any] | None:
     """An optional method of a world, beside its state and its calls; None if it has none."""
     return getattr(world, method_name, None)
 
 
-def is_json(world: Any) -> bool:
+def is_plain_json(world: Any) -> bool:
     """Whether a world is plain JSON, and so its own state."""
     return isinstance(world, (dict, list))
 
 
-def plain_json(value: Any, value_name: str) -> Any:
+def copy_json(value: Any, value_name: str) -> Any:
     """A copy of a JSON value. Raises TypeError for a value that is not JSON; the error calls it `value_name`."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
@@ -284,7 +284,7 @@ def plain_json(value: Any, value_name: str) -> Any:
 
 def state_of(world: Any) -> Any:
     """The state of a world, as JSON. Raises TypeError for a state that is not JSON."""
-    return plain_json(world if is_json(world) else world.state(), "the world's state")
+    return copy_json(world if is_plain_json(world) else world.state(), "the world's state")
 
 
 class ToolEpisode:
@@ -299,18 +299,18 @@ class ToolEpisode:
         self._texts: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
-        self._world = self._environment._open(copy.deepcopy(plain_json(self._task.setup, "the setup")))
-        if not is_json(self._world) and not callable(ability(self._world, "state")):
+        self._world = self._environment._open(copy.deepcopy(copy_json(self._task.setup, "the setup")))
+        if not is_plain_json(self._world) and not callable(find_method(self._world, "state")):
             raise TypeError(
                 f"`open` returned {type(self._world).__name__}, which has no state(); expected plain JSON, or an "
                 "object with state() and, for tools that are documents, call(name, arguments)"
             )
         self._is_open = True
-        if on_offer := ability(self._world, "on_offer"):
+        if on_offer := find_method(self._world, "on_offer"):
             self._tools = self._find_offered(on_offer())
         instructions = self._environment._instructions
         paragraphs = [instructions if isinstance(instructions, str) else instructions(dict(self._task.setup))]
-        if introduction := ability(self._world, "introduction"):
+        if introduction := find_method(self._world, "introduction"):
             paragraphs.append(introduction())
         system_text = "\n\n".join(filter(None, paragraphs))
         return (*([Message("system", system_text)] if system_text else []), Message("user", self._task.query))
@@ -323,21 +323,21 @@ class ToolEpisode:
         """Carries out the calls in order, even after a refused one. Each call gets a message."""
         if self._is_finished:
             return self._refuse("the episode is over")
-        if listen := ability(self._world, "listen"):
+        if listen := find_method(self._world, "listen"):
             listen(self._cut_at_end(action))
         if not action.calls and self._environment._ends_by_text and action.error in ("", NO_CALL):
-            self.answer, self._is_finished = spoken_answer(action), True
+            self.answer, self._is_finished = read_spoken_answer(action), True
             return Observation(done=True)
         if not action.calls:
             return self._refuse((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
         messages, all_ok = [], True
         for call_number, call in enumerate(action.calls, 1):
-            is_last = self._is_finished or call_number > _MOST_CALLS
+            is_last = self._is_finished or call_number > _MOST_CALLS_AT_ONCE
             try:
                 if self._is_finished:
                     raise Refused("the episode is over; the rest were not carried out")
-                if call_number > _MOST_CALLS:
-                    raise Refused(f"only {_MOST_CALLS} calls at once; the rest were not carried out")
+                if call_number > _MOST_CALLS_AT_ONCE:
+                    raise Refused(f"only {_MOST_CALLS_AT_ONCE} calls at once; the rest were not carried out")
                 reply_text = self._carry_out(call)
             except Refused as refusal:
                 all_ok, reply_text = False, f"error: {refusal}"
@@ -345,7 +345,7 @@ class ToolEpisode:
             messages.append(Message("tool", reply_text))
             if is_last:
                 break
-        if finish_listening := ability(self._world, "listened"):
+        if finish_listening := find_method(self._world, "listened"):
             finish_listening()
             self._is_finished |= self._world_is_over()
         return Observation(tuple(messages), ok=all_ok, done=self._is_finished)
@@ -367,11 +367,11 @@ class ToolEpisode:
         if self._is_finished:
             return ()
         state = state_of(self._world)
-        calls = self._list_calls(state)[:_MOST_OFFERED]
+        calls = self._list_calls(state)[:_MOST_OFFERED_CALLS]
         answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MOST_ANSWERS]
         if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
-        end_name, parameter = self._environment._ending.name, self._environment._ending.first
+        end_name, parameter = self._environment._ending.name, self._environment._ending.first_parameter
         end_calls = [Call(end_name, {parameter: text}) for text in answers] if parameter is not None else []
         return tuple(Action(calls=(call,)) for call in (*calls, *end_calls, Call(end_name)))
 
@@ -393,7 +393,7 @@ class ToolEpisode:
             return Evaluation(0.0)
         end_state = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
         start_state, goal_state, answer = self._environment._find_end(self._task)
-        start, goal, final = (dict(_leaves(state)) for state in (start_state, goal_state, end_state))
+        start, goal, final = (dict(_list_leaves(state)) for state in (start_state, goal_state, end_state))
         changes = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
         other_paths = (start.keys() | goal.keys() | final.keys()) - set(changes)
         holds = [final.get(path) == goal.get(path) for path in changes]
@@ -401,35 +401,35 @@ class ToolEpisode:
         checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_MOST_CHECKS], holds, strict=False)]
         checks.append(Check("all else as expected", not wrong_count and all(holds[_MOST_CHECKS:])))
         if answer is not None:
-            holds.append(same_answer(self.answer, answer))
+            holds.append(is_same_answer(self.answer, answer))
             checks.append(Check("answer", holds[-1]))
         checks.append(Check("finished", self._is_finished))
         partial = sum(holds) / max(1, len(holds) + wrong_count)
         return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
-        if self._is_open and (close := ability(self._world, "close")):
+        if self._is_open and (close := find_method(self._world, "close")):
             close()
 
-    def end(self) -> tuple[Any, str | None]:
+    def read_end(self) -> tuple[Any, str | None]:
         """The state of the world now, and the answer."""
         return state_of(self._world), self.answer
 
     def retire(self) -> None:
         """Keeps whatever serves the world from serving another episode."""
-        if retire := ability(self._world, "retire"):
+        if retire := find_method(self._world, "retire"):
             retire()
 
     def _carry_out(self, call: Call) -> str:
         end_tool = self._environment._ending
         if call.name != end_tool.name or self._environment._ends_by_text:
-            reply_text = perform(self._tools, self._world, call)
-            if reply_text != DONE:
-                self._texts = [*self._texts, reply_text][-_MOST_TEXTS:]
+            reply_text = perform_call(self._tools, self._world, call)
+            if reply_text != DONE_REPLY:
+                self._texts = [*self._texts, reply_text][-_MOST_KEPT_TEXTS:]
             return reply_text
-        value = call.arguments.get(end_tool.first) if end_tool.first is not None else None
+        value = call.arguments.get(end_tool.first_parameter) if end_tool.first_parameter is not None else None
         try:
-            answer = value if value is None or isinstance(value, str) else canonical(plain_json(value, "the answer"))
+            answer = value if value is None or isinstance(value, str) else canonical(copy_json(value, "the answer"))
         except TypeError as error:
             raise Refused(str(error)) from error
         reply_text = end_tool.call(self._world, call.arguments)
@@ -438,14 +438,14 @@ class ToolEpisode:
 
     def _world_is_over(self) -> bool:
         """Whether the world has ended the episode."""
-        is_over = ability(self._world, "over")
+        is_over = find_method(self._world, "over")
         return is_over is not None and bool(is_over())
 
     def _find_offered(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
         """The tools of these documents. Raises EnvironmentFailure for one that the environment lacks or documents
         differently: the policy would be told of another tool."""
         own_tools = self._environment._tools
-        offered_tools = toolset(documents, none=True)
+        offered_tools = read_tools(documents, allow_none=True)
         for name, tool in offered_tools.items():
             if name not in own_tools or own_tools[name].document() != tool.document():
                 raise EnvironmentFailure(
@@ -457,7 +457,7 @@ class ToolEpisode:
     def _refuse(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._is_finished)
 
-    def calls_of(self, tool_name: str) -> list[Call]:
+    def list_calls_of(self, tool_name: str) -> list[Call]:
         """The calls of one tool that are worth trying now."""
         return [call for call in self._list_calls(state_of(self._world), tool_name) if call.name == tool_name]
 
@@ -466,42 +466,42 @@ class ToolEpisode:
         a first one of each tool, or of the tool `only_tool`, then a second, and so on."""
         if self._environment._affordances is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
-        value_index = seen_in(*(read(text) for text in reversed(self._texts)), state, self._task.setup)
+        value_index = index_values(*(parse_text(text) for text in reversed(self._texts)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
         calls_by_tool = [self._draw_calls(tool, value_index, salt) for tool in tools]
-        return [calls[rank] for rank in range(_MOST_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
+        return [calls[rank] for rank in range(_MOST_CALLS_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
 
     def _draw_calls(self, tool: Tool, value_index: ValueIndex, salt: str) -> list[Call]:
         rng = random.Random(repr((tool.name, salt)))
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(calls_of(tool, value_index, _MOST_TRIED, rng))
+            calls = list(draw_calls(tool, value_index, _MOST_TRIED_CALLS, rng))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
-        return [call for call in calls if self._works(call)][:_MOST_PER_TOOL]
+        return [call for call in calls if self._call_works(call)][:_MOST_CALLS_PER_TOOL]
 
-    def _works(self, call: Call) -> bool:
+    def _call_works(self, call: Call) -> bool:
         """Whether the call works on a copy of the world; true if there is no copy."""
-        fork = self._environment._fork or (copy.deepcopy if is_json(self._world) else None)
+        fork = self._environment._fork or (copy.deepcopy if is_plain_json(self._world) else None)
         if fork is None or (world := fork(self._world)) is None:
             return True
         try:
-            perform(self._tools, world, call)
+            perform_call(self._tools, world, call)
         except (Refused, EnvironmentFailure, TypeError):
             return False
         finally:
-            if close := ability(world, "close"):
+            if close := find_method(world, "close"):
                 close()
         return True
 
 
-def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def _list_leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """The parts of a state, at most four levels deep, as (path, canonical JSON)."""
     if isinstance(state, dict) and state and len(path) < 4:
         for key, member in state.items():
-            yield from _leaves(member, (*path, key))
+            yield from _list_leaves(member, (*path, key))
     else:
         yield path, canonical(state)
 
@@ -512,15 +512,15 @@ _END_TEXT = "End the episode, with the answer if one was asked for."
 _END_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False}
 
 
-def free_name(tool_names: Collection[str]) -> str:
+def choose_end_name(tool_names: Collection[str]) -> str:
     """The name of the tool that ends an episode in a world whose tools have the names `tool_names`."""
     candidates = itertools.chain((_END_NAME, _OTHER_NAME), (f"{_OTHER_NAME}_{suffix}" for suffix in itertools.count(2)))
     return next(name for name in candidates if name not in tool_names)
 
 
-def ending_tool(tools: Mapping[str, Tool], name: str | None) -> Tool:
+def find_end_tool(tools: Mapping[str, Tool], tool_name: str | None) -> Tool:
     """The world's tool of that name, or else a new one. None stands for a free name."""
-    end_name = free_name(tools) if name is None else name
+    end_name = choose_end_name(tools) if tool_name is None else tool_name
     return tools.get(end_name) or Tool(end_name, _END_TEXT, _END_SCHEMA, lambda world, arguments: _check_end(arguments))
 
 
@@ -537,22 +537,22 @@ def _check_end(arguments: Mapping[str, Any]) -> str:
     return "ok"
 
 
-def spoken_answer(action: Action) -> str | None:
+def read_spoken_answer(action: Action) -> str | None:
     """The answer in an action without calls: its text without a thought, or None if there is none."""
     return action.text.rpartition("</think>")[2].strip() or None
 
 
-def same_answer(answer_text: str | None, goal_text: str) -> bool:
+def is_same_answer(answer_text: str | None, goal_text: str) -> bool:
     """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
     if answer_text is None:
         return False
-    answer, goal = read(answer_text), read(goal_text)
+    answer, goal = parse_text(answer_text), parse_text(goal_text)
     if isinstance(answer, str) and isinstance(goal, str):
         return " ".join(answer.casefold().split()) == " ".join(goal.casefold().split())
     return canonical(answer) == canonical(goal)
 
 
-def read(text: str) -> Any:
+def parse_text(text: str) -> Any:
     """The text as JSON, or the text itself if it is not JSON."""
     try:
         return json.loads(text)

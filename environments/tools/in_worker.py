@@ -15,19 +15,19 @@ from cojax.types import Action, Call, Evaluation, Message, Task
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
 from ..worker.venv import Recipe, interpreter
-from .environment import ToolEnvironment, end_task, free_name
+from .environment import ToolEnvironment, choose_end_name, end_task
 from .toolset import Refused
 
 # The most of an action that is sent. environments/tools carries out the same number of calls.
-_MOST_CALLS, _MOST_TEXT_CHARS, _MOST_ARGUMENT_BYTES = 64, 100_000, 100_000
+_MOST_CALLS_AT_ONCE, _MOST_TEXT_CHARS, _MOST_ARGUMENT_BYTES = 64, 100_000, 100_000
 # The most tasks of one split of a package.
-MOST_TASKS = 10_000
+MOST_OFFICIAL_TASKS = 10_000
 # A verdict may take this many times the deadline of one call, because it opens a second world and repeats the
 # solution's calls.
 _VERDICT_CALLS = 6
 
 
-def opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
+def make_opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
     """The first message of an episode, as JSON: its part of the system message, and why its state cannot be compared,
     if it cannot."""
     return (Message("system", json.dumps({"introduction": introduction, "incomparable": incomparable})),)
@@ -52,7 +52,7 @@ class WorkerWorld:
 
     def listen(self, action: Action) -> None:
         """Sends the action, and keeps the answers to its calls."""
-        calls = tuple(_make_sendable(action.calls[:_MOST_CALLS]))
+        calls = tuple(_make_sendable(action.calls[:_MOST_CALLS_AT_ONCE]))
         action_text = action.text[:_MOST_TEXT_CHARS].encode("utf-8", "replace").decode()
         reply = self._episode.step(Action(action_text, calls, action.error[:_MOST_TEXT_CHARS]))
         self._is_over |= reply.done
@@ -100,19 +100,19 @@ def read_json(setting_name: str, setting_text: str) -> Any:
         raise ValueError(f"{setting_name} is {setting_text!r:.200}, which is not JSON: {error}") from error
 
 
-def examine_success(full_reward: float) -> None:
+def check_full_reward(full_reward: float) -> None:
     """Raises ValueError for a number that cannot be the reward of success."""
     if not 0 < full_reward < math.inf:
         raise ValueError(f"full is {full_reward}; expected the reward of a solved task, more than 0")
 
 
-def folders(setting: str) -> tuple[str, ...]:
+def split_folders(folder_list: str) -> tuple[str, ...]:
     """The folders that a setting names, separated by colons, as absolute paths."""
-    return tuple(str(Path(folder).expanduser().absolute()) for folder in setting.split(":") if folder)
+    return tuple(str(Path(folder).expanduser().absolute()) for folder in folder_list.split(":") if folder)
 
 
-def package_environment(
-    package: str, name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
+def make_environment(
+    package: str, env_name: str, recipe: Recipe, settings: Mapping[str, Any], *, by_text: bool, **worker_settings: Any
 ) -> ToolEnvironment:
     """The environment of a package's official tasks, whose worlds are made in a worker by the module `package`.inside.
 
@@ -121,25 +121,25 @@ def package_environment(
     `affordances` in place of its name: `lookups` are names of tools, separated by commas; a call may take `deadline`
     seconds, and each process `memory` GiB. `worker_settings` go to the worker, as do `path` and `arguments`.
     """
-    deadline, import_folders = settings["deadline"], folders(settings["path"])
+    deadline, import_folders = settings["deadline"], split_folders(settings["path"])
     worker = isolate(
         f"{package}.inside",
-        python=settings["python"] or interpreter(name, recipe),
+        python=settings["python"] or interpreter(env_name, recipe),
         bounds=Bounds(deadline=deadline, memory=int(settings["memory"] * 2**30), processes=64),
-        visible=(*import_folders, *folders(settings["visible"])),
+        visible=(*import_folders, *split_folders(settings["visible"])),
         path=import_folders,
         arguments=json.loads(settings["arguments"]),
         **worker_settings,
     )
     try:
-        splits = {split: worker.tasks(split, MOST_TASKS) for split in ("train", "dev", "eval")}
+        splits = {split: worker.tasks(split, MOST_OFFICIAL_TASKS) for split in ("train", "dev", "eval")}
         official_ids = {task.id for tasks in splits.values() for task in tasks}
-        open_world = opener(worker, name)
+        open_world = make_opener(worker, env_name)
         with contextlib.closing(open_world(splits["train"][0].setup)) as world:
             tools, incomparable = worker.tools() or world.on_offer(), world.incomparable
-        ending = "" if by_text else free_name([tool["function"]["name"] for tool in tools])
+        ending = "" if by_text else choose_end_name([tool_name["function"]["name"] for tool_name in tools])
         return ToolEnvironment(
-            name,
+            env_name,
             tools=tools,
             open=open_world,
             setups=[task.setup for task in splits["train"]],
@@ -163,11 +163,11 @@ def package_environment(
         raise
 
 
-def opener(worker: IsolatedEnvironment, environment_name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
+def make_opener(worker: IsolatedEnvironment, env_name: str) -> Callable[[Mapping[str, Any]], WorkerWorld]:
     """setup → a world, with its own episode. Raises EnvironmentFailure if that does not open."""
 
     def open_world(setup: Mapping[str, Any]) -> WorkerWorld:
-        episode = worker.start(Task(environment_name, "", setup))
+        episode = worker.start(Task(env_name, "", setup))
         try:
             return WorkerWorld(episode)
         except BaseException as error:
@@ -179,7 +179,7 @@ def opener(worker: IsolatedEnvironment, environment_name: str) -> Callable[[Mapp
     return open_world
 
 
-def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
+def read_actions(solution: Iterable[Any]) -> tuple[Action, ...]:
     """The actions of a user's solution: texts, and calls as {"name", "arguments"}. Raises ValueError."""
     actions = []
     for step in solution:
@@ -191,7 +191,7 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def function_of(function_path: str, import_folders: Sequence[str]) -> Callable[..., Any] | None:
+def find_function(function_path: str, import_folders: Sequence[str]) -> Callable[..., Any] | None:
     """The function package.module:function within the worker; None for "". `import_folders` are the user's folders.
 
     Raises ValueError for a module that is missing or cannot be imported, and for a name that it does not define.
@@ -202,7 +202,7 @@ def function_of(function_path: str, import_folders: Sequence[str]) -> Callable[.
     try:
         namespace = vars(importlib.import_module(module))
     except ModuleNotFoundError as error:
-        raise ValueError(f"{function_path!r} {missing(module, error, import_folders)}") from error
+        raise ValueError(f"{function_path!r} {explain_missing(module, error, import_folders)}") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         raise ValueError(f"{function_path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if attribute not in namespace:
@@ -213,22 +213,22 @@ def function_of(function_path: str, import_folders: Sequence[str]) -> Callable[.
     return namespace[attribute]
 
 
-def missing(module: str, error: ModuleNotFoundError, import_folders: Sequence[str]) -> str:
+def explain_missing(module_name: str, error: ModuleNotFoundError, import_folders: Sequence[str]) -> str:
     """Why a worker cannot import a module: the module is missing, or one that it imports is."""
-    absent_module = error.name or module
+    absent_module = error.name or module_name
     folder_list = ", ".join(import_folders) or "no folder, as `path` names none (the current folder is not read)"
     search_place = f"in {folder_list}, nor among the packages of {sys.prefix}"
-    if module == absent_module or module.startswith(f"{absent_module}."):
+    if module_name == absent_module or module_name.startswith(f"{absent_module}."):
         return f"is not there: no module {absent_module!r} {search_place}; name its folder in `path`"
     return f"cannot be imported: it needs {absent_module!r}, which is not {search_place}"
 
 
-def share_of(total_reward: float, full_reward: float, reward_name: str) -> float:
+def compute_share(total_reward: float, full_reward: float, reward_name: str) -> float:
     """A package's reward over that of success, as a number in [0, 1]. Raises ValueError for one that is not finite."""
-    return min(max(finite(total_reward, reward_name) / full_reward, 0.0), 1.0)
+    return min(max(require_finite(total_reward, reward_name) / full_reward, 0.0), 1.0)
 
 
-def finite(reward: Any, reward_name: str) -> float:
+def require_finite(reward: Any, reward_name: str) -> float:
     """A reward as a number; an error calls it `reward_name`. Raises ValueError for one that is not finite."""
     try:
         number = math.nan if isinstance(reward, (str, bytes)) else float(reward)

@@ -17,17 +17,17 @@ from cojax.types import Call
 # The most characters of a result, of which `play` keeps fewer.
 _MAX_TEXT = 200_000
 # The observation of a call that returns nothing.
-DONE = "ok"
-_TOOL_NAME = re.compile(r"\w[\w./:-]{0,127}")
+DONE_REPLY = "ok"
+_TOOL_NAME_PATTERN = re.compile(r"\w[\w./:-]{0,127}")
 
 
 class Refused(Exception):
     """A call that the world does not carry out; the message is the observation."""
 
 
-def document(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def to_document(tool_name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A tool in OpenAI function format."""
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {"type": "function", "function": {"name": tool_name, "description": description, "parameters": parameters}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Tool:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    run: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    function: Callable[[Any, Mapping[str, Any]], Any] | None = None
 
     def document(self) -> dict[str, Any]:
         """The tool in OpenAI function format."""
-        return document(self.name, self.description, self.parameters)
+        return to_document(self.name, self.description, self.parameters)
 
     @property
-    def first(self) -> str | None:
+    def first_parameter(self) -> str | None:
         """The name of its first parameter, None if it has none."""
         return next(iter(self.parameters.get("properties", {})), None)
 
@@ -56,11 +56,11 @@ class Tool:
         """
         if not isinstance(arguments, Mapping):
             raise Refused(f"expected an object of arguments for {self.name}")
-        if self.run is None:
+        if self.function is None:
             _require_finite(arguments)
         try:
             world_arguments = copy.deepcopy(dict(arguments))
-            result = self.run(world, world_arguments) if self.run else world.call(self.name, world_arguments)
+            result = self.function(world, world_arguments) if self.function else world.call(self.name, world_arguments)
         except (Refused, EnvironmentFailure, MemoryError):
             raise
         except Exception as error:
@@ -68,21 +68,21 @@ class Tool:
         return _write_text(self.name, result)
 
 
-def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, none: bool = False) -> dict[str, Tool]:
+def read_tools(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, allow_none: bool = False) -> dict[str, Tool]:
     """The tools by name. Raises ValueError for one that cannot be read, for two with one name, and for no tool at all
-    unless `none` allows that."""
+    unless `allow_none` allows that."""
     tool_by_name: dict[str, Tool] = {}
-    for position, source in enumerate(tools, 1):
-        tool = _read_document(source, position) if isinstance(source, Mapping) else _read_function(source, position)
+    for index, source in enumerate(tools, 1):
+        tool = _read_document(source, index) if isinstance(source, Mapping) else _read_function(source, index)
         if tool.name in tool_by_name:
             raise ValueError(f"two tools are called {tool.name!r}; give each a name of its own")
         tool_by_name[tool.name] = tool
-    if not tool_by_name and not none:
+    if not tool_by_name and not allow_none:
         raise ValueError("there are no tools; expected functions, or documents with name and parameters")
     return tool_by_name
 
 
-def perform(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
+def perform_call(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
     """The observation of a call of one of the tools. Raises Refused."""
     tool = tools.get(call.name) if isinstance(call.name, str) else None
     if tool is None:
@@ -94,7 +94,7 @@ def _read_document(document: Mapping[str, Any], position: int) -> Tool:
     """The tool of a document in our form, OpenAI's, or MCP's."""
     spec = document["function"] if isinstance(document.get("function"), Mapping) else document
     name, parameters = spec.get("name"), spec.get("parameters") or spec.get("inputSchema") or {}
-    if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
+    if not (isinstance(name, str) and _TOOL_NAME_PATTERN.fullmatch(name)):
         raise ValueError(f"tool {position} has the name {name!r:.100}; expected letters, digits and any of _ . - / :")
     try:
         schema = json.loads(json.dumps(parameters, allow_nan=False))
@@ -112,7 +112,7 @@ def _read_function(function: Any, position: int) -> Tool:
     if not callable(function):
         raise ValueError(f"tool {position} is of type {type(function).__name__}; expected a function or a document")
     tool_name = getattr(function, "__name__", "")
-    if not _TOOL_NAME.fullmatch(tool_name) or tool_name == "<lambda>":
+    if not _TOOL_NAME_PATTERN.fullmatch(tool_name) or tool_name == "<lambda>":
         raise ValueError(f"tool {position}, {function!r:.100}, has no name; define it with `def`")
     inputs = list(inspect.signature(function).parameters.values())
     if not inputs or inputs[0].kind not in (inputs[0].POSITIONAL_ONLY, inputs[0].POSITIONAL_OR_KEYWORD):
@@ -198,7 +198,7 @@ def _explain_error(error: Exception) -> str:
 
 def _write_text(tool_name: str, result: Any) -> str:
     if result is None:
-        return DONE
+        return DONE_REPLY
     if not isinstance(result, str):
         try:
             result = json.dumps(result, ensure_ascii=False, allow_nan=False)

@@ -10,22 +10,22 @@ from cojax.types import Call, Triplet
 
 JOINER = ", then "
 # The most characters of a value that is looked up and used, or told; and of the words for a place that is looked up.
-_MOST_VALUE_CHARS, _MOST_PLACE_CHARS = 200, 4_000
+_MOST_VALUE_CHARS, _MOST_WORDED_CHARS = 200, 4_000
 
 
-def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> str | None:
+def phrase(steps: Sequence[Triplet], end_name: str, lookups: Collection[str]) -> str | None:
     """The query that these calls answer; None if they cannot be worded.
 
     A call that changes the world is worded with its arguments. An argument that a look-up was the first to show is
     worded by that look-up. There is no query if a call was refused, if a look-up is not used, or if the answer is not
     what the last look-up showed.
     """
-    exchanges = calls_with_observations(steps)
+    exchanges = pair_calls(steps)
     clauses: list[str] = []
     source_indices: set[int] = set()
     word_call = _worder(exchanges, lookups, source_indices)
     for call_index, (call, _) in enumerate(exchanges):
-        if call.name == ending:
+        if call.name == end_name:
             if call_index < len(exchanges) - 1:
                 return None
             if answer := next(iter(call.arguments.values()), None):
@@ -42,7 +42,7 @@ def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> s
     return JOINER.join(clauses) if clauses and lookup_indices <= source_indices else None
 
 
-def words_of(name: str) -> str:
+def to_words(name: str) -> str:
     """The name of a tool or a parameter as words."""
     return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
 
@@ -53,8 +53,8 @@ def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sou
     @functools.cache
     def word_call(call_index: int) -> str:
         call, _ = exchanges[call_index]
-        phrases = [f"{words_of(name)} {word_value(value, call_index)}" for name, value in call.arguments.items()]
-        verb = words_of(call.name)
+        phrases = [f"{to_words(name)} {word_value(value, call_index)}" for name, value in call.arguments.items()]
+        verb = to_words(call.name)
         return f"{verb} with {' and '.join(phrases)}" if phrases else verb
 
     def word_value(value: Any, call_index: int) -> str:
@@ -69,7 +69,7 @@ def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sou
                 if value in call.arguments.values():
                     break
                 place_words = _word_place(value, observation) if call.name in lookups else None
-                if place_words is not None and len(words := word_call(lookup_index)) <= _MOST_PLACE_CHARS:
+                if place_words is not None and len(words := word_call(lookup_index)) <= _MOST_WORDED_CHARS:
                     sources.add(lookup_index)
                     return f"{place_words} {words} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
@@ -87,7 +87,7 @@ def _word_place(value: str | int | float, observation: str) -> str | None:
         paths = _find_paths(json.loads(observation), value)
     except (ValueError, RecursionError):
         return None
-    return f"the {' '.join(map(words_of, paths[0]))} that" if len(paths) == 1 and paths[0] else None
+    return f"the {' '.join(map(to_words, paths[0]))} that" if len(paths) == 1 and paths[0] else None
 
 
 def _find_paths(json_value: Any, value: Any) -> list[tuple[str, ...]]:
@@ -101,7 +101,7 @@ def _find_paths(json_value: Any, value: Any) -> list[tuple[str, ...]]:
     return [()] if json_value == value and type(json_value) is type(value) else []
 
 
-def calls_with_observations(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
+def pair_calls(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
     """The calls with their observations; an empty list if one was refused, or an action has no call."""
     exchanges: list[tuple[Call, str]] = []
     for step in steps:

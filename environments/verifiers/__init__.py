@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.worlds import function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import MOST_TASKS, examine_success, package_environment, read_json
+from ..tools.in_worker import MOST_OFFICIAL_TASKS, check_full_reward, make_environment, read_json
 from ..worker.venv import Recipe
 
 NAME = "verifiers"
@@ -47,8 +47,8 @@ def make(
     settings = dict(locals())
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
-    return package_environment(
-        __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST_TASKS), full=full,
+    return make_environment(
+        __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST_OFFICIAL_TASKS), full=full,
         state=state, evaluation=json.loads(evaluation) if evaluation else None, solution=solution,
     )  # fmt: skip
 
@@ -60,4 +60,4 @@ def examine(*, module: str, arguments: str, evaluation: str, full: float, **othe
     for setting_name, setting in (("arguments", arguments), ("evaluation", evaluation or "{}")):
         if not isinstance(read_json(setting_name, setting), dict):
             raise ValueError(f"{setting_name} is {setting!r:.200}; expected a JSON object of settings of the taskset")
-    examine_success(full)
+    check_full_reward(full)

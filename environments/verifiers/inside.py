@@ -25,7 +25,7 @@ from verifiers.v1.utils.decorators import invoke
 
 from cojax.environment import Traits
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from ..tools.in_worker import finite, function_of, opening, share_of
+from ..tools.in_worker import compute_share, find_function, make_opening, require_finite
 from ..worker.served import Episodes
 from .taskset import Source, divide, document_of, documents, query_of, serve, system_of
 
@@ -44,8 +44,8 @@ def make(
     sys.path += path
     train_source = Source.of(taskset, path, arguments, most)
     held_out_source = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
-    read_state = function_of(state, path)
-    tasks_by_split, find_row = divide(train_source, held_out_source, function_of(solution, path))
+    read_state = find_function(state, path)
+    tasks_by_split, find_row = divide(train_source, held_out_source, find_function(solution, path))
     tools = documents([train_source, *([held_out_source] if held_out_source else [])])
     return Episodes(
         "verifiers",
@@ -86,7 +86,7 @@ class RolloutEpisode:
         system_text = system_of(self._task)
         self._messages = [vf.SystemMessage(content=system_text)] if system_text else []
         self._messages.append(vf.UserMessage(content=query_of(self._task)))
-        return opening(system_text)
+        return make_opening(system_text)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return tuple(self._tool_documents)
@@ -115,9 +115,9 @@ class RolloutEpisode:
             self._runner.run(self._score())
             rewards = {reward_name: reward for reward_name, reward in self._trace.rewards.items() if reward is not None}
             for reward_name, reward in rewards.items():
-                finite(reward.value, f"the taskset's reward {reward_name!r} of task {self._task.data.idx}")
+                require_finite(reward.value, f"the taskset's reward {reward_name!r} of task {self._task.data.idx}")
             checks = tuple(Check(reward_name, reward.score >= 1.0) for reward_name, reward in rewards.items())
-            share = share_of(self._trace.reward, self._full, "the sum of the taskset's rewards")
+            share = compute_share(self._trace.reward, self._full, "the sum of the taskset's rewards")
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
 

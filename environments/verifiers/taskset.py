@@ -15,8 +15,8 @@ from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import default_harness_id
 
 from cojax.types import Action, Task, content_hash
-from ..tools.in_worker import actions_of, missing
-from ..tools.toolset import document
+from ..tools.in_worker import explain_missing, read_actions
+from ..tools.toolset import to_document
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here the policy plays its part, with only the taskset's tools.
@@ -46,7 +46,7 @@ class Source:
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
             # What the package imports for the name of a taskset, owner/name@version.
             package_name = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-            raise ValueError(f"the taskset {module!r} {missing(package_name, cause, path)}") from error
+            raise ValueError(f"the taskset {module!r} {explain_missing(package_name, cause, path)}") from error
         taskset_config = config_type.model_validate({**arguments, "id": module})
         if (env_type := vf.environment_class(module)) is not vf.SingleAgentEnv:
             raise _unplayable(module, f"its environment {env_type.__name__} plays agents of its own against the policy")
@@ -125,7 +125,7 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
 def document_of(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
     tool_name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
-    return document(tool_name, tool.description or "", tool.input_schema)
+    return to_document(tool_name, tool.description or "", tool.input_schema)
 
 
 def serve(toolset: Any) -> MCPServer:
@@ -187,7 +187,7 @@ def query_of(task: Any) -> str:
 
 
 def _to_task(source_name: str, index: int, package_task: Any, solution: Callable[..., Any] | None) -> Task:
-    actions = actions_of(solution(package_task.data)) if solution else ()
+    actions = read_actions(solution(package_task.data)) if solution else ()
     if actions and actions[-1].calls:
         actions = (*actions, Action())
     return Task(NAME, query_of(package_task), {"of": source_name, "task": index}, actions)

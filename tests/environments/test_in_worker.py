@@ -11,7 +11,7 @@ from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Trajectory
 from environments.tools import ToolEnvironment
-from environments.tools.in_worker import WorkerWorld, finite
+from environments.tools.in_worker import WorkerWorld, require_finite
 
 SETUP = {"place": 1}
 STEP = Call("step", {})
@@ -74,5 +74,5 @@ def test_a_call_that_cannot_be_sent_takes_no_answer_of_another() -> None:
 @pytest.mark.parametrize("reward", ["1.0", b"1", "nan", None, [1.0], float("inf"), float("nan"), 10**400])
 def test_a_reward_is_a_finite_number_and_no_text_that_looks_like_one(reward: Any) -> None:
     with pytest.raises(ValueError, match="expected a finite number"):
-        finite(reward, "the reward")
-    assert finite(True, "the reward") == 1.0
+        require_finite(reward, "the reward")
+    assert require_finite(True, "the reward") == 1.0

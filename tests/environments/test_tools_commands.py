@@ -6,7 +6,7 @@ from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.tools import ToolEnvironment, commands
-from environments.tools.commands import call, command_of, offers, phrase
+from environments.tools.commands import draw_offers, make_call, phrase, read_command
 
 
 class Maze:
@@ -20,10 +20,10 @@ class Maze:
         return self.text
 
     def call(self, name: str, arguments: dict) -> str:
-        if name == commands.ENDING:
+        if name == commands.ENDING_TOOL:
             return ""
         self.done += 1
-        if command_of(name, arguments) != "light lamp":
+        if read_command(name, arguments) != "light lamp":
             raise ValueError("Nothing happens.")
         self.lit = True
         return "It is bright."
@@ -38,12 +38,12 @@ class Maze:
 def maze() -> ToolEnvironment:
     return ToolEnvironment(
         "maze",
-        tools=commands.tools("light lamp"),
+        tools=commands.document_tools("light lamp"),
         open=Maze,
         setups=[{"text": "A dark hall."}, {"text": ""}],
         instructions="Find the lamp.",
-        ending=commands.ENDING,
-        traits=commands.traits(3),
+        ending=commands.ENDING_TOOL,
+        traits=commands.make_traits(3),
     )
 
 
@@ -57,7 +57,7 @@ def test_what_a_world_shows_at_first_follows_the_instructions() -> None:
 def test_a_command_is_carried_out_and_patterns_are_verbs() -> None:
     environment = maze()
     task = environment.tasks("seed", 1)[0]
-    actions = [Action(calls=(call("jump"),)), Action(calls=(call(" light   lamp "),))]
+    actions = [Action(calls=(make_call("jump"),)), Action(calls=(make_call(" light   lamp "),))]
     played = play(environment, task, follow(actions), max_turns=5)
     assert [turn.observation.text for turn in played.turns] == ["error: Nothing happens.", "It is bright."]
     assert played.turns[-1].observation.done
@@ -67,7 +67,7 @@ def test_a_command_is_carried_out_and_patterns_are_verbs() -> None:
 def test_a_refused_command_may_be_the_last_one() -> None:
     environment = maze()
     task = environment.tasks("seed", 1)[0]
-    actions = [Action(calls=(call(command),)) for command in ("jump", "jump", "jump", "light lamp")]
+    actions = [Action(calls=(make_call(command),)) for command in ("jump", "jump", "jump", "light lamp")]
     played = play(environment, task, follow(actions), max_turns=5)
     assert [turn.observation.done for turn in played.turns] == [False, False, True]
     assert played.turns[-1].observation.text == "error: Nothing happens."
@@ -76,24 +76,24 @@ def test_a_refused_command_may_be_the_last_one() -> None:
 @pytest.mark.parametrize("arguments", [{}, {"command": 7}, {"command": "go", "to": "north"}, {"order": "go"}])
 def test_a_call_without_a_command_is_refused(arguments: dict) -> None:
     with pytest.raises(ValueError, match="act takes a text called command"):
-        command_of("act", arguments)
+        read_command("act", arguments)
 
 
 def test_a_long_command_is_refused() -> None:
-    assert command_of("act", {"command": "x" * 300}) == "x" * 300
+    assert read_command("act", {"command": "x" * 300}) == "x" * 300
     with pytest.raises(ValueError, match="the command has 1,000 characters; at most 300 are taken"):
-        command_of("act", {"command": "x" * 1_000})
+        read_command("act", {"command": "x" * 1_000})
 
 
 def test_offers_are_drawn_from_each_verb_in_turn() -> None:
     known = [f"take cup {number}" for number in range(50)] + ["open box", "open fridge", "go north"]
-    found = offers(known, "salt")
+    found = draw_offers(known, "salt")
     named = [arguments["command"] for _, arguments in found]
     assert {name for name, _ in found} == {"act"}
     assert [command.partition(" ")[0] for command in named[:5]] == ["go", "open", "take", "open", "take"]
     assert (len(named), {"open box", "open fridge"} <= set(named)) == (11, True)
-    assert offers(reversed(known), "salt") == found
-    assert offers(known, "pepper") != found
+    assert draw_offers(reversed(known), "salt") == found
+    assert draw_offers(known, "pepper") != found
 
 
 def step(command: object, ok: bool = True) -> Triplet:

@@ -13,7 +13,7 @@ from cojax.settings import base
 from cojax.types import Action, Call, Task
 from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
-from environments.tools.environment import end_task, free_name
+from environments.tools.environment import choose_end_name, end_task
 
 SETUP = {"jobs": {"wash": "open", "cook": "open"}}
 
@@ -67,7 +67,7 @@ def test_its_own_tasks_are_ended_by_that_name() -> None:
     ],
 )
 def test_the_name_is_the_first_that_is_free(taken: tuple[str, ...], name: str) -> None:
-    assert free_name(taken) == name
+    assert choose_end_name(taken) == name
 
 
 def test_a_tool_of_the_world_ends_the_episode_where_that_is_said() -> None:

@@ -12,17 +12,17 @@ from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Message, Observation, Task, Triplet
 from environments.tools import ToolEnvironment
 from environments.tools import environment as tools_environment
-from environments.tools.arguments import calls_of, candidates, name_of, seen_in, singular
+from environments.tools.arguments import draw_calls, find_candidates, index_values, normalise_name, singularise
 from environments.tools.toolset import Tool
 from environments.tools.wording import phrase
 
 
 def offered(schema, *seen, name="title"):
-    return candidates(name, schema, {}, seen_in(*seen), random.Random(0))
+    return find_candidates(name, schema, {}, index_values(*seen), random.Random(0))
 
 
 def test_values_are_seen_under_the_names_of_their_places():
-    seen = seen_in(
+    seen = index_values(
         {"items": [{"itemId": 7, "tags": ["red"]}], "files": {"a.txt": {"size": 3}}, "owner": {"name": "Ann"}}
     )
     assert seen["item_id"] == (7,)
@@ -34,18 +34,18 @@ def test_values_are_seen_under_the_names_of_their_places():
     deep: list = []
     for _ in range(500):
         deep = [deep]
-    assert seen_in(deep, None, "", "plain text") == {"": ("plain text",)}
+    assert index_values(deep, None, "", "plain text") == {"": ("plain text",)}
 
 
 @pytest.mark.parametrize(
     ("name", "one"), [("items", "item"), ("boxes", "box"), ("cities", "city"), ("address", "address"), ("s", "s")]
 )
 def test_a_plural_has_a_singular(name, one):
-    assert singular(name) == one
+    assert singularise(name) == one
 
 
 def test_names_are_compared_however_they_are_written():
-    assert {name_of(name) for name in ("itemId", "item-id", "Item id", "item_id")} == {"item_id"}
+    assert {normalise_name(name) for name in ("itemId", "item-id", "Item id", "item_id")} == {"item_id"}
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_values_seen_under_a_matching_name_come_before_new_words():
 
 def test_calls_are_different_and_leave_optional_arguments_out_at_times():
     schema = {"properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a"]}
-    calls = list(calls_of(Tool("t", "", schema), {}, 24, random.Random(0)))
+    calls = list(draw_calls(Tool("t", "", schema), {}, 24, random.Random(0)))
     assert sorted(map(str, (dict(call.arguments) for call in calls))) == [
         "{'a': 1, 'b': 3}", "{'a': 1}", "{'a': 2, 'b': 3}", "{'a': 2}",
     ]  # fmt: skip
-    assert list(calls_of(Tool("t", "", {"properties": {}}), {}, 5, random.Random(0))) == [Call("t", {})]
+    assert list(draw_calls(Tool("t", "", {"properties": {}}), {}, 5, random.Random(0))) == [Call("t", {})]
     nothing = {"properties": {"a": {"enum": []}}, "required": ["a"]}
-    assert list(calls_of(Tool("t", "", nothing), {}, 5, random.Random(0))) == []
+    assert list(draw_calls(Tool("t", "", nothing), {}, 5, random.Random(0))) == []
 
 
 def test_a_query_does_not_double_with_each_look_up():
@@ -112,14 +112,14 @@ FORK = {"anyOf": [{"$ref": "#/$defs/fork"}] * 60}
 
 
 def test_a_schema_that_holds_itself_ends():
-    found = candidates("node", {"$ref": "#/$defs/node"}, {"$defs": {"node": NODE}}, {}, random.Random(0))
+    found = find_candidates("node", {"$ref": "#/$defs/node"}, {"$defs": {"node": NODE}}, {}, random.Random(0))
     assert {"name": 1} in found
     assert {"name": 1, "next": {"name": 1}} in found
     endless = {**NODE, "required": ["name", "next"]}
-    assert candidates("node", endless, {"$defs": {"node": endless}}, {}, random.Random(0)) == []
-    assert candidates("fork", FORK, {"$defs": {"fork": FORK}}, {}, random.Random(0)) == []
+    assert find_candidates("node", endless, {"$defs": {"node": endless}}, {}, random.Random(0)) == []
+    assert find_candidates("fork", FORK, {"$defs": {"fork": FORK}}, {}, random.Random(0)) == []
     wide = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/wide"} for n in range(60)}}
-    assert candidates("wide", wide, {"$defs": {"wide": wide}}, {}, random.Random(0))
+    assert find_candidates("wide", wide, {"$defs": {"wide": wide}}, {}, random.Random(0))
 
 
 def test_a_pattern_is_matched_in_linear_time():

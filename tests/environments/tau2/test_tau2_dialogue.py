@@ -21,7 +21,7 @@ from cojax.types import Action, Call, Check, Evaluation, Message, Task, Trajecto
 from environments.tau2.dialogue import add_customer, make_customer, strip_thought
 from environments.tau2.inside import conversation
 from environments.tools import ToolEnvironment
-from environments.tools.toolset import toolset
+from environments.tools.toolset import read_tools
 
 OPENING = (Message("system", "Be kind."), Message("assistant", "Good day!"), Message("user", "Play: You want W1 back."))
 REFUND = {"name": "refund", "description": "", "parameters": {"properties": {"order": {"type": "string"}}}}
@@ -64,7 +64,7 @@ def shop(opened: list[Shop]) -> Environment:
             held = finished and world.refunded == ["W1"]
             return Evaluation(float(held), (Check("refunded", held),))
 
-        return conversation(world, toolset([REFUND]), OPENING, ("#STOP#", "#GONE#"), judge)
+        return conversation(world, read_tools([REFUND]), OPENING, ("#STOP#", "#GONE#"), judge)
 
     return Wrapped(written, start)
 
