@@ -24,7 +24,7 @@ class ApiSkill:
     name: str
     slots: Mapping[str, tuple[str, ...]]
     wording: str
-    write_code: str
+    code: str
     is_look_up: bool = False
 
     @property

@@ -55,9 +55,11 @@ def grow_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
     """
     lengths = {n: more ** (n - 1) for n in range(1, longest + 1) if more or n == 1}
     long_lengths = {n: 1.0 for n in range(longest // 2 + 1, longest + 1)}
-    splits = {name: dataclasses.replace(split, lengths=lengths, most_calls=longest) for name, split in SPLITS.items()}
+    splits = {
+        name: dataclasses.replace(split, length_weights=lengths, most_calls=longest) for name, split in SPLITS.items()
+    }
     splits["seed"] = dataclasses.replace(splits["seed"], skew=skew)
-    splits["challenge"] = dataclasses.replace(splits["challenge"], lengths=long_lengths)
+    splits["challenge"] = dataclasses.replace(splits["challenge"], length_weights=long_lengths)
     return splits
 
 

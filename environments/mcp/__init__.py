@@ -26,7 +26,7 @@ from ..tools.toolset import Refused
 from ..worker import Bounds, IsolatedEnvironment
 from . import launch
 from .data import RECIPE, SERVERS
-from .world import NAME, Offer, Opener, ReadState, calls_of, offer, read_answers
+from .world import NAME, Offer, Opener, ReadState, ask_offer, read_answers, read_calls
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
@@ -36,23 +36,23 @@ COUNT = 6
 _ERROR_PATTERN = r"(?i)\s*(\w+ )?error\b"
 # A verdict may take this many times the deadline of one call, because it opens a second server and repeats the
 # solution's calls.
-_VERDICT_CALLS = 6
+_CALLS_IN_VERDICT = 6
 # Limits on an episode's processes and threads, of which servers with thread pools have dozens, and on the values of a
 # state, which has no more than snapshot.MAX_CHARS characters.
-_MOST_PROCESSES, _MOST_VALUES = 128, 1_100_000
+_MOST_PROCESSES, _MOST_REPLY_VALUES = 128, 1_100_000
 # How many episodes are played at a time, if no setting says: on servers of a command, and on a server at an address.
-_COMMAND_CONCURRENCY, _URL_CONCURRENCY = 8, 1
+_DEFAULT_COMMAND_EPISODES, _DEFAULT_URL_EPISODES = 8, 1
 # A function of the user's, as opposed to a tool or JSON.
 _FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Calls that are tried to find one that changes the state.
-_MOST_TRIED = 24
+_MOST_TRIED_ACTIONS = 24
 
 
 def cases(settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """What `environments.check mcp` checks: each public server by its name, unless the settings name a server."""
     if settings.keys() & {"command", "url", "server"}:
         return {str(settings.get("server", "")): settings}
-    return {name: {"server": name, **settings} for name in SERVERS}
+    return {server_name: {"server": server_name, **settings} for server_name in SERVERS}
 
 
 def make(
@@ -93,15 +93,15 @@ def make(
     examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
     starts_folder = Path(folders).expanduser().absolute() if folders else None
     all_setups = _read_setups(setups, starts_folder)
-    bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MOST_PROCESSES, values=_MOST_VALUES)
+    bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MOST_PROCESSES, values=_MOST_REPLY_VALUES)
     propose_calls = function("affordances", affordances) if affordances else None
-    slots = concurrency or (_URL_CONCURRENCY if url else _COMMAND_CONCURRENCY)
+    slots = concurrency or (_DEFAULT_URL_EPISODES if url else _DEFAULT_COMMAND_EPISODES)
     if url:
         worker = launch.make_unconfined(url, headers, errors, bounds)
     else:
         worker = launch.make_confined(command, starts_folder, variables, visible, errors, ignore, bounds)
     try:
-        server_offer = offer(worker, all_setups[0])
+        server_offer = ask_offer(worker, all_setups[0])
         opener = _make_opener(worker, server_offer, all_setups, url, reset, state, slots)
         reset_name = opener.reset.name if opener.reset else ""
         environment = ToolEnvironment(
@@ -113,7 +113,7 @@ def make(
             affordances=propose_calls,
             lookups=lookups.split(",") if lookups else server_offer.lookups or None,
             instructions=instructions or server_offer.instructions,
-            traits=Traits(concurrency=slots, deadline=_VERDICT_CALLS * deadline, worded_alike=True, reuses=reuse),
+            traits=Traits(concurrency=slots, deadline=_CALLS_IN_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )
         if url:
             _prove_isolation(environment, slots)
@@ -148,19 +148,19 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
             "a server at a url is not confined: it does whatever a policy asks; if it may, set unconfined=True"
         )
     if url:
-        launch.address_of(url)
-        launch.headers_of(headers)
+        launch.read_address(url)
+        launch.read_headers(headers)
     elif command:
-        launch.words_of(command)
-        launch.variables_of(others["variables"])
+        launch.split_command(command)
+        launch.read_variables(others["variables"])
 
 
 def _make_opener(
     worker: IsolatedEnvironment,
-    server_offer: Offer,
+    offer: Offer,
     setups: Sequence[Mapping[str, Any]],
     url: str,
-    reset: str,
+    reset_setting: str,
     state: str,
     concurrency: int,
 ) -> Opener:
@@ -170,24 +170,24 @@ def _make_opener(
     of an episode, and for a server at a url whose episodes cannot be compared.
     """
     for setup in setups:
-        calls_of("setups", setup.get("calls", ()), server_offer.names)
-    if url and not (reset and state):
-        unset = " and ".join(name for name, setting in (("reset", reset), ("state", state)) if not setting)
+        read_calls("setups", setup.get("calls", ()), offer.tool_names)
+    if url and not (reset_setting and state):
+        unset = " and ".join(name for name, setting in (("reset", reset_setting), ("state", state)) if not setting)
         raise ValueError(
             f"the server at {url} has no {unset}: without both, no two episodes can be compared, so nothing is trained "
             "on and no task is synthesized. Name the call that leads it back to its start in `reset`, and in `state` "
-            f"calls that show all that counts, or a function of your own. It offers {', '.join(server_offer.names)}"
+            f"calls that show all that counts, or a function of your own. It offers {', '.join(offer.tool_names)}"
         )
-    reset_calls = calls_of("reset", reset, server_offer.names) if reset else ()
+    reset_calls = read_calls("reset", reset_setting, offer.tool_names) if reset_setting else ()
     if len(reset_calls) > 1:
         raise ValueError(f"reset names {len(reset_calls)} calls; expected one")
-    state_calls = () if not state or _FUNCTION_PATH.fullmatch(state) else calls_of("state", state, server_offer.names)
+    state_calls = () if not state or _FUNCTION_PATH.fullmatch(state) else read_calls("state", state, offer.tool_names)
     read: ReadState = function("state", state) if state and not state_calls else lambda folder, call_server: folder
     if state_calls:
         read = functools.partial(read_answers, state_calls)
     alone = bool(url) and concurrency == 1
     reset_call = reset_calls[0] if reset_calls else None
-    opener = Opener(worker, server_offer, read, reset=reset_call, most_idle=concurrency, lasting=bool(url), alone=alone)
+    opener = Opener(worker, offer, read, reset=reset_call, most_idle=concurrency, is_lasting=bool(url), is_alone=alone)
     if state_calls:
         with contextlib.closing(opener(setups[0])) as world:
             for call in state_calls:
@@ -213,7 +213,7 @@ def _prove_isolation(environment: ToolEnvironment, concurrency: int) -> None:
             for tool in environment.tools():
                 environment.is_lookup(tool["function"]["name"])
             return
-        for action in ask(episode.affordances)[:_MOST_TRIED]:
+        for action in ask(episode.affordances)[:_MOST_TRIED_ACTIONS]:
             ask(episode.step, action)
             if (state_after := ask(episode.state)) != state_before:
                 ask(rival.reset)

@@ -1,9 +1,9 @@
 """In a worker: a session with one MCP server by the official SDK, as its caller needs it: calls that block.
 
 The transports to a server are a process, over its standard input and output, and streamable HTTP. A transport's `loss`
-says why it can no longer be used, "" while it can; `last_words()` what the server said, beside its messages, when it
-did not start; `refusal()` why the last message was refused, "" if it was not. `streams()` opens the stream of the
-server's messages, and the one of messages to it.
+says why it can no longer be used, "" while it can; `write_last_words()` what the server said, beside its messages, when
+it did not start; `explain_refusal()` why the last message was refused, "" if it was not. `open_streams()` opens the
+stream of the server's messages, and the one of messages to it.
 """
 
 import asyncio
@@ -46,14 +46,14 @@ class Process:
         self.name, self.loss, self._stderr_text = " ".join(command), "", ""
         self._tasks: list[asyncio.Task[None]] = []
 
-    def last_words(self) -> str:
+    def write_last_words(self) -> str:
         return f"its last words: {words}" if (words := self._stderr_text.strip()[-_MOST_STDERR_CHARS:]) else ""
 
-    def refusal(self) -> str:
+    def explain_refusal(self) -> str:
         return ""
 
     @contextlib.asynccontextmanager
-    async def streams(self) -> AsyncIterator[Any]:
+    async def open_streams(self) -> AsyncIterator[Any]:
         """Starts the server. Yields the stream of its messages and the stream for messages to it. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
             *self._command, cwd=self._folder, env=dict(self._variables), limit=_MOST_MESSAGE_BYTES,
@@ -61,7 +61,7 @@ class Process:
         )  # fmt: skip
         sink, messages = anyio.create_memory_object_stream[Any](0)
         outbox, outgoing_messages = anyio.create_memory_object_stream[SessionMessage](0)
-        coroutines = (self._read(process, sink), self._write(process, outgoing_messages), self._listen(process))
+        coroutines = (self._read(process, sink), self._write(process, outgoing_messages), self._keep_stderr(process))
         self._tasks += map(asyncio.get_running_loop().create_task, coroutines)
         yield messages, outbox
 
@@ -86,7 +86,7 @@ class Process:
                 stdin.write(message_json.encode() + b"\n")
                 await stdin.drain()
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _keep_stderr(self, process: asyncio.subprocess.Process) -> None:
         """Keeps the end of what the server writes to stderr."""
         stderr: Any = process.stderr
         while chunk := await stderr.read(65_536):
@@ -105,32 +105,32 @@ class Address:
         self.name, self._url, self._headers = name, url, headers
         self._status = 0
 
-    def last_words(self) -> str:
-        return self.refusal()
+    def write_last_words(self) -> str:
+        return self.explain_refusal()
 
-    def refusal(self) -> str:
+    def explain_refusal(self) -> str:
         if self._status in _CREDENTIAL_STATUSES:
             return f"HTTP status {self._status}: it asks for credentials; name their variables in `headers`"
         return f"HTTP status {self._status}" if self._status else ""
 
     @contextlib.asynccontextmanager
-    async def streams(self) -> AsyncIterator[Any]:
+    async def open_streams(self) -> AsyncIterator[Any]:
         """Opens a session. Yields the stream of the server's messages and the stream for messages to it."""
         timeout = httpx2.Timeout(_CONNECT_TIMEOUT_S, read=None)
-        event_hooks = {"response": [self._note]}
+        event_hooks = {"response": [self._note_status]}
         async with (
             httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout, event_hooks=event_hooks) as client,
             streamable_http_client(self._url, http_client=client, max_sse_event_size=_MOST_MESSAGE_BYTES) as streams,
         ):
             yield streams
 
-    async def _note(self, response: httpx2.Response) -> None:
+    async def _note_status(self, response: httpx2.Response) -> None:
         # A server without a stream of messages beside the calls refuses only that stream.
         if response.request.method == "POST":
             self._status = response.status_code if response.status_code >= 400 else 0
 
 
-async def rehearse() -> None:
+async def import_late_modules() -> None:
     """Imports what requests and calls import late, because a child may not be allowed to read the packages."""
     server = MCPServer("rehearsal")
 
@@ -176,9 +176,9 @@ class Connection:
     def open(self) -> None:
         """Starts the session, and asks what the server offers. Raises RuntimeError if that fails."""
         try:
-            self._loop.run_until_complete(self._open())
+            self._loop.run_until_complete(self._open_session())
         except Exception as error:
-            reasons = (str(error) or type(error).__name__, self._transport.loss, self._transport.last_words())
+            reasons = (str(error) or type(error).__name__, self._transport.loss, self._transport.write_last_words())
             reason = "; ".join(filter(None, reasons))
             raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {reason}") from None
 
@@ -188,13 +188,13 @@ class Connection:
         Raises EOFError if the server has ended, or can no longer be understood.
         """
         if all(tool["function"]["name"] != tool_name for tool in self.tools):
-            if tool_name == resources.LIST:
-                return self._reply(self._list_resources())
-            if tool_name == resources.READ:
-                return self._reply(resources.read(self._client, str(arguments.get("uri", ""))))
-        return self._reply(self._call_tool(tool_name, arguments))
+            if tool_name == resources.LIST_TOOL:
+                return self._await_reply(self._list_resources())
+            if tool_name == resources.READ_TOOL:
+                return self._await_reply(resources.read_resource(self._client, str(arguments.get("uri", ""))))
+        return self._await_reply(self._call_tool(tool_name, arguments))
 
-    def offers_the_same(self) -> bool:
+    def still_offers_tools(self) -> bool:
         """Whether the server still offers the tools that it offered at first."""
         try:
             tools = self._loop.run_until_complete(resources.pages(self._client.list_tools, "tools"))
@@ -202,7 +202,7 @@ class Connection:
             return False
         return tuple(map(_to_document, tools)) == self.tools
 
-    def _reply(self, coroutine: Coroutine[Any, Any, Reply | str]) -> Reply:
+    def _await_reply(self, coroutine: Coroutine[Any, Any, Reply | str]) -> Reply:
         if self._transport.loss:
             coroutine.close()
             raise EOFError(self._transport.loss)
@@ -213,7 +213,7 @@ class Connection:
             is_closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
             if self._transport.loss or is_closed:
                 raise EOFError(self._transport.loss or f"the connection to the server is lost: {error}") from error
-            return "; ".join(filter(None, (str(error), self._transport.refusal()))), False
+            return "; ".join(filter(None, (str(error), self._transport.explain_refusal()))), False
 
     async def _call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Reply:
         tool_result = await self._client.call_tool(tool_name, dict(arguments))
@@ -224,11 +224,11 @@ class Connection:
         return "\n".join(texts) or "ok", not tool_result.is_error
 
     async def _list_resources(self) -> str:
-        return json.dumps(await resources.list_all(self._client), ensure_ascii=False)
+        return json.dumps(await resources.list_resources(self._client), ensure_ascii=False)
 
-    async def _open(self) -> None:
+    async def _open_session(self) -> None:
         client_future: asyncio.Future[Any] = self._loop.create_future()
-        self._session_task = self._loop.create_task(self._serve(client_future))
+        self._session_task = self._loop.create_task(self._keep_session(client_future))
         self._client = client = await client_future
         tools = await resources.pages(client.list_tools, "tools")
         self.tools = tuple(map(_to_document, tools))
@@ -236,20 +236,20 @@ class Connection:
         self.instructions = (client.instructions or "")[:_MOST_INSTRUCTION_CHARS]
         if client.server_capabilities.resources is not None:
             with contextlib.suppress(MCPError, ValueError):
-                self.has_resources = any((await resources.list_all(client)).values())
+                self.has_resources = any((await resources.list_resources(client)).values())
 
-    async def _serve(self, ready: asyncio.Future[Any]) -> None:
+    async def _keep_session(self, client_future: asyncio.Future[Any]) -> None:
         """Keeps the session open. It must be left by the task that entered it."""
         try:
             # By the handshake that servers of every version of the protocol know.
-            async with Client(self._transport.streams(), mode="legacy", cache=None) as client:
-                ready.set_result(client)
+            async with Client(self._transport.open_streams(), mode="legacy", cache=None) as client:
+                client_future.set_result(client)
                 await self._loop.create_future()
         except BaseException as error:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            if not ready.done():
-                ready.set_exception(error)
+            if not client_future.done():
+                client_future.set_exception(error)
             else:
                 self._transport.loss = self._transport.loss or f"the connection to the server is lost: {error}"
 
@@ -264,7 +264,7 @@ def _to_text(block: Any) -> str:
     if block.type == "text":
         return block.text
     if block.type == "resource":
-        return resources.text_of(block.resource)
+        return resources.to_text(block.resource)
     if block.type == "resource_link":
         return f"[resource {block.uri}]"
     return f"[{block.type}]"

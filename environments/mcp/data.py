@@ -59,19 +59,19 @@ class Server:
     @property
     def setups(self) -> str:
         """The setups, as JSON."""
-        return json.dumps([{"folder": start_name(start_number), **self.known} for start_number in range(START_COUNT)])
+        return json.dumps([{"folder": name_start(start_number), **self.known} for start_number in range(START_COUNT)])
 
     def start_command(self) -> str:
         """The command that starts it. Raises InstallError if it is not installed."""
         return str(Path(interpreter(self.home, self.recipe)).with_name(self.command))
 
 
-def start_name(start_number: int) -> str:
+def name_start(start_number: int) -> str:
     """The name of the folder of that number."""
     return f"start-{start_number:02d}"
 
 
-def database(folder: Path, start_number: int) -> None:
+def fill_database(folder: Path, start_number: int) -> None:
     """A database shop.db of stock and orders."""
     rng = random.Random(f"database {start_number}")
     fruits = rng.sample(_FRUITS, 4)
@@ -88,16 +88,16 @@ def database(folder: Path, start_number: int) -> None:
         )
 
 
-def repository(folder: Path, start_number: int) -> None:
+def fill_git(folder: Path, start_number: int) -> None:
     """A git repository of two commits and two branches, with changes that are not staged."""
     rng = random.Random(f"repository {start_number}")
     first_file_name, second_file_name, third_file_name = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
-    _git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
+    _run_git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
     for file_name in (first_file_name, second_file_name):
         (folder / file_name).write_text(f"{rng.choice(_CITIES)}\n")
-        _git(folder, "add", file_name)
-        _git(folder, "commit", "--quiet", f"--message=Add {file_name}")
-    _git(folder, "branch", rng.choice(_CITIES).lower())
+        _run_git(folder, "add", file_name)
+        _run_git(folder, "commit", "--quiet", f"--message=Add {file_name}")
+    _run_git(folder, "branch", rng.choice(_CITIES).lower())
     for file_name in (first_file_name, third_file_name):
         (folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
@@ -109,29 +109,29 @@ def notes(folder: Path, start_number: int) -> None:
         (folder / f"{fruit}.txt").write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 
-def _git(folder: Path, *arguments: str) -> None:
+def _run_git(folder: Path, *arguments: str) -> None:
     variables = dict(word.split("=", 1) for word in shlex.split(SERVERS["git"].variables))
     subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **variables}, check=True, capture_output=True)
 
 
-def _make_server(name: str, module: str, requirements: list[str], **fields: Any) -> Server:
-    recipe = Recipe(tuple(requirements), proof=f"import {module}", pythons=RECIPE.pythons)
+def _make_server(name: str, module_name: str, requirements: list[str], **fields: Any) -> Server:
+    recipe = Recipe(tuple(requirements), proof=f"import {module_name}", pythons=RECIPE.pythons)
     if "affordances" in fields:
         fields["affordances"] = f"{__package__}.{fields['affordances']}"
-    return Server(name, recipe, fill={"sqlite": database, "git": repository, "filesystem": notes}[name], **fields)
+    return Server(name, recipe, fill={"sqlite": fill_database, "git": fill_git, "filesystem": notes}[name], **fields)
 
 
 _TABLE_TEXT = Path(__file__).with_name("servers.toml").read_text(encoding="utf-8")
 SERVERS = {name: _make_server(name, **fields) for name, fields in tomllib.loads(_TABLE_TEXT).items()}
 
-ALL, NONE = "all", "none"
+ALL_SERVERS, NO_SERVER = "all", "none"
 # What --data can be: all servers, one of them, or none, for a server of your own.
-ROOTS = (ALL, *SERVERS, NONE)
+ROOTS = (ALL_SERVERS, *SERVERS, NO_SERVER)
 
 
-def provide(choice: str, python: str, say: Callable[[str], None]) -> None:
+def provide(choice: str, python_path: str, say: Callable[[str], None]) -> None:
     """Installs the servers that `choice` names. Raises InstallError."""
-    for server in SERVERS.values() if choice == ALL else [SERVERS[choice]] if choice in SERVERS else []:
+    for server in SERVERS.values() if choice == ALL_SERVERS else [SERVERS[choice]] if choice in SERVERS else []:
         install(server.home, server.recipe, None, say)
         _make_start_folders(server)
 
@@ -143,7 +143,7 @@ def _make_start_folders(server: Server) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     try:
         for start_number in range(START_COUNT):
-            start_folder = part_folder / start_name(start_number)
+            start_folder = part_folder / name_start(start_number)
             start_folder.mkdir(parents=True)
             server.fill(start_folder, start_number)
         part_folder.rename(server.folder)

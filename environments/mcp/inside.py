@@ -13,8 +13,8 @@ from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task
 from ..worker.served import Episodes, PlainEpisode
-from .connection import Address, Connection, Process, rehearse
-from .snapshot import snapshot
+from .connection import Address, Connection, Process, import_late_modules
+from .snapshot import take_snapshot
 
 # The most characters of an answer.
 _MOST_ANSWER_CHARS = 200_000
@@ -30,7 +30,7 @@ def make(
 ) -> Episodes:
     """A source of episodes, and of nothing else: tasks, wording and verdicts are made outside of the worker."""
     if address:
-        asyncio.run(rehearse())
+        asyncio.run(import_late_modules())
     error_pattern = re.compile(errors) if errors else None
 
     def start(task: Task) -> PlainEpisode:
@@ -38,7 +38,7 @@ def make(
         if address:
             return _make_episode(Address(**address), world_folder, None, error_pattern, ignore)
         argv = [word.replace("{folder}", str(world_folder)) for word in command]
-        transport = Process(argv, world_folder, _variables(argv[0], world_folder.with_name("home"), variables))
+        transport = Process(argv, world_folder, _make_variables(argv[0], world_folder.with_name("home"), variables))
         folder = task.setup.get("folder")
         return _make_episode(transport, world_folder, Path(folders) / folder if folder else None, error_pattern, ignore)
 
@@ -60,7 +60,7 @@ def _make_episode(
         shutil.copytree(start, world, symlinks=True)
     else:
         world.mkdir()
-    snapshot(world, ignore)
+    take_snapshot(world, ignore)
     connection = Connection(transport)
     connection.open()
     facts = {"reads": connection.reads, "resources": connection.has_resources, "instructions": connection.instructions}
@@ -80,7 +80,7 @@ def _make_episode(
     def state() -> Mapping[str, Any]:
         """The folder as JSON, or the fact that it has become too large."""
         try:
-            return snapshot(world, ignore)
+            return take_snapshot(world, ignore)
         except OverflowError as error:
             return {"too_large": str(error)}
 
@@ -90,11 +90,11 @@ def _make_episode(
         tools=lambda: connection.tools,
         state=dict if isinstance(transport, Address) else state,
         # 1.0 if the server can be used again, because it offers the tools that it offered at first.
-        evaluate=lambda: Evaluation(float(connection.offers_the_same())),
+        evaluate=lambda: Evaluation(float(connection.still_offers_tools())),
     )
 
 
-def _variables(program_path: str, home_folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
+def _make_variables(program_path: str, home_folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """All of a server's environment. It takes nothing from this process's, which may hold a user's credentials."""
     search_path = os.pathsep.join((os.path.dirname(program_path), "/usr/local/bin", "/usr/bin", "/bin"))
     folder_variables = {"PATH": search_path, "HOME": str(home_folder), "TMPDIR": str(home_folder)}

@@ -24,8 +24,8 @@ def make_confined(
 
     Raises ValueError for a command that starts nothing, and InstallError if the SDK is not installed.
     """
-    argv = words_of(command)
-    paths = dict.fromkeys([*files_of(argv), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
+    argv = split_command(command)
+    paths = dict.fromkeys([*list_files(argv), *filter(None, visible.split(":")), *([str(folders)] if folders else [])])
     return isolate(
         _WORKER_MODULE,
         python=interpreter(NAME, RECIPE),
@@ -33,7 +33,7 @@ def make_confined(
         visible=tuple(paths),
         runs_policy_code=True,  # some servers do, and nobody knows which
         command=argv,
-        variables=variables_of(variables),
+        variables=read_variables(variables),
         folders=str(folders) if folders else "",
         errors=errors,
         ignore=[pattern for pattern in ignore.split(",") if pattern],
@@ -42,13 +42,13 @@ def make_confined(
 
 def make_unconfined(url: str, headers: str, errors: str, bounds: Bounds) -> IsolatedEnvironment:
     """The worker of sessions with the server at `url`. Raises as `make_confined`."""
-    address = {"name": url, "url": address_of(url), "headers": headers_of(headers)}
+    address = {"name": url, "url": read_address(url), "headers": read_headers(headers)}
     return isolate(
         _WORKER_MODULE, python=interpreter(NAME, RECIPE), bounds=bounds, enclosed=False, address=address, errors=errors
     )
 
 
-def address_of(url: str) -> str:
+def read_address(url: str) -> str:
     """The address itself, or the value of the variable that $NAME stands for. Raises ValueError."""
     address = url
     if url.startswith("$"):
@@ -66,10 +66,10 @@ def address_of(url: str) -> str:
     return address
 
 
-def headers_of(setting: str) -> Mapping[str, str]:
+def read_headers(headers_setting: str) -> Mapping[str, str]:
     """The headers of `HEADER=NAME …`, each with the value of the variable NAME. Raises ValueError."""
     headers = {}
-    for assignment in shlex.split(setting):
+    for assignment in shlex.split(headers_setting):
         header, _, variable_name = assignment.partition("=")
         if not header or not _VARIABLE_NAME.fullmatch(variable_name):
             raise ValueError(f"headers holds {header!r:.100} without a variable; expected HEADER=NAME of a variable")
@@ -79,7 +79,7 @@ def headers_of(setting: str) -> Mapping[str, str]:
     return headers
 
 
-def words_of(command: str) -> list[str]:
+def split_command(command: str) -> list[str]:
     """The words of a command. The program and files of the current folder become absolute paths.
 
     Raises ValueError for a command that cannot be split, or a program that is not found.
@@ -96,7 +96,7 @@ def words_of(command: str) -> list[str]:
     return [os.path.abspath(program), *(os.path.abspath(word) if os.path.isfile(word) else word for word in words[1:])]
 
 
-def files_of(words: Sequence[str]) -> tuple[str, ...]:
+def list_files(words: Sequence[str]) -> tuple[str, ...]:
     """The files and folders that a command reads: its program's, its virtual environment's, and those it names.
 
     For a file among the arguments that is its folder, because a program reads what lies beside it.
@@ -106,13 +106,13 @@ def files_of(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*_list_program_folders(words[0]), *folders)))
 
 
-def variables_of(setting: str) -> Mapping[str, str]:
+def read_variables(variables_setting: str) -> Mapping[str, str]:
     """The variables of `NAME=VALUE NAME …`. A bare name has the value of this process's environment.
 
     Raises ValueError for an invalid name, and for one that has no value here.
     """
     variables = {}
-    for assignment in shlex.split(setting):
+    for assignment in shlex.split(variables_setting):
         name, separator, value = assignment.partition("=")
         if not _VARIABLE_NAME.fullmatch(name):
             raise ValueError(f"variables names {name!r}; expected NAME=VALUE, or NAME for one that is set here")
@@ -122,8 +122,8 @@ def variables_of(setting: str) -> Mapping[str, str]:
     return variables
 
 
-def _list_program_folders(program: str) -> Iterator[str]:
-    for path in dict.fromkeys((program, os.path.realpath(program))):
+def _list_program_folders(program_path: str) -> Iterator[str]:
+    for path in dict.fromkeys((program_path, os.path.realpath(program_path))):
         program_folder = Path(path).parent
         install_folder = program_folder.parent if program_folder.name == "bin" else program_folder
         if str(install_folder) == "/":

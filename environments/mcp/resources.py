@@ -5,18 +5,18 @@ from typing import Any
 
 from ..tools.toolset import to_document
 
-NAMES = LIST, READ = "list_resources", "read_resource"
+TOOL_NAMES = LIST_TOOL, READ_TOOL = "list_resources", "read_resource"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _URI_PARAMETERS = {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]}
 DOCUMENTS: tuple[Mapping[str, Any], ...] = (
-    to_document(LIST, "List the resources that can be read.", _NO_PARAMETERS),
-    to_document(READ, "Read a resource.", _URI_PARAMETERS),
+    to_document(LIST_TOOL, "List the resources that can be read.", _NO_PARAMETERS),
+    to_document(READ_TOOL, "Read a resource.", _URI_PARAMETERS),
 )
 # Pages of a list.
 _MOST_PAGES = 100
 
 
-async def list_all(client: Any) -> dict[str, Any]:
+async def list_resources(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
     from mcp import MCPError  # only workers have the SDK
 
@@ -29,9 +29,9 @@ async def list_all(client: Any) -> dict[str, Any]:
     return {"resources": resource_entries, **extras}
 
 
-async def read(client: Any, uri: str) -> str:
+async def read_resource(client: Any, uri: str) -> str:
     """The text of a resource. Raises MCPError."""
-    return "\n".join(map(text_of, (await client.read_resource(uri)).contents))
+    return "\n".join(map(to_text, (await client.read_resource(uri)).contents))
 
 
 async def pages(fetch_page: Callable[..., Awaitable[Any]], list_name: str) -> list[Any]:
@@ -45,7 +45,7 @@ async def pages(fetch_page: Callable[..., Awaitable[Any]], list_name: str) -> li
     return entries
 
 
-def text_of(content: Any) -> str:
+def to_text(content: Any) -> str:
     """The text of a resource's content; for other content, its kind."""
     text = vars(content).get("text")
     return text if text is not None else f"[{content.mime_type or 'bytes'}]"

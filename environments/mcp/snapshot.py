@@ -15,23 +15,23 @@ from typing import Any
 from cojax.types import parse_json
 
 # Limits on the files of a folder, on the bytes of a file that is kept as it is, and on the characters of the JSON.
-_MAX_FILES, _MAX_FILE_BYTES, MAX_CHARS = 2_000, 65_536, 2 * 2**20
+_MAX_FILES, _MOST_FILE_BYTES, MAX_CHARS = 2_000, 65_536, 2 * 2**20
 _SQLITE_HEADER = b"SQLite format 3\0"
 _GIT_FOLDER = ".git"
 
 
-def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
+def take_snapshot(folder: Path, ignored_patterns: Sequence[str] = ()) -> dict[str, Any]:
     """{"files": path → what it holds}, and "repositories" where there are any; both by paths within the folder.
 
     A file is {"path", "content"}, its content text, or JSON if it is JSON; {"path", "tables"} for a database, with
     "made" for its triggers, views and indexes where it has any; {"path", "sha256"} for other bytes and long texts;
     {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files and folders whose name matches a pattern
-    of `ignore` are left out.
+    of `ignored_patterns` are left out.
 
     Raises OverflowError for more than 2,000 files, and for more than 2 MiB of JSON.
     """
     contents: dict[str, Any] = {"files": {}}
-    for path in _walk(folder, ignore):
+    for path in _walk_folder(folder, ignored_patterns):
         relative_path = str(path.relative_to(folder))
         if path.name == _GIT_FOLDER:
             repository_path = str(path.parent.relative_to(folder))
@@ -47,13 +47,13 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
     return contents
 
 
-def _walk(folder: Path, ignore: Sequence[str]) -> Iterator[Path]:
+def _walk_folder(folder: Path, ignored_patterns: Sequence[str]) -> Iterator[Path]:
     """The files, links, repositories and empty folders below a folder, by name."""
     for path in sorted(folder.iterdir()):
-        if any(fnmatch.fnmatch(path.name, pattern) for pattern in ignore):
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in ignored_patterns):
             continue
         if path.is_dir() and not path.is_symlink() and path.name != _GIT_FOLDER and any(path.iterdir()):
-            yield from _walk(path, ignore)
+            yield from _walk_folder(path, ignored_patterns)
         else:
             yield path
 
@@ -68,7 +68,7 @@ def _read_content(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         if file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER:
             return _read_database(path)
-    if path.stat().st_size > _MAX_FILE_BYTES:
+    if path.stat().st_size > _MOST_FILE_BYTES:
         with path.open("rb") as file:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     file_bytes = path.read_bytes()

@@ -9,7 +9,7 @@ from cojax.types import canonical
 from .world import ServerWorld
 
 # Rows of a table that statements are made for.
-_MOST_ROWS = 3
+_MOST_ROWS_PER_TABLE = 3
 _WORDS = ("amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel")
 
 
@@ -20,18 +20,18 @@ def offers(world: ServerWorld) -> _Calls:
     """Calls of mcp-server-sqlite's tools: a row that is added, changed, removed or read, a table, a note."""
     state = world.state()
     rng = random.Random(canonical(state))
-    word = rng.choice(_WORDS)
+    new_word = rng.choice(_WORDS)
     file_entries = state.get("files", {}).values()
     tables = [(table_name, table) for file in file_entries for table_name, table in file.get("tables", {}).items()]
     yield "list_tables", {}
     for table_name, table in tables:
         yield "describe_table", {"table_name": table_name}
-        yield "write_query", {"query": _write_insert(table_name, table["columns"], table["rows"], word)}
-        for row in rng.sample(table["rows"], min(_MOST_ROWS, len(table["rows"]))):
+        yield "write_query", {"query": _write_insert(table_name, table["columns"], table["rows"], new_word)}
+        for row in rng.sample(table["rows"], min(_MOST_ROWS_PER_TABLE, len(table["rows"]))):
             yield from _propose_for_row(table_name, table["columns"], row, rng.choice(_WORDS))
-    yield "append_insight", {"insight": f"{word} sells"}
-    if word not in dict(tables):
-        yield "create_table", {"query": f"CREATE TABLE {word} (id INTEGER PRIMARY KEY, name TEXT)"}
+    yield "append_insight", {"insight": f"{new_word} sells"}
+    if new_word not in dict(tables):
+        yield "create_table", {"query": f"CREATE TABLE {new_word} (id INTEGER PRIMARY KEY, name TEXT)"}
 
 
 def _propose_for_row(table_name: str, columns: Sequence[str], row: Sequence[Any], word: str) -> _Calls:

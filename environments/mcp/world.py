@@ -38,13 +38,13 @@ def read_answers(calls: Sequence[Call], folder: Mapping[str, Any], call_server: 
     answers = {}
     for call in calls:
         try:
-            answers[signature_of(call)] = parse_text(call_server(call.name, call.arguments))
+            answers[word_call(call)] = parse_text(call_server(call.name, call.arguments))
         except Refused as refusal:
-            answers[signature_of(call)] = {"refused": str(refusal)}
+            answers[word_call(call)] = {"refused": str(refusal)}
     return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 
-def signature_of(call: Call) -> str:
+def word_call(call: Call) -> str:
     """A call in one line."""
     return signature(Action(calls=(call,)))
 
@@ -55,22 +55,22 @@ Turn = threading.Event
 
 @dataclasses.dataclass(eq=False)
 class ServerWorld:
-    """A world behind a server, which may be `lasting`, at an address.
+    """A world behind a server at an address (`is_lasting`), or of a command.
 
-    `leave` is called once, when it is closed, with whether the server may serve another episode.
+    `release` is called once, when it is closed, with whether the server may serve another episode.
     """
 
     episode: ServedEpisode
     read_state: ReadState
     turn: Turn
-    leave: Callable[[bool], None]
-    lasting: bool = False
+    release: Callable[[bool], None]
+    is_lasting: bool = False
     _is_usable: bool = dataclasses.field(default=True, init=False)
     _is_closed: bool = dataclasses.field(default=False, init=False)
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded if the server has ended."""
-        observation = self._ask(self.episode.step, Action(calls=(Call(name, arguments),)))
+        observation = self._ask(self.episode.step, Action(calls=(Call(tool_name, arguments),)))
         if observation.done:
             self._is_usable = False
             raise LimitExceeded(observation.text)
@@ -83,13 +83,13 @@ class ServerWorld:
 
     def retire(self) -> None:
         """Keeps the server from serving another episode, unless it is at an address."""
-        self._is_usable = self._is_usable and self.lasting
+        self._is_usable = self._is_usable and self.is_lasting
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""
         if not self._is_closed:
             self._is_closed = True
-            self.leave(self._is_usable)
+            self.release(self._is_usable)
 
     def _ask(self, operation: Callable[..., Any], *arguments: Any) -> Any:
         if self.turn.is_set():
@@ -112,11 +112,11 @@ class Offer:
     instructions: str
 
     @property
-    def names(self) -> list[str]:
+    def tool_names(self) -> list[str]:
         return [tool["function"]["name"] for tool in self.documents]
 
 
-def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
+def ask_offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
     """The offer of the server of an episode in that setup. Raises EnvironmentFailure if it does not start.
 
     There are tools for resources if the server has resources, and no tool of its own with such a name.
@@ -126,11 +126,11 @@ def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
         facts, tools = json.loads(message.content), episode.tools()
     names, has_any = {tool["function"]["name"] for tool in tools}, facts["resources"]
     documents = (*tools, *(tool for tool in resources.DOCUMENTS if has_any and tool["function"]["name"] not in names))
-    lookups = (*facts["reads"], *(resources.NAMES if has_any else ())) if facts["reads"] else ()
+    lookups = (*facts["reads"], *(resources.TOOL_NAMES if has_any else ())) if facts["reads"] else ()
     return Offer(tools, documents, lookups, facts["instructions"])
 
 
-def difference(old_tools: Documents, new_tools: Documents) -> str:
+def explain_difference(old_tools: Documents, new_tools: Documents) -> str:
     """The difference between two lists of tools, in words."""
     old_names, new_names = ({tool["function"]["name"] for tool in tools} for tools in (old_tools, new_tools))
     changes = [f"no longer {', '.join(sorted(old_names - new_names))}"] if old_names - new_names else []
@@ -141,7 +141,7 @@ def difference(old_tools: Documents, new_tools: Documents) -> str:
     )
 
 
-def calls_of(setting: str, spec: str | Sequence[Any], tool_names: Sequence[str]) -> tuple[Call, ...]:
+def read_calls(setting: str, spec: str | Sequence[Any], tool_names: Sequence[str]) -> tuple[Call, ...]:
     """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
     try:
         parsed_spec = json.loads(spec) if isinstance(spec, str) and spec.lstrip()[:1] in ("[", "{") else spec
@@ -171,8 +171,8 @@ class Opener:
     one to come is the first to go.
 
     If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
-    then on. A server at an address (`lasting`) begins with a reset, which must lead to the same state each time. With
-    `alone`, one world is open at a time, and others wait.
+    then on. A server at an address (`is_lasting`) begins with a reset, which must lead to the same state each time.
+    With `is_alone`, one world is open at a time, and others wait.
 
     Raises EnvironmentFailure if a server does not start, offers other tools than `offer`, or is not as at its start.
     """
@@ -182,8 +182,8 @@ class Opener:
     read_state: ReadState
     reset: Call | None
     most_idle: int
-    lasting: bool
-    alone: bool
+    is_lasting: bool
+    is_alone: bool
 
     def __post_init__(self) -> None:
         self._idle: list[RunningServer] = []
@@ -193,11 +193,11 @@ class Opener:
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
-            return self._open(setup)
+            return self._open_world(setup)
         except PolicyLoss as loss:  # before a policy has done anything
             raise EnvironmentFailure(str(loss)) from loss
 
-    def _open(self, setup: Mapping[str, Any]) -> ServerWorld:
+    def _open_world(self, setup: Mapping[str, Any]) -> ServerWorld:
         turn = self._take_turn()
         try:
             folder_name = setup.get("folder") or ""
@@ -205,8 +205,8 @@ class Opener:
         except BaseException:
             self._end_turn(turn)
             raise
-        leave = functools.partial(self._leave, server, turn)
-        world = ServerWorld(server[0], self.read_state, turn, leave, lasting=self.lasting)
+        leave = functools.partial(self._release_server, server, turn)
+        world = ServerWorld(server[0], self.read_state, turn, leave, is_lasting=self.is_lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -217,32 +217,32 @@ class Opener:
             raise
         return world
 
-    def _start_server(self, folder: str) -> RunningServer:
-        episode = self.worker.start(Task(NAME, "", {"folder": folder} if folder else {}))
+    def _start_server(self, folder_name: str) -> RunningServer:
+        episode = self.worker.start(Task(NAME, "", {"folder": folder_name} if folder_name else {}))
         try:
             episode.reset()
             if episode.tools() != self.offer.own_tools:
-                raise EnvironmentFailure(difference(self.offer.own_tools, episode.tools()))
+                raise EnvironmentFailure(explain_difference(self.offer.own_tools, episode.tools()))
             if self.reset is None:
-                return episode, folder, ""
-            state = self._read_state_after_reset(episode) if self.lasting else self._read_state(episode)
+                return episode, folder_name, ""
+            state = self._read_state_after_reset(episode) if self.is_lasting else self._read_state(episode)
             with self._lock:
                 self._first_state = self._first_state or state
-            if self.lasting and state != self._first_state:
+            if self.is_lasting and state != self._first_state:
                 raise EnvironmentFailure(
-                    f"after {signature_of(self.reset)} the state is {state:.{_CUT_AT}}, and after the first one it was "
+                    f"after {word_call(self.reset)} the state is {state:.{_CUT_AT}}, and after the first one it was "
                     f"{self._first_state:.{_CUT_AT}}; expected the same state after each reset"
                 )
-            return episode, folder, state
+            return episode, folder_name, state
         except BaseException as error:
             episode.close()
             if isinstance(error, Refused):
                 raise EnvironmentFailure(f"the reset failed: {error}") from error
             raise
 
-    def _reuse_server(self, folder: str) -> RunningServer | None:
+    def _reuse_server(self, folder_name: str) -> RunningServer | None:
         """A server of an earlier episode, after its reset; None if no such server is as it was at its start."""
-        while (server := self._take_idle(folder)) is not None:
+        while (server := self._take_idle(folder_name)) is not None:
             episode, _, start_state = server
             try:
                 if episode.evaluate().reward == 1.0:
@@ -258,7 +258,7 @@ class Opener:
 
     def _stop_reusing(self, reason: str) -> None:
         """Keeps no server of a command from now on, because the reset does not lead one back to its start."""
-        if self.lasting:
+        if self.is_lasting:
             return
         with self._lock:
             former_limit, self._most_idle, servers, self._idle = self._most_idle, 0, self._idle, []
@@ -267,14 +267,14 @@ class Opener:
         if former_limit:
             _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", reason)
 
-    def _take_idle(self, folder: str) -> RunningServer | None:
+    def _take_idle(self, folder_name: str) -> RunningServer | None:
         with self._lock:
-            server = next((server for server in reversed(self._idle) if server[1] == folder), None)
+            server = next((server for server in reversed(self._idle) if server[1] == folder_name), None)
             if server is not None:
                 self._idle.remove(server)
             return server
 
-    def _leave(self, server: RunningServer, turn: Turn, is_usable: bool) -> None:
+    def _release_server(self, server: RunningServer, turn: Turn, is_usable: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
             is_kept = is_usable and self._most_idle > 0
@@ -285,10 +285,10 @@ class Opener:
         self._end_turn(turn)
 
     def _take_turn(self) -> Turn:
-        """The turn of a world, for which it waits with `alone`. A thread that already has a turn passes it on: its
+        """The turn of a world, for which it waits with `is_alone`. A thread that already has a turn passes it on: its
         first world is over. Raises EnvironmentFailure if the wait takes longer than ten minutes."""
         thread_id, turn = threading.get_ident(), Turn()
-        if not self.alone:
+        if not self.is_alone:
             return turn
         with waiting(), self._lock:
             if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread_id, _TURN_TIMEOUT_S):

@@ -53,7 +53,7 @@ def make(
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
     return make_environment(
-        __name__, NAME, RECIPE, settings, by_text=False, made_by=module, action=action,
+        __name__, NAME, RECIPE, settings, by_text=False, maker_path=module, action=action,
         evaluation=_read_resets(evaluation), query=query, reward=reward, full=full, state=state, solution=solution,
         resets=_read_resets(resets) or [{"seed": seed} for seed in range(_SEED_COUNT)], ignore=ignore.split(","),
     )  # fmt: skip
@@ -76,6 +76,6 @@ def examine(*, module: str, arguments: str, resets: str, evaluation: str, full: 
     check_full_reward(full)
 
 
-def _read_resets(setting: str) -> Any:
+def _read_resets(resets_setting: str) -> Any:
     """The arguments of each reset, or the name of a split of the environment's own tasks."""
-    return read_json("resets", setting) if setting.lstrip().startswith("[") else setting
+    return read_json("resets", resets_setting) if resets_setting.lstrip().startswith("[") else resets_setting

@@ -34,7 +34,7 @@ _MOST_ANSWER_CHARS = 200_000
 
 
 def make(
-    made_by: str,
+    maker_path: str,
     path: Sequence[str],
     arguments: Mapping[str, Any],
     action: str,
@@ -49,7 +49,7 @@ def make(
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    factory, solve, read_state = (find_function(function_path, path) for function_path in (made_by, solution, state))
+    factory, solve, read_state = (find_function(function_path, path) for function_path in (maker_path, solution, state))
 
     def make_environment() -> Environment:
         """A fresh environment. Raises ValueError for any other object."""
@@ -74,11 +74,11 @@ def make(
     )
 
 
-def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
+def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solve: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset; its solution is not ended yet."""
     task_by_id = {}
     for reset in resets:
-        actions = read_actions(solution(dict(reset))) if solution else ()
+        actions = read_actions(solve(dict(reset))) if solve else ()
         task = Task(NAME, query, dict(reset), actions)
         task_by_id[task.id] = task
     return tuple(task_by_id.values())
@@ -129,14 +129,14 @@ class SessionEpisode:
         environment: Environment,
         action_class: type[PackageAction],
         reset: Mapping[str, Any],
-        reward: str,
-        full: float,
+        reward_kind: str,
+        full_reward: float,
         read_state: Callable[..., Any] | None,
-        ignore: Sequence[str],
+        ignored_keys: Sequence[str],
     ) -> None:
         self._environment, self._action_class = environment, action_class
-        self._reset_arguments, self._read, self._ignore = reset, read_state, set(ignore)
-        self._reward, self._full = reward, full
+        self._reset_arguments, self._read, self._ignore = reset, read_state, set(ignored_keys)
+        self._reward, self._full = reward_kind, full_reward
         self._rewards: list[Any] = []
         self._runner = asyncio.Runner()
         self._documents: tuple[Mapping[str, Any], ...] = ()
@@ -145,9 +145,9 @@ class SessionEpisode:
     def reset(self) -> tuple[Message, ...]:
         observation = self._call_environment("reset", **self._reset_arguments)
         if observation.done:
-            raise ValueError(f"the episode is over before its first action: reset({self._reset_text()}) returned done")
+            raise ValueError(f"the episode is over before its first action: reset({self._write_reset()}) returned done")
         self._documents = self._list_tools()
-        shown_text = _to_text(self._clean_fields(observation))
+        shown_text = _to_text(self._list_shown_fields(observation))
         incomparable = "" if self.state() else _NO_STATE_REASON.format(" and ".join(sorted(self._ignore)))
         return make_opening(f"At the start the environment shows {shown_text}" if shown_text else "", incomparable)
 
@@ -161,7 +161,7 @@ class SessionEpisode:
             if is_done:
                 messages.append(Message("user", "the episode is over"))
                 continue
-            reply_text, is_success, is_done = self._make_call(call)
+            reply_text, is_success, is_done = self._make_step(call)
             messages.append(Message("tool" if is_success else "user", reply_text[:_MOST_ANSWER_CHARS]))
         self._is_over = is_done
         return Observation(tuple(messages), done=is_done)
@@ -179,14 +179,14 @@ class SessionEpisode:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
         rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
         for step_number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
-            require_finite(reward, f"the environment's reward of step {step_number} after reset({self._reset_text()})")
+            require_finite(reward, f"the environment's reward of step {step_number} after reset({self._write_reset()})")
         share = compute_share(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:
         """Does nothing: the environment ends with its process."""
 
-    def _reset_text(self) -> str:
+    def _write_reset(self) -> str:
         """The arguments of the reset in one line."""
         return ", ".join(f"{name}={value!r}" for name, value in self._reset_arguments.items())[:200]
 
@@ -210,7 +210,7 @@ class SessionEpisode:
         tools_observation = self._call_environment("step", ListToolsAction())
         return tuple(to_document(tool.name, tool.description, tool.input_schema) for tool in tools_observation.tools)
 
-    def _make_call(self, call: Call) -> tuple[str, bool, bool]:
+    def _make_step(self, call: Call) -> tuple[str, bool, bool]:
         """What a call shows, whether it worked, and whether the episode is over."""
         if self._action_class is CallToolAction:
             action_fields = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
@@ -227,14 +227,14 @@ class SessionEpisode:
             return f"{type(error).__name__}: {error}", False, False
         self._rewards.append(0.0 if observation.reward is None else observation.reward)
         if self._action_class is not CallToolAction:
-            return _to_text(self._clean_fields(observation)), True, bool(observation.done)
+            return _to_text(self._list_shown_fields(observation)), True, bool(observation.done)
         if observation.error is not None:
             return observation.error.message, False, bool(observation.done)
         blocks = to_jsonable_python(observation.result.content)
         text = "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
         return text, not observation.result.is_error, bool(observation.done)
 
-    def _clean_fields(self, observation: Any) -> dict[str, Any]:
+    def _list_shown_fields(self, observation: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without empty values."""
         fields = serialize_observation(observation)["observation"]
         return {name: value for name, value in fields.items() if value not in (None, {}, [])}

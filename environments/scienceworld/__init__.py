@@ -42,15 +42,15 @@ def make(
     lists the commands, `brief` does not. Raises InstallError if there is no Java, or if
     `python -m environments.install scienceworld --data=…` was not run.
     """
-    jvm_library, tasks_folder = solutions.jvm(), str(solutions.complete_folder(data))
-    python = interpreter("scienceworld", RECIPE)
+    jvm_library, tasks_folder = solutions.find_jvm(), str(solutions.find_complete_folder(data))
+    python_path = interpreter("scienceworld", RECIPE)
     return isolate(
         f"{__name__}.inside",
-        python=python,
+        python=python_path,
         # A JVM reserves more address space than it uses, and has some threads of its own.
         bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),
-        visible=(*solutions.files(jvm_library), tasks_folder),
+        visible=(*solutions.list_jvm_folders(jvm_library), tasks_folder),
         tasks_folder=tasks_folder,
         instructions=instructions,
-        jvm=jvm_library,
+        jvm_library=jvm_library,
     )

@@ -23,15 +23,15 @@ ROOTS = ("three", "ten")
 # Root → the variations of each official split of a task that are solved.
 _SIZES = {"three": 3, "ten": 10}
 # Seconds in which the simulator must solve the variations of one task.
-_TIMEOUT_S = 7_200
+_SOLVE_TIMEOUT_S = 7_200
 # The solutions depend on these files.
 _SOURCE_FILES = ("engine.py", "limits.py", "solving.py")
 
 
-def complete_folder(root_name: str) -> Path:
+def find_complete_folder(root_name: str) -> Path:
     """The folder of the thirty tasks. Raises InstallError, which says what to do, if one is missing."""
-    root = folder(root_name)
-    if missing_tasks := [task for task in TASKS if not _task_file(root, task).exists()]:
+    root = find_folder(root_name)
+    if missing_tasks := [task for task in TASKS if not _task_path(root, task).exists()]:
         raise InstallError(
             f"ScienceWorld's solutions of {missing_tasks[0]} are not in {root}, or were made by another version; "
             f"run: cojax install scienceworld --data={root_name}"
@@ -39,9 +39,9 @@ def complete_folder(root_name: str) -> Path:
     return root
 
 
-def load(root: Path) -> list[dict[str, Any]]:
+def load_tasks(root: Path) -> list[dict[str, Any]]:
     """Reads the thirty tasks of a complete folder, in the form of `solving.records`."""
-    return [json.loads(_task_file(root, task).read_text()) for task in TASKS]
+    return [json.loads(_task_path(root, task).read_text()) for task in TASKS]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -49,27 +49,27 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
     Raises InstallError, which says what to do.
     """
-    jvm_library = jvm()
-    root = folder(name)
+    jvm_library = find_jvm()
+    root = find_folder(name)
 
-    def solve(task: str) -> None:
-        arguments = [jvm_library, task, str(_SIZES[name]), str(_task_file(root, task))]
-        run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _TIMEOUT_S)
-        say(f"scienceworld: {task}")
+    def solve(task_name: str) -> None:
+        arguments = [jvm_library, task_name, str(_SIZES[name]), str(_task_path(root, task_name))]
+        run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _SOLVE_TIMEOUT_S)
+        say(f"scienceworld: {task_name}")
 
     with lock(root, "ScienceWorld's solutions", say), concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         root.mkdir(exist_ok=True)
-        missing_tasks = [task for task in TASKS if not _task_file(root, task).exists()]
+        missing_tasks = [task_name for task_name in TASKS if not _task_path(root, task_name).exists()]
         if not missing_tasks:
             say(f"scienceworld: solutions already in {root}")
             return
         say(f"scienceworld: the simulator solves {_SIZES[name]} variations of each split of {len(missing_tasks)} tasks")
-        for future in [pool.submit(solve, task) for task in missing_tasks]:
+        for future in [pool.submit(solve, task_name) for task_name in missing_tasks]:
             future.result()
     say(f"scienceworld: solutions ready in {root}")
 
 
-def folder(root_name: str) -> Path:
+def find_folder(root_name: str) -> Path:
     """The folder of the solutions that this version makes."""
     digest = hashlib.sha256()
     for file_name in _SOURCE_FILES:
@@ -77,7 +77,7 @@ def folder(root_name: str) -> Path:
     return cache() / "scienceworld" / f"{root_name}-{digest.hexdigest()[:8]}"
 
 
-def _task_file(root: Path, task: str) -> Path:
+def _task_path(root: Path, task: str) -> Path:
     return root / f"{task}.json"
 
 
@@ -86,7 +86,7 @@ JAVA = "apt-get install default-jre-headless"
 _JVM_PATH = "lib/server/libjvm.so"
 
 
-def jvm() -> str:
+def find_jvm() -> str:
     """The library of the JVM of the `java` on PATH. Raises InstallError, which says what to do."""
     java = shutil.which("java")
     if java is None:
@@ -102,7 +102,7 @@ def jvm() -> str:
     )
 
 
-def files(jvm_library: str) -> tuple[str, ...]:
+def list_jvm_folders(jvm_library: str) -> tuple[str, ...]:
     """The folders that this JVM reads: its home, and the folders that links in it lead to."""
     java_home = next(parent for parent in Path(jvm_library).parents if (parent / "bin").is_dir())
     link_targets = {str(path.resolve().parent) for path in java_home.rglob("*") if path.is_symlink()}

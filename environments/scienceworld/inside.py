@@ -14,7 +14,7 @@ from typing import Any
 from cojax.types import Action, Check, Evaluation, Task, Triplet, canonical
 from ..tools import ToolEnvironment, commands
 from ..tools.commands import verb_of
-from .data import load
+from .data import load_tasks
 from .engine import FULL_SCORE, Simulator
 from .limits import limit_of
 from .solving import SIMPLIFICATIONS
@@ -23,24 +23,24 @@ NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
 _MOST_WORLDS = 16
 # Verbs that a task cannot consist of: they only show something, let time pass, or concern the official task.
-UNASKED = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
+UNASKED_VERBS = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
 _GOING_VERBS = frozenset(("go", "teleport"))
 # Commands on these objects have no effect, or none that a state shows.
-_FIXED = re.compile(r"\b(door|agent)\b")
+_FIXTURES = re.compile(r"\b(door|agent)\b")
 # The simulator then asks which of several meanings a command has.
 _AMBIGUOUS_REPLY = "Ambiguous request"
 
 
-def worth_trying(valid_commands: Iterable[str], rooms: Iterable[str]) -> list[str]:
+def select_commands(valid_commands: Iterable[str], rooms: Iterable[str]) -> list[str]:
     """The valid commands that a task may consist of, without those that have no effect.
 
     `focus` is not among them: it claims that the official task is about an object, and ends the episode if it is not.
     """
-    idle = re.compile("|".join((_FIXED.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
+    idle = re.compile("|".join((_FIXTURES.pattern, *(rf"\b(to|into|in|on|from) {re.escape(room)}$" for room in rooms))))
     return [
         command
         for command in valid_commands
-        if verb_of(command) not in UNASKED and (verb_of(command) in _GOING_VERBS or not idle.search(command))
+        if verb_of(command) not in UNASKED_VERBS and (verb_of(command) in _GOING_VERBS or not idle.search(command))
     ]
 
 
@@ -48,7 +48,7 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
     """The query that these steps fulfil; None if there is none, or if a command had several meanings."""
     if any(step.observation.text.startswith(_AMBIGUOUS_REPLY) for step in steps):
         return None
-    return commands.phrase(steps, UNASKED)
+    return commands.phrase(steps, UNASKED_VERBS)
 
 
 _UNKNOWN_REPLY = "No known action matches that input."
@@ -57,20 +57,20 @@ _UNKNOWN_REPLY = "No known action matches that input."
 class World:
     """A single-use world of one episode. A command that the simulator does not know raises ValueError."""
 
-    def __init__(self, jvm: str, setup: Mapping[str, Any]) -> None:
+    def __init__(self, jvm_library: str, setup: Mapping[str, Any]) -> None:
         """Raises ValueError for a setup that names no variation of a task."""
         if set(setup) != {"task", "variation", "simplifications"}:
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected task, variation and simplifications")
-        self.simulator = Simulator(jvm, setup["task"], setup["variation"], setup["simplifications"])
+        self.simulator = Simulator(jvm_library, setup["task"], setup["variation"], setup["simplifications"])
         self._limit = limit_of(setup["task"])
         self._command_count = 0
         self._cached_state: Mapping[str, Any] | None = None
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """Makes the command of a call; returns the simulator's reply."""
-        if name == commands.ENDING_TOOL:
+        if tool_name == commands.ENDING_TOOL:
             return ""
-        command = commands.read_command(name, arguments)
+        command = commands.read_command(tool_name, arguments)
         self._command_count += 1
         reply = self.simulator.step(command)
         self._cached_state = None
@@ -85,48 +85,48 @@ class World:
     def state(self) -> Mapping[str, Any]:
         """Where the agent is, what it carries, what each room holds, and the score."""
         if self._cached_state is None:
-            self._cached_state = state_of(self.simulator.objects(), self.simulator.score)
+            self._cached_state = read_state(self.simulator.objects(), self.simulator.score)
         return self._cached_state
 
 
-def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
+def propose_commands(world: World) -> list[tuple[str, dict[str, Any]]]:
     """The (tool, arguments) of commands worth trying now."""
     state = world.state()
-    return commands.draw_offers(worth_trying(world.simulator.valid(), state["rooms"]), canonical(state))
+    return commands.draw_offers(select_commands(world.simulator.valid(), state["rooms"]), canonical(state))
 
 
 # The benchmark has no system message, so this one is ours.
 system_message = functools.partial(commands.read_system_message, Path(__file__).with_name("commands.txt"))
 
 
-def make(jvm: str, tasks_folder: str, instructions: str = "full") -> ToolEnvironment:
+def make(jvm_library: str, tasks_folder: str, instructions: str = "full") -> ToolEnvironment:
     """Makes the environment of the tasks in `tasks_folder`.
 
     It reads everything from disk now, but starts no JVM, because a process with a JVM cannot fork.
     """
-    records = load(Path(tasks_folder))
-    splits = {split: _tasks(records, split) for split in ("train", "dev", "test")}
+    records = load_tasks(Path(tasks_folder))
+    splits = {split: _make_tasks(records, split) for split in ("train", "dev", "test")}
     return commands.make_environment(
         NAME,
         "open cupboard",
         _MOST_WORLDS,
         {**splits, "eval": splits["test"], "held_out": splits["test"]},
         _judge,
-        open=lambda setup: World(jvm, setup),
+        open=lambda setup: World(jvm_library, setup),
         setups=[_setup(record["task"], variation) for record in records for variation in record["variations"]["train"]],
-        affordances=offers,
+        affordances=propose_commands,
         phrase=phrase,
         instructions=system_message(instructions),
     )
 
 
-def _tasks(records: list[dict[str, Any]], split: str) -> list[Task]:
+def _make_tasks(records: list[dict[str, Any]], split: str) -> list[Task]:
     """The solved tasks of a split: the first variation of each task, then the second, and so on."""
-    task_lists = [[_task(record["task"], solution) for solution in record["solved"][split]] for record in records]
+    task_lists = [[_make_task(record["task"], solution) for solution in record["solved"][split]] for record in records]
     return [task for layer in itertools.zip_longest(*task_lists) for task in layer if task is not None]
 
 
-def _task(task_name: str, record: Mapping[str, Any]) -> Task:
+def _make_task(task_name: str, record: Mapping[str, Any]) -> Task:
     solution = tuple(Action(calls=(commands.make_call(command),)) for command in record["solution"])
     return Task(NAME, record["description"], _setup(task_name, record["variation"]), solution)
 
@@ -138,7 +138,7 @@ def _setup(task_name: str, variation: int) -> dict[str, Any]:
 def _judge(world: World) -> Evaluation:
     """The official verdict: full reward for the full score; the score is the partial reward."""
     score = world.simulator.score
-    checks = tuple(Check(goal, is_reached) for goal, is_reached in goals(world.simulator.progress))
+    checks = tuple(Check(goal, is_reached) for goal, is_reached in read_goals(world.simulator.progress))
     return Evaluation(float(score == FULL_SCORE), checks, max(0, score) / FULL_SCORE)
 
 
@@ -147,7 +147,7 @@ _AGENT, _INVENTORY = "agent", "inventory"
 _PLANT, _POT, _WATER = "plant matter", "flower pot", "water"
 
 
-def state_of(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
+def read_state(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
     """The agent's room, its inventory, and the objects of each room, from the official object tree.
 
     An object's name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected count.
@@ -166,7 +166,7 @@ def state_of(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
     return {"place": room_name, "inventory": _sort(inventory), "rooms": rooms, "score": score}
 
 
-def goals(progress: str) -> list[tuple[str, bool]]:
+def read_goals(progress: str) -> list[tuple[str, bool]]:
     """(goal, whether it is reached) for each goal that the task sets in a fixed order, from the simulator's report."""
     goal_lines = progress.partition("Sequential Subgoals:")[2].partition("Unordered")[0]
     goal_rows = [line.split("\t") for line in goal_lines.splitlines() if line.count("\t") >= 3]
@@ -181,7 +181,7 @@ def _describe(item: Mapping[str, Any], by_id: Mapping[str, str]) -> dict[str, An
     summary: dict[str, Any] = {"object": item["name"]}
     if material:
         summary["is"] = " ".join((material["stateOfMatter"], material["color"], material["substanceName"]))
-    if qualities := list(_qualities(item, by_id)):
+    if qualities := list(_list_qualities(item, by_id)):
         summary["also"] = qualities
     is_pot = _POT in item["name"]
     contents = _sort(_describe(inner, by_id) for inner in _contents(item) if not (is_pot and inner["name"] == _WATER))
@@ -191,7 +191,7 @@ def _describe(item: Mapping[str, Any], by_id: Mapping[str, str]) -> dict[str, An
     return None if is_terminal and summary == {"object": item["name"]} else summary
 
 
-def _qualities(item: Mapping[str, Any], by_id: Mapping[str, str]) -> Iterator[str]:
+def _list_qualities(item: Mapping[str, Any], by_id: Mapping[str, str]) -> Iterator[str]:
     material, container, device = item["propMaterial"] or {}, item["propContainer"] or {}, item["propDevice"] or {}
     if container.get("isClosable"):
         yield "open" if container["isOpen"] else "closed"

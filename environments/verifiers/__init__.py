@@ -48,8 +48,8 @@ def make(
     examine(**settings)
     settings["affordances"] = function("affordances", affordances) if affordances else None
     return make_environment(
-        __name__, NAME, RECIPE, settings, by_text=True, taskset=module, most=min(tasks, MOST_OFFICIAL_TASKS), full=full,
-        state=state, evaluation=json.loads(evaluation) if evaluation else None, solution=solution,
+        __name__, NAME, RECIPE, settings, by_text=True, taskset=module, full=full, state=state, solution=solution,
+        most_tasks=min(tasks, MOST_OFFICIAL_TASKS), evaluation=json.loads(evaluation) if evaluation else None,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from cojax.environment import Traits
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
 from ..tools.in_worker import compute_share, find_function, make_opening, require_finite
 from ..worker.served import Episodes
-from .taskset import Source, divide, document_of, documents, query_of, serve, system_of
+from .taskset import Source, divide_tasks, list_documents, make_document, make_server, read_query, read_system_text
 
 
 def make(
@@ -35,24 +35,24 @@ def make(
     path: Sequence[str],
     arguments: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
-    most: int,
+    most_tasks: int,
     full: float,
     state: str,
     solution: str,
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    train_source = Source.of(taskset, path, arguments, most)
-    held_out_source = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
+    train_source = Source.load(taskset, path, arguments, most_tasks)
+    held_out_source = Source.load(taskset, path, {**arguments, **evaluation}, most_tasks) if evaluation else None
     read_state = find_function(state, path)
-    tasks_by_split, find_row = divide(train_source, held_out_source, find_function(solution, path))
-    tools = documents([train_source, *([held_out_source] if held_out_source else [])])
+    tasks_by_split, find_row = divide_tasks(train_source, held_out_source, find_function(solution, path))
+    tools = list_documents([train_source, *([held_out_source] if held_out_source else [])])
     return Episodes(
         "verifiers",
         lambda task: RolloutEpisode(*find_row(task.setup), read_state, full),
         tasks_by_split,
         lambda: tools,
-        Traits(incomparable="" if state else train_source.incomparable()),
+        Traits(incomparable="" if state else train_source.explain_incomparable()),
     )
 
 
@@ -63,8 +63,8 @@ _MOST_ANSWER_CHARS = 200_000
 class RolloutEpisode:
     """An episode of one task. `read_state`, (trace, toolsets) → JSON, adds to its state; `full` is success's reward."""
 
-    def __init__(self, source: Source, task: Any, read_state: Callable[..., Any] | None, full: float) -> None:
-        self._source, self._task, self._read_state, self._full = source, task, read_state, full
+    def __init__(self, source: Source, task: Any, read_state: Callable[..., Any] | None, full_reward: float) -> None:
+        self._source, self._task, self._read_state, self._full_reward = source, task, read_state, full_reward
         self._trace = vf.Trace(
             task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             state=state_cls(type(task))(),
@@ -82,10 +82,10 @@ class RolloutEpisode:
         self._is_over = False
 
     def reset(self) -> tuple[Message, ...]:
-        self._runner.run(self._open())
-        system_text = system_of(self._task)
+        self._runner.run(self._open_tools())
+        system_text = read_system_text(self._task)
         self._messages = [vf.SystemMessage(content=system_text)] if system_text else []
-        self._messages.append(vf.UserMessage(content=query_of(self._task)))
+        self._messages.append(vf.UserMessage(content=read_query(self._task)))
         return make_opening(system_text)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -117,25 +117,25 @@ class RolloutEpisode:
             for reward_name, reward in rewards.items():
                 require_finite(reward.value, f"the taskset's reward {reward_name!r} of task {self._task.data.idx}")
             checks = tuple(Check(reward_name, reward.score >= 1.0) for reward_name, reward in rewards.items())
-            share = compute_share(self._trace.reward, self._full, "the sum of the taskset's rewards")
+            share = compute_share(self._trace.reward, self._full_reward, "the sum of the taskset's rewards")
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
 
     def close(self) -> None:
         """Does nothing: the episode ends with its process."""
 
-    async def _open(self) -> None:
+    async def _open_tools(self) -> None:
         await self._runtime.start()
         await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
-        for toolset, is_task_toolset in self._source.toolsets(self._task):
+        for toolset, is_task_toolset in self._source.list_toolsets(self._task):
             self._share_state(toolset)
             await toolset.setup()
             if is_task_toolset:
                 await toolset.setup_task(self._task.data)
             self._toolsets.append(toolset)
-            server = serve(toolset)
+            server = make_server(toolset)
             for tool in await server.list_tools():
-                self._tool_documents.append(document_of(toolset, tool))
+                self._tool_documents.append(make_document(toolset, tool))
                 document = self._tool_documents[-1]["function"]
                 self._server_by_tool[document["name"]] = (server, tool.name)
                 self._package_tools.append(vf.Tool(**document))
@@ -157,8 +157,8 @@ class RolloutEpisode:
 
     async def _take_turn(self, action: Action) -> Observation:
         numbered_calls = [(f"call_{next(self._call_numbers)}", call) for call in action.calls]
-        self._commit(action, numbered_calls)
-        answers = [(await self._answer(call), call_id, call) for call_id, call in numbered_calls]
+        self._commit_reply(action, numbered_calls)
+        answers = [(await self._answer_call(call), call_id, call) for call_id, call in numbered_calls]
         for (answer_text, _), call_id, call in answers:
             self._messages.append(vf.ToolMessage(tool_call_id=call_id, content=answer_text, name=call.name))
         if action.error and not numbered_calls:
@@ -166,7 +166,7 @@ class RolloutEpisode:
         messages = tuple(Message("tool" if is_ok else "user", answer_text) for (answer_text, is_ok), _, _ in answers)
         return Observation(messages, done=await self._check_stops())
 
-    def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
+    def _commit_reply(self, action: Action, calls: list[tuple[str, Call]]) -> None:
         """Adds the action to the trace as the reply of a model, with its thought as the reasoning."""
         thought, _, reply_text = action.text.rpartition("</think>")
         vf_calls = [
@@ -181,7 +181,7 @@ class RolloutEpisode:
         turn.commit(vf.Response(id=self._trace.id, created=0, model="policy", message=message, finish_reason=reason))
         self._messages.append(message)
 
-    async def _answer(self, call: Call) -> tuple[str, bool]:
+    async def _answer_call(self, call: Call) -> tuple[str, bool]:
         """The answer to a call, and whether it worked."""
         if call.name not in self._server_by_tool:
             return f"error: unknown tool {call.name!r:.100}", False

@@ -35,35 +35,35 @@ class Source:
     tasks: Sequence[Any]
 
     @classmethod
-    def of(cls, module: str, path: Sequence[str], arguments: Mapping[str, Any], most: int) -> "Source":
-        """At most `most` tasks. `path` are the user's folders.
+    def load(cls, name: str, path: Sequence[str], arguments: Mapping[str, Any], most_tasks: int) -> "Source":
+        """At most `most_tasks` tasks. `path` are the user's folders.
 
         Raises ValueError for a taskset that is not there, that has no counterpart here, or that has no tasks.
         """
         try:
-            config_type = vf.taskset_config_type(module)
+            config_type = vf.taskset_config_type(name)
         except ModuleNotFoundError as error:  # the package's own, which may hide that of an import
             cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
             # What the package imports for the name of a taskset, owner/name@version.
-            package_name = module.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
-            raise ValueError(f"the taskset {module!r} {explain_missing(package_name, cause, path)}") from error
-        taskset_config = config_type.model_validate({**arguments, "id": module})
-        if (env_type := vf.environment_class(module)) is not vf.SingleAgentEnv:
-            raise _unplayable(module, f"its environment {env_type.__name__} plays agents of its own against the policy")
-        if (harness := default_harness_id(module)) != _PLAIN_HARNESS:
-            raise _unplayable(module, f"the harness {harness!r} that it brings runs the agent itself")
+            package_name = name.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
+            raise ValueError(f"the taskset {name!r} {explain_missing(package_name, cause, path)}") from error
+        taskset_config = config_type.model_validate({**arguments, "id": name})
+        if (env_type := vf.environment_class(name)) is not vf.SingleAgentEnv:
+            raise _unplayable(name, f"its environment {env_type.__name__} plays agents of its own against the policy")
+        if (harness := default_harness_id(name)) != _PLAIN_HARNESS:
+            raise _unplayable(name, f"the harness {harness!r} that it brings runs the agent itself")
         taskset = vf.load_taskset(taskset_config)
-        tasks = list(taskset.take(most))
+        tasks = list(taskset.take(most_tasks))
         if not tasks:
-            raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
+            raise ValueError(f"the taskset {name!r} has no tasks with {dict(arguments)!r}")
         source = cls(taskset, tasks)
-        kind_reasons = (reason for index, task in source.kinds() for reason in _find_obstacles(index, task))
+        kind_reasons = (reason for index, task in source.list_task_kinds() for reason in _find_obstacles(index, task))
         task_reasons = (reason for index, task in enumerate(tasks) for reason in _find_data_obstacles(index, task))
         for reason in itertools.chain(kind_reasons, task_reasons):
-            raise _unplayable(module, reason)
+            raise _unplayable(name, reason)
         return source
 
-    def kinds(self) -> list[tuple[int, Any]]:
+    def list_task_kinds(self) -> list[tuple[int, Any]]:
         """The first task of each class and configuration, with its index: these decide what the others have too."""
         # Most tasks share one configuration object, whose text is then made once.
         config_texts = {id(task.config): repr(task.config) for task in self.tasks}
@@ -72,7 +72,7 @@ class Source:
             first_tasks.setdefault((type(task), config_texts[id(task.config)]), (index, task))
         return list(first_tasks.values())
 
-    def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
+    def list_toolsets(self, task: Any) -> list[tuple[Any, bool]]:
         """The toolsets of an episode, and whether each is the task's. Raises ValueError for one served elsewhere."""
         common = type(self.taskset).toolsets(self.taskset.config)
         sets = [*((toolset, False) for toolset in common), *((toolset, True) for toolset in task.toolsets(task.config))]
@@ -83,9 +83,9 @@ class Source:
                 )
         return sets
 
-    def incomparable(self) -> str:
+    def explain_incomparable(self) -> str:
         """Why the states of two episodes cannot be compared, "" if those of all tasks can."""
-        indexed_reasons = [(index, self._explain_lack(task)) for index, task in self.kinds()]
+        indexed_reasons = [(index, self._explain_lack(task)) for index, task in self.list_task_kinds()]
         reasons = [(index, reason) for index, reason in indexed_reasons if reason]
         if not reasons:
             return ""
@@ -93,20 +93,20 @@ class Source:
         return reason if len({reason for _, reason in indexed_reasons}) == 1 else f"task {index}: {reason}"
 
     def _explain_lack(self, task: Any) -> str:
-        if not self.toolsets(task):
+        if not self.list_toolsets(task):
             return _NO_TOOLS_REASON
         return "" if set(state_cls(type(task)).model_fields) - set(vf.State.model_fields) else _NO_STATE_REASON
 
 
-def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
+def list_documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
     """Every tool that some task offers, in OpenAI function format. Raises ValueError for two of one name."""
     first_uses: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for source in sources:
-        for index, task in source.kinds():
+        for index, task in source.list_task_kinds():
             own_names: set[str] = set()
-            for toolset, _ in source.toolsets(task):
-                for tool in asyncio.run(serve(toolset).list_tools()):
-                    tool_document = document_of(toolset, tool)
+            for toolset, _ in source.list_toolsets(task):
+                for tool in asyncio.run(make_server(toolset).list_tools()):
+                    tool_document = make_document(toolset, tool)
                     name = tool_document["function"]["name"]
                     first_idx, first_document = first_uses.setdefault(name, (index, tool_document))
                     if name in own_names:
@@ -122,32 +122,32 @@ def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tool_document for _, tool_document in first_uses.values())
 
 
-def document_of(toolset: Any, tool: Any) -> Mapping[str, Any]:
+def make_document(toolset: Any, tool: Any) -> Mapping[str, Any]:
     """A tool of the toolset, in OpenAI function format."""
     tool_name = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
     return to_document(tool_name, tool.description or "", tool.input_schema)
 
 
-def serve(toolset: Any) -> MCPServer:
+def make_server(toolset: Any) -> MCPServer:
     """The toolset's tools as the server that the package would start for it, without its port."""
     server = MCPServer(toolset.server_name or type(toolset).__name__)
     toolset.register(server)
     return server
 
 
-def divide(
-    train: Source, held_out: Source | None, solution: Callable[..., Any] | None
+def divide_tasks(
+    train_source: Source, held_out: Source | None, solve: Callable[..., Any] | None
 ) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], tuple[Source, Any]]]:
     """The tasks of each split, and the source and the task there that a setup names.
 
     The tasks of `held_out` are those of eval, and the first of them those of dev. Without it a fifth of the tasks, by a
     hash of each, is divided between the two.
     """
-    sources = {"train": train, **({"eval": held_out} if held_out else {})}
+    sources = {"train": train_source, **({"eval": held_out} if held_out else {})}
     tasks_by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
     for source_name, source in sources.items():
         for index, package_task in enumerate(source.tasks):
-            task = _to_task(source_name, index, package_task, solution)
+            task = _to_task(source_name, index, package_task, solve)
             split = source_name
             if held_out is None:
                 remainder = int(content_hash(["held out", package_task.key]), 16) % (2 * _TASKS_PER_HELD_OUT)
@@ -173,14 +173,14 @@ def divide(
     return distinct, find_row
 
 
-def system_of(task: Any) -> str:
+def read_system_text(task: Any) -> str:
     """The system message of a task, "" if it has none."""
     prompt = task.data.prompt
     texts = [content_text(message.content) for message in prompt[:-1]] if isinstance(prompt, list) else []
     return "\n\n".join(filter(None, [task.data.system_prompt or "", *texts]))
 
 
-def query_of(task: Any) -> str:
+def read_query(task: Any) -> str:
     """What the user asks for."""
     prompt = task.data.prompt
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
@@ -190,7 +190,7 @@ def _to_task(source_name: str, index: int, package_task: Any, solution: Callable
     actions = read_actions(solution(package_task.data)) if solution else ()
     if actions and actions[-1].calls:
         actions = (*actions, Action())
-    return Task(NAME, query_of(package_task), {"of": source_name, "task": index}, actions)
+    return Task(NAME, read_query(package_task), {"of": source_name, "task": index}, actions)
 
 
 def _find_obstacles(index: int, task: Any) -> Iterator[str]:
@@ -220,7 +220,7 @@ def _find_data_obstacles(index: int, task: Any) -> Iterator[str]:
             yield f"the prompt of task {index} holds images; a policy reads text alone"
     try:
         # The package hashes the data as JSON.
-        (task.key + system_of(task) + query_of(task)).encode()
+        (task.key + read_system_text(task) + read_query(task)).encode()
     except (TypeError, ValueError) as error:
         yield f"the data of task {index} is no JSON: {error}"
 

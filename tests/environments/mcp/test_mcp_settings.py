@@ -12,16 +12,16 @@ import pytest
 
 import environments
 from environments.mcp import _read_setups, cases, make
-from environments.mcp.launch import address_of, files_of, headers_of, variables_of, words_of
+from environments.mcp.launch import list_files, read_address, read_headers, read_variables, split_command
 from environments.mcp.resources import pages
 
 
 def test_a_command_s_files_become_absolute_and_its_other_words_stay(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "server.py").touch()
     monkeypatch.chdir(tmp_path)
-    words = words_of(f"{sys.executable} server.py --root . 'two words'")
+    words = split_command(f"{sys.executable} server.py --root . 'two words'")
     assert words == [sys.executable, str(tmp_path / "server.py"), "--root", ".", "two words"]
-    shown = files_of(words)
+    shown = list_files(words)
     assert str(Path(sys.executable).parents[1]) in shown
     assert str(tmp_path) in shown
 
@@ -32,17 +32,17 @@ def test_a_command_s_files_become_absolute_and_its_other_words_stay(tmp_path: Pa
 )
 def test_a_command_that_starts_nothing_is_refused(command: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        words_of(command)
+        split_command(command)
 
 
 def test_a_bare_variable_has_its_value_here(monkeypatch) -> None:
     monkeypatch.setenv("A_TOKEN", "secret")
-    assert variables_of("A_TOKEN B=2 C='x y' D=") == {"A_TOKEN": "secret", "B": "2", "C": "x y", "D": ""}
+    assert read_variables("A_TOKEN B=2 C='x y' D=") == {"A_TOKEN": "secret", "B": "2", "C": "x y", "D": ""}
     monkeypatch.delenv("A_TOKEN")
     with pytest.raises(ValueError, match="'A_TOKEN', which is not set here"):
-        variables_of("A_TOKEN")
+        read_variables("A_TOKEN")
     with pytest.raises(ValueError, match="variables names '2A'; expected NAME=VALUE"):
-        variables_of("2A=1")
+        read_variables("2A=1")
 
 
 def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
@@ -85,30 +85,30 @@ def test_settings_that_make_no_environment_are_refused(settings: dict[str, str],
 
 
 def test_an_address_that_may_hold_a_secret_is_a_variable_s(monkeypatch) -> None:
-    assert address_of("http://127.0.0.1:8000/mcp") == "http://127.0.0.1:8000/mcp"
+    assert read_address("http://127.0.0.1:8000/mcp") == "http://127.0.0.1:8000/mcp"
     monkeypatch.setenv("MY_ADDRESS", "https://ada:secret@example.org/mcp?key=1")
-    assert address_of("$MY_ADDRESS") == "https://ada:secret@example.org/mcp?key=1"
+    assert read_address("$MY_ADDRESS") == "https://ada:secret@example.org/mcp?key=1"
     for url in ("https://ada:secret@example.org/mcp", "https://example.org/mcp?key=1"):
         with pytest.raises(ValueError, match="url holds a user or a query"):
-            address_of(url)
+            read_address(url)
     with pytest.raises(ValueError, match=r"expected http://HOST/PATH, https://HOST/PATH, or \$NAME of a variable"):
-        address_of("localhost:8000/mcp")
+        read_address("localhost:8000/mcp")
     monkeypatch.delenv("MY_ADDRESS")
     with pytest.raises(ValueError, match="url names the variable 'MY_ADDRESS', which is not set here"):
-        address_of("$MY_ADDRESS")
+        read_address("$MY_ADDRESS")
 
 
 def test_headers_name_variables_and_no_values(monkeypatch) -> None:
     monkeypatch.setenv("A_TOKEN", "Bearer of a secret")
-    assert headers_of("Authorization=A_TOKEN X-Key=A_TOKEN") == {
+    assert read_headers("Authorization=A_TOKEN X-Key=A_TOKEN") == {
         "Authorization": "Bearer of a secret",
         "X-Key": "Bearer of a secret",
     }
     with pytest.raises(ValueError, match="expected HEADER=NAME of a variable"):
-        headers_of("Authorization='Bearer of a secret'")
+        read_headers("Authorization='Bearer of a secret'")
     monkeypatch.delenv("A_TOKEN")
     with pytest.raises(ValueError, match="names a variable for 'Authorization' which is not set here"):
-        headers_of("Authorization=A_TOKEN")
+        read_headers("Authorization=A_TOKEN")
 
 
 def test_the_check_goes_through_the_public_servers_unless_one_is_named() -> None:

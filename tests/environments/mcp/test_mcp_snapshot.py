@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from environments.mcp import data
-from environments.mcp.snapshot import snapshot
+from environments.mcp.snapshot import take_snapshot
 
 
 def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
     (tmp_path / "e" / "f.txt").symlink_to("../a.txt")
     (tmp_path / "skip.log").write_text("now")
-    assert snapshot(tmp_path, ["*.log"]) == {
+    assert take_snapshot(tmp_path, ["*.log"]) == {
         "files": {
             "a.txt": {"path": "a.txt", "content": "one"},
             "b.json": {"path": "b.json", "content": {"n": [1, 2]}},
@@ -39,7 +39,7 @@ def test_a_database_is_told_by_its_rows(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as database, database:
         database.execute("CREATE TABLE t (a INTEGER, b BLOB, c REAL)")
         database.execute("INSERT INTO t VALUES (1, x'00ff', 9e999)")
-    assert snapshot(tmp_path)["files"]["x.db"]["tables"] == {
+    assert take_snapshot(tmp_path)["files"]["x.db"]["tables"] == {
         "t": {
             "made": "CREATE TABLE t (a INTEGER, b BLOB, c REAL)",
             "columns": ["a", "b", "c"],
@@ -59,17 +59,17 @@ def test_a_database_is_told_by_its_rows(tmp_path: Path) -> None:
 def test_what_a_database_does_by_itself_is_part_of_its_state(statement: str, tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as database, database:
         database.execute("CREATE TABLE t (a INTEGER, b TEXT UNIQUE)")
-        before = snapshot(tmp_path)["files"]["x.db"]
+        before = take_snapshot(tmp_path)["files"]["x.db"]
         database.execute(statement)
-    after = snapshot(tmp_path)["files"]["x.db"]
+    after = take_snapshot(tmp_path)["files"]["x.db"]
     assert (set(before), after) == ({"path", "tables"}, {**before, "made": [statement]})
 
 
 def test_a_repository_is_told_by_its_branches_and_what_is_staged(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        data.repository(tmp_path / folder, 7)
-    one, two = (snapshot(tmp_path / folder) for folder in ("one", "two"))
+        data.fill_git(tmp_path / folder, 7)
+    one, two = (take_snapshot(tmp_path / folder) for folder in ("one", "two"))
     assert json.dumps(one) == json.dumps(two)
     told = one["repositories"]["."]
     assert told["head"] == "main"
@@ -78,18 +78,18 @@ def test_a_repository_is_told_by_its_branches_and_what_is_staged(tmp_path: Path)
     assert len(told["staged"]) == 2
     assert len(one["files"]) == 3
     subprocess.run(["git", "add", "."], cwd=tmp_path / "one", check=True)
-    assert len(snapshot(tmp_path / "one")["repositories"]["."]["staged"]) == 3
+    assert len(take_snapshot(tmp_path / "one")["repositories"]["."]["staged"]) == 3
 
 
 def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path) -> None:
     for number in range(2_001):
         (tmp_path / str(number)).touch()
     with pytest.raises(OverflowError, match="more than 2000 files; name those to `ignore`"):
-        snapshot(tmp_path)
+        take_snapshot(tmp_path)
 
 
 def test_a_folder_of_more_text_than_can_be_compared_is_refused(tmp_path: Path) -> None:
     for number in range(33):
         (tmp_path / str(number)).write_text("x" * 65_000)
     with pytest.raises(OverflowError, match=r"\d+ characters as JSON, more than 2097152; name files to `ignore`"):
-        snapshot(tmp_path)
+        take_snapshot(tmp_path)

@@ -3,7 +3,7 @@
 import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
-from environments.scienceworld.inside import phrase, system_message, worth_trying
+from environments.scienceworld.inside import phrase, select_commands, system_message
 from environments.scienceworld.limits import TASKS, limit_of
 from environments.scienceworld.solving import shorten
 
@@ -44,12 +44,12 @@ def test_what_shows_something_or_was_not_carried_out_has_no_wording(steps: list[
      "use axe on agent", "move cup to kitchen", "pour cup into kitchen"],
 )  # fmt: skip
 def test_what_comes_to_nothing_is_not_offered(command: str) -> None:
-    assert worth_trying([command, "move cup to kitchen table"], ["kitchen"]) == ["move cup to kitchen table"]
+    assert select_commands([command, "move cup to kitchen table"], ["kitchen"]) == ["move cup to kitchen table"]
 
 
 def test_going_is_offered_through_doors_and_to_rooms() -> None:
     going = ["go to door to kitchen", "teleport to kitchen"]
-    assert worth_trying(going, ["kitchen"]) == going
+    assert select_commands(going, ["kitchen"]) == going
 
 
 def test_a_solution_waits_where_the_simulator_watches() -> None:

@@ -41,26 +41,26 @@ def test_the_jvm_is_the_one_of_the_java_on_path(tmp_path, monkeypatch):
     (tmp_path / "path" / "java").symlink_to(found)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     with pytest.raises(InstallError, match=r"jre, which has no lib/server/libjvm\.so; put the bin folder"):
-        data.jvm()
+        data.find_jvm()
     library = java_home / "lib" / "server" / "libjvm.so"
     library.parent.mkdir(parents=True)
     library.touch()
     settings.mkdir()
     (settings / "java.security").touch()
     (java_home / "lib" / "security").symlink_to(settings / "java.security")
-    assert data.jvm() == str(library)
-    assert data.files(str(library)) == (str(java_home), str(settings))
+    assert data.find_jvm() == str(library)
+    assert data.list_jvm_folders(str(library)) == (str(java_home), str(settings))
 
 
 def test_solutions_are_read_as_they_were_written_and_missing_ones_named(tmp_path, monkeypatch):
     monkeypatch.setenv("COJAX_CACHE", str(tmp_path))
     with pytest.raises(InstallError, match=r"solutions of boil are not .*install scienceworld --data=ten"):
-        data.complete_folder("ten")
-    data.folder("three").mkdir(parents=True)
+        data.find_complete_folder("ten")
+    data.find_folder("three").mkdir(parents=True)
     solved = {"variation": 4, "description": "Boil it.", "solution": ["wait"]}
     for task in TASKS:
         told = {"task": task, "variations": {"train": [4, 5], "test": [9]}, "solved": {"train": [solved], "test": []}}
-        (data.folder("three") / f"{task}.json").write_text(json.dumps(told))
-    first = data.load(data.complete_folder("three"))[0]
+        (data.find_folder("three") / f"{task}.json").write_text(json.dumps(told))
+    first = data.load_tasks(data.find_complete_folder("three"))[0]
     assert (first["task"], first["variations"]["train"]) == ("boil", [4, 5])
     assert first["solved"] == {"train": [solved], "test": []}

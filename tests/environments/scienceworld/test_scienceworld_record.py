@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from environments.scienceworld.inside import goals, state_of
+from environments.scienceworld.inside import read_goals, read_state
 
 EMPTY = (
     "propMaterial", "propContainer", "propDevice", "propPortal", "propElectricalConnection", "propLife",
@@ -34,7 +34,7 @@ def world(*kitchen: dict[str, Any], carried: tuple[dict[str, Any], ...] = ()) ->
 def test_a_state_says_where_the_agent_is_what_it_carries_and_what_each_room_holds() -> None:
     cup = told("cup", told("water", substance="liquid clear water"), substance="solid clear glass")
     cupboard = told("cupboard", cup, substance="solid brown wood", **container(True))
-    assert state_of(world(cupboard, carried=(told("orange"),)), 17) == {
+    assert read_state(world(cupboard, carried=(told("orange"),)), 17) == {
         "place": "kitchen",
         "inventory": [{"object": "orange"}],
         "rooms": {
@@ -62,7 +62,7 @@ def test_the_order_of_objects_and_their_temperatures_do_not_count() -> None:
     one, other = told("fork", substance="solid grey steel"), told("cup", substance="solid clear glass")
     warm = told("fork", substance="solid grey steel")
     warm["propMaterial"]["temperatureC"] = 80.0
-    assert state_of(world(one, other), 0) == state_of(world(other, warm), 0)
+    assert read_state(world(one, other), 0) == read_state(world(other, warm), 0)
 
 
 def test_what_an_action_does_counts() -> None:
@@ -71,7 +71,7 @@ def test_what_an_action_does_counts() -> None:
     burning["propMaterial"]["isCombusting"] = True
     wire = told("wire", told("terminal 1", propElectricalConnection={"connectedTo": ["anode"]}))
     battery = told("battery", told("anode", propElectricalConnection={"connectedTo": ["terminal 1"]}))
-    found = state_of(world(device, burning, wire, battery, told("hatch", propPortal={"isOpen": False})), 0)["rooms"][
+    found = read_state(world(device, burning, wire, battery, told("hatch", propPortal={"isOpen": False})), 0)["rooms"][
         "kitchen"
     ]
     assert found == [
@@ -88,8 +88,8 @@ def test_growth_does_not_count_nor_water_in_pots_nor_terminals_without_wires() -
         plant = told(stage, told("flower"), substance="solid green plant matter", propLife={"lifeformType": "pea"})
         return told("flower pot 1", plant, told("terminal 1"), *others)
 
-    grown = state_of(world(pot("pea plant", told("water", substance="liquid clear water"))), 0)
-    assert grown == state_of(world(pot("pea seed")), 0)
+    grown = read_state(world(pot("pea plant", told("water", substance="liquid clear water"))), 0)
+    assert grown == read_state(world(pot("pea seed")), 0)
     assert grown["rooms"]["kitchen"] == [{"object": "flower pot 1", "holds": [{"plant": "pea"}]}]
 
 
@@ -108,5 +108,5 @@ Unordered and Optional Subgoals:
 
 
 def test_the_goals_of_a_task_are_those_in_a_fixed_order() -> None:
-    assert goals(PROGRESS) == [("focus on substance", True), ("substance is in a liquid state", False)]
-    assert goals("") == []
+    assert read_goals(PROGRESS) == [("focus on substance", True), ("substance is in a liquid state", False)]
+    assert read_goals("") == []
