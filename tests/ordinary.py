@@ -74,7 +74,7 @@ def main() -> None:
     flags.add_argument("command", nargs="+")
     chosen = flags.parse_args()
     if os.geteuid() == 0 and not chosen.root:
-        needed = {Path(os.path.realpath(path)) for path in (*view.needed_files(), ROOT, os.getcwd())}
+        needed = {Path(os.path.realpath(path)) for path in (*view.list_needed_files(), ROOT, os.getcwd())}
         show_private_folders(sorted(needed))
         os.chdir(os.getcwd())
         os.setgroups([])

@@ -10,12 +10,12 @@ from typing import Literal
 
 from cojax.environment import Environment
 from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter, requirements
+from ..worker.venv import Recipe, interpreter, read_requirements
 from .data import find_games_folder, find_root
 
 RECIPE = Recipe(
     # What the engine imports; the 3D simulator and the agents trained with torch are left out.
-    requirements=requirements(__file__),
+    requirements=read_requirements(__file__),
     dependencies=False,
     proof="import alfworld.agents.environment.alfred_tw_env, fast_downward, textworld.envs",
     # The installation compiles two of the packages.

@@ -95,7 +95,7 @@ def provide(root_name: str, python_path: str, say: Callable[[str], None]) -> Non
     It never overwrites existing data: it checks and uses official data that was copied there by hand. Raises
     InstallError, which says what to do.
     """
-    with lock(_root_folder(root_name), f"AppWorld's {root_name} data", say, mode=0o700):
+    with lock(_root_folder(root_name), f"AppWorld's {root_name} data", say, file_mode=0o700):
         _make_root(root_name, python_path, say)
 
 

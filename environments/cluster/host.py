@@ -224,11 +224,11 @@ def decode(reply: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int 
     scan = Scan(most_values)
     try:
         for chunk_start in range(0, len(reply), wire.CHUNK_BYTES):
-            scan.take(reply[chunk_start : chunk_start + wire.CHUNK_BYTES])
+            scan.count_chunk(reply[chunk_start : chunk_start + wire.CHUNK_BYTES])
         return wire.decode(reply)
     except ValueError as error:
         raise Malformed(f"a reply cannot be read: {error}") from error
 
 
 def _reply_bounds(episode_id: int) -> tuple[int, int]:
-    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode_id else (wire.SERVICE_BYTES, wire.SERVICE_VALUES)
+    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode_id else (wire.MOST_SERVICE_BYTES, wire.SERVICE_VALUES)

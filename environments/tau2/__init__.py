@@ -15,10 +15,10 @@ from typing import Any, Literal
 from cojax.environment import Environment
 from cojax.types import Call
 from ..worker import Bounds, isolate
-from ..worker.venv import Recipe, interpreter, requirements
+from ..worker.venv import Recipe, interpreter, read_requirements
 
 RECIPE = Recipe(
-    requirements=requirements(__file__),
+    requirements=read_requirements(__file__),
     # Its declared dependencies are those of model clients, servers and plots: half a gigabyte.
     dependencies=False,
     # The wheel names a class of pandas that it does not use here.

@@ -30,12 +30,12 @@ _EXIT_GRACE_S = 15.0
 # The supervisor enforces the deadlines. It is given up if it is silent for this many seconds.
 _MOST_SILENCE_S = 30.0
 # A supervisor that ends is replaced, at most _MOST_RESTARTS times within _WINDOW_S seconds.
-_MOST_RESTARTS, _WINDOW_S = 3, 60.0
+_MOST_RESTARTS, _RESTART_WINDOW_S = 3, 60.0
 # The code of a child's failure → the exception to raise.
-_FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.OF_THE_CALL, LimitExceeded)
-_FAILURE_TYPES |= dict.fromkeys(wire.OF_THE_CHILD, EpisodeFailure)
+_FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.CALL_FAILURES, LimitExceeded)
+_FAILURE_TYPES |= dict.fromkeys(wire.CHILD_FAILURES, EpisodeFailure)
 # Our top-level packages: in a wheel, this one is inside cojax.
-_OURS = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
+_PACKAGES = tuple(dict.fromkeys(("cojax", __name__.partition(".")[0])))
 
 
 class IsolatedEnvironment(Served):
@@ -86,7 +86,7 @@ class Client:
         self.restart_times: list[float] = []
         self.is_closed = False
         self.connection = Connection(launch)
-        if missing_layers := [layer for layer, holds in self.connection.description["layers"].items() if not holds]:
+        if missing_layers := [layer for layer, is_on in self.connection.description["layers"].items() if not is_on]:
             _LOG.warning("%s runs without these layers of isolation: %s", self.module, ", ".join(missing_layers))
 
     def close(self) -> None:
@@ -102,10 +102,10 @@ class Client:
                 raise EnvironmentFailure(f"the worker of {self.module} was closed")
             if self.connection.is_over:
                 now = time.monotonic()
-                self.restart_times = [moment for moment in self.restart_times if now - moment < _WINDOW_S]
+                self.restart_times = [moment for moment in self.restart_times if now - moment < _RESTART_WINDOW_S]
                 if len(self.restart_times) >= _MOST_RESTARTS:
                     raise EnvironmentFailure(
-                        f"the worker of {self.module} ended {_MOST_RESTARTS} times within {_WINDOW_S:g} s; "
+                        f"the worker of {self.module} ended {_MOST_RESTARTS} times within {_RESTART_WINDOW_S:g} s; "
                         "its last words are on stderr"
                     )
                 self.restart_times.append(now)
@@ -135,10 +135,10 @@ class Connection:
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
         our_end, their_end = socket.socketpair()
-        roots, top = [_locate(package) for package in _OURS], launch["module"].partition(":")[0].partition(".")[0]
+        roots, top = [_locate(package) for package in _PACKAGES], launch["module"].partition(":")[0].partition(".")[0]
         # The supervisor never runs the module's code, and the fork server does when it is confined.
-        own_roots = [] if top in _OURS else [_locate(top)]
-        boot_code = _boot_code(roots)
+        own_roots = [] if top in _PACKAGES else [_locate(top)]
+        boot_code = _write_boot_code(roots)
         with their_end:
             process = start_process(sys.executable, boot_code, "supervisor", their_end)
         self.process, self.socket, self.bounds = process, our_end, launch["bounds"]
@@ -157,32 +157,34 @@ class Connection:
         first_reply = self.pending_replies[0]
         threading.Thread(target=_read, args=(weakref.ref(self), our_end), name="worker-replies", daemon=True).start()
         self._send(order)
-        self.description = self._value(first_reply, 0)
+        self.description = self._await_value(first_reply, 0)
 
-    def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
+    def call(self, episode_id: int, op: str, arguments: list[Any], timeout_s: float) -> Any:
         """The value of one call. Raises LimitExceeded for a loss that the call may have caused, or EnvironmentFailure.
 
-        `episode` 0 is the environment itself; any other number, from `episode_ids`, begins with `reset`.
+        `episode_id` 0 is the environment itself; any other number, from `episode_ids`, begins with `reset`.
         """
         with self.pending_lock:
             call_id = next(self.call_ids)
             future = self.pending_replies[call_id] = concurrent.futures.Future()
         try:
-            self._send({"id": call_id, "episode": episode, "op": op, "arguments": arguments, "deadline": deadline})
-            return self._value(future, call_id)
+            self._send({"id": call_id, "episode": episode_id, "op": op, "arguments": arguments, "deadline": timeout_s})
+            return self._await_value(future, call_id)
         finally:
             with self.pending_lock:
                 self.pending_replies.pop(call_id, None)
 
-    def end_episode(self, episode: int) -> None:
+    def end_episode(self, episode_id: int) -> None:
         """Has the episode's child killed. Never raises."""
         with contextlib.suppress(EnvironmentFailure):
-            self._send({"id": -1, "episode": episode, "op": "close"})
+            self._send({"id": -1, "episode": episode_id, "op": "close"})
 
     def _send(self, message: dict[str, Any]) -> None:
         line = wire.encode(message)
-        if len(line) > wire.REQUEST:
-            raise EnvironmentFailure(f"{message['op']} has {len(line):,} bytes, more than the {wire.REQUEST:,} allowed")
+        if len(line) > wire.MOST_REQUEST_BYTES:
+            raise EnvironmentFailure(
+                f"{message['op']} has {len(line):,} bytes, more than the {wire.MOST_REQUEST_BYTES:,} allowed"
+            )
         try:
             with self.send_lock:
                 self.socket.sendall(line)
@@ -190,7 +192,7 @@ class Connection:
             self.fail()
             raise EnvironmentFailure(f"the worker is gone: {error}") from error
 
-    def _value(self, future: concurrent.futures.Future[dict[str, Any]], call_id: int) -> Any:
+    def _await_value(self, future: concurrent.futures.Future[dict[str, Any]], call_id: int) -> Any:
         """The value in the reply to the call of that number. Time lost to the host does not count against the episode.
 
         Raises EnvironmentFailure when the supervisor has fallen silent; it is then killed and replaced.
@@ -266,19 +268,19 @@ def _shut_down(our_end: socket.socket, process: subprocess.Popen[bytes], owner_p
 
 
 def start_process(
-    python: str, boot_code: str, module: str, socket_end: socket.socket, variables: Mapping[str, str] | None = None
+    python: str, boot_code: str, module_name: str, socket_end: socket.socket, variables: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Starts a process that runs a module of this package through `boot_code`.
 
     The process inherits `socket_end`, one end of a socket pair.
     """
-    command, null = [python, "-s", "-P", "-c", boot_code, module, str(socket_end.fileno())], subprocess.DEVNULL
+    command, null = [python, "-s", "-P", "-c", boot_code, module_name, str(socket_end.fileno())], subprocess.DEVNULL
     return subprocess.Popen(
         command, pass_fds=(socket_end.fileno(),), env=variables, stdin=null, stdout=null, start_new_session=True
     )
 
 
-def _boot_code(roots: list[Any]) -> str:
+def _write_boot_code(roots: list[Any]) -> str:
     """Code that imports our packages from their folders, and runs a module of this one.
 
     Nothing else is imported from those folders: all other imports are the interpreter's own.
@@ -287,17 +289,17 @@ def _boot_code(roots: list[Any]) -> str:
     return f"import importlib.util, sys, types\n{_IMPORT_FROM}\nfor root in {roots!r}:\n    import_from(*root)\n{start}"
 
 
-def import_from(package: str, file_path: str | None, folders: list[str] | None) -> None:
+def import_from(package_name: str, file_path: str | None, folders: list[str] | None) -> None:
     """Imports a top-level package or module from its own place, and from no other. Raises what the import raises."""
     if file_path is None:
-        sys.modules[package] = types.ModuleType(package)
-        sys.modules[package].__path__ = folders or []
+        sys.modules[package_name] = types.ModuleType(package_name)
+        sys.modules[package_name].__path__ = folders or []
         return
-    spec = importlib.util.spec_from_file_location(package, file_path, submodule_search_locations=folders)
+    spec = importlib.util.spec_from_file_location(package_name, file_path, submodule_search_locations=folders)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file_path} cannot be imported; expected a Python module")
-    sys.modules[package] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[package])
+    sys.modules[package_name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[package_name])
 
 
 # Read now: the file may have changed by the time a supervisor is replaced.

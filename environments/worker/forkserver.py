@@ -25,11 +25,11 @@ from cojax.types import to_json
 from . import kernel, view, wire
 from .bounds import Bounds, Layers
 from .client import import_from
-from .sandbox import confine, enclose, leave, separate, sweep, trial
+from .sandbox import confine, enclose, leave_scratch, separate, sweep, try_child
 from .served import Operations, describe, environment_operations, episode_operations
 
 # The longest message on the control socket, in bytes.
-PACKET = 64 * 2**10
+MOST_PACKET_BYTES = 64 * 2**10
 
 
 def main(control_descriptor: int) -> None:
@@ -39,14 +39,14 @@ def main(control_descriptor: int) -> None:
     kernel.die_with_parent()
     if os.getppid() != supervisor_pid:
         return
-    order = wire.decode(control.recv(PACKET))
+    order = wire.decode(control.recv(MOST_PACKET_BYTES))
     layers = Layers()
     try:
         bounds = Bounds(**order["bounds"])
         layers = enclose(
-            [*view.needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds
+            [*view.list_needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds
         )
-        if obstacle := trial(bounds, layers):
+        if obstacle := try_child(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {obstacle}")
         for package_root in order["roots"]:
             import_from(*package_root)
@@ -54,18 +54,18 @@ def main(control_descriptor: int) -> None:
         environment = vars(importlib.import_module(module_name))[function_name or "make"](**order["settings"])
         ready_reply = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
-        leave(layers)
-        control.send(wire.encode(wire.explain(wire.START, _explain(error))))
+        leave_scratch(layers)
+        control.send(wire.encode(wire.explain(wire.START, _explain_error(error))))
         return
     # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
     gc.freeze()
     control.send(wire.encode({"ready": ready_reply}))
     _Children(control, environment, bounds, layers).serve()
-    leave(layers)
+    leave_scratch(layers)
 
 
-def _explain(error: BaseException) -> str:
+def _explain_error(error: BaseException) -> str:
     """The message of an exception, and where it was raised, unless that is in this package: its errors name the fix."""
     message = "".join(traceback.format_exception_only(error)).strip()[:1_000]
     if isinstance(error, ModuleNotFoundError):
@@ -84,7 +84,7 @@ class _Children:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
         self.child_by_pid: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
         self.remover_pids: set[int] = set()
-        self.find_offenders = None if layers.files else view.watch(layers.scratch, bounds)
+        self.find_offenders = None if layers.files else view.watch_scratch(layers.scratch, bounds)
 
     def serve(self) -> None:
         wakeup_end, waker_end = socket.socketpair()
@@ -100,36 +100,36 @@ class _Children:
                 ready_sockets = {selector_key.fileobj for selector_key, _ in selector.select(wait_s)}
                 if wakeup_end in ready_sockets:
                     wakeup_end.recv(4_096)
-                    self._reap()
-                if self.control in ready_sockets and not self._obey():
+                    self._clean_up_ended()
+                if self.control in ready_sockets and not self._carry_out_order():
                     break
                 if self.find_offenders:
                     number_by_slot = {slot: child_number for child_number, slot in self.child_by_pid.values()}
                     for slot in self.find_offenders(number_by_slot):
-                        self._kill(number_by_slot[slot])
+                        self._kill_child(number_by_slot[slot])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child_number, _ in list(self.child_by_pid.values()):
-            self._kill(child_number)
+            self._kill_child(child_number)
         while self.child_by_pid:
             self._clean_up(*os.waitpid(-1, 0))
         for remover_pid in list(self.remover_pids):
             _kill_process(remover_pid)
             os.waitpid(remover_pid, 0)
 
-    def _obey(self) -> bool:
+    def _carry_out_order(self) -> bool:
         """Carries out one order; False if the control socket has ended."""
-        packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 1)
+        packet, descriptors, _, _ = socket.recv_fds(self.control, MOST_PACKET_BYTES, 1)
         if not packet:
             return False
         order = wire.decode(packet)
         if "kill" in order:
-            self._kill(order["kill"])
+            self._kill_child(order["kill"])
         else:
             with socket.socket(fileno=descriptors[0]) as connection:
-                self._spawn(connection, order["spawn"], order["slot"], order["kind"])
+                self._fork_child(connection, order["spawn"], order["slot"], order["kind"])
         return True
 
-    def _spawn(self, connection: socket.socket, child_number: int, slot: int, child_kind: str) -> None:
+    def _fork_child(self, connection: socket.socket, child_number: int, slot: int, child_kind: str) -> None:
         try:
             child_pid = os.fork()
         except OSError as error:
@@ -143,11 +143,11 @@ class _Children:
             kernel.die_with_parent()
             separate(self.layers)
             if self.layers.processes:
-                self._as_first_process(connection, slot, child_kind)
+                self._run_as_first_process(connection, slot, child_kind)
             else:
                 self._serve_child(connection, slot, child_kind)
 
-    def _as_first_process(self, connection: socket.socket, slot: int, child_kind: str) -> None:
+    def _run_as_first_process(self, connection: socket.socket, slot: int, child_kind: str) -> None:
         """Forks once more: when the first process of a namespace ends, all others in it end too."""
         read_end, write_end = os.pipe()
         if inner_pid := os.fork():
@@ -173,9 +173,9 @@ class _Children:
         confine(self.bounds, self.layers, slot)
         if is_orphan():
             return
-        serve(_keep_only(connection), make_operations(self.environment))
+        serve_operations(_keep_only(connection), make_operations(self.environment))
 
-    def _kill(self, child_number: int) -> None:
+    def _kill_child(self, child_number: int) -> None:
         for child_pid, (candidate_number, _) in self.child_by_pid.items():
             if candidate_number == child_number:
                 with contextlib.suppress(ProcessLookupError):
@@ -186,18 +186,18 @@ class _Children:
                     else:
                         (os.killpg if os.getpgid(child_pid) == child_pid else os.kill)(child_pid, signal.SIGKILL)
 
-    def _reap(self) -> None:
+    def _clean_up_ended(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (wait_result := os.waitpid(-1, os.WNOHANG))[0]:
                 self._clean_up(*wait_result)
 
-    def _clean_up(self, pid: int, status: int) -> None:
-        self.remover_pids.discard(pid)
-        if pid not in self.child_by_pid:
+    def _clean_up(self, child_pid: int, status: int) -> None:
+        self.remover_pids.discard(child_pid)
+        if child_pid not in self.child_by_pid:
             return  # an adopted orphan
-        child_number, slot = self.child_by_pid.pop(pid)
+        child_number, slot = self.child_by_pid.pop(child_pid)
         with contextlib.suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(child_pid, signal.SIGKILL)
         if remover_pid := sweep(self.layers, slot, set(self.child_by_pid) | self.remover_pids):
             self.remover_pids.add(remover_pid)
         reason = f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"
@@ -225,19 +225,19 @@ def _kill_process(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def serve(connection: socket.socket, operations: Operations) -> None:
+def serve_operations(connection: socket.socket, operations: Operations) -> None:
     """In a child: answers requests one at a time by `operations` until the connection ends.
 
     An exception of the environment is a failure of that call.
     """
     stream = connection.makefile("rb")
-    while request_line := stream.readline(wire.REQUEST):
+    while request_line := stream.readline(wire.MOST_REQUEST_BYTES):
         request = wire.decode(request_line)
         try:
             value = to_json(operations[request["op"]](*request["arguments"]))
             reply_line = wire.encode({"n": request["n"], "value": value})
         except MemoryError:
-            reply_line = wire.encode({"n": request["n"], **wire.explain(wire.LIMIT, "out of memory")})
+            reply_line = wire.encode({"n": request["n"], **wire.explain(wire.LIMIT_EXCEEDED, "out of memory")})
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
             reply_line = wire.encode({"n": request["n"], **wire.explain(wire.ENVIRONMENT, reason)})

@@ -26,7 +26,7 @@ _CAPABILITY_VERSION = 0x20080522
 # read and execute, the others to write; only some apply to a single file.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _ASK_VERSION = 444, 445, 446, 1
 _READ_RIGHTS = 1 << 0 | 1 << 2 | 1 << 3
-_RIGHT_COUNTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_RIGHT_COUNTS_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _FILE_RIGHTS = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _NO_TCP, _NO_SIGNALS = 0b11, 0b11
 # Children of root have their own user ids, in blocks. Two fork servers must not share any, because the processes of a
@@ -34,18 +34,18 @@ _NO_TCP, _NO_SIGNALS = 0b11, 0b11
 _CHILD_UID_BASE = 1_000_000_000
 
 
-def drop_capabilities(*, but_read: bool = False) -> None:
-    """Drops every capability for good; `but_read` keeps the one that reads files whatever their mode."""
+def drop_capabilities(*, keeps_read: bool = False) -> None:
+    """Drops every capability for good; `keeps_read` keeps the one that reads files whatever their mode."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    capability_bits = 1 << _CAP_READ_SEARCH if but_read else 0
+    capability_bits = 1 << _CAP_READ_SEARCH if keeps_read else 0
     capability_sets = (ctypes.c_uint32 * 6)(capability_bits, capability_bits, capability_bits)
     _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(capability_sets)), "capset")
-    if but_read:
+    if keeps_read:
         # Processes that it starts keep it too.
         prctl(_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_READ_SEARCH)
 
 
-def tasks_of(uid: int) -> int:
+def count_threads(uid: int) -> int:
     """The number of threads in all processes of a user."""
     thread_count = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -55,7 +55,7 @@ def tasks_of(uid: int) -> int:
     return thread_count
 
 
-def first_uid() -> int:
+def find_first_uid() -> int:
     """The first user id for this process's children, among the ids that exist here; 0 if there are too few."""
     range_start, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
     block_start = os.getpid() * MOST_CHILDREN
@@ -75,11 +75,11 @@ def _uid_ranges() -> list[tuple[int, ...]]:
     return [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
 
 
-def lower_limit(resource_limit: int, value: int) -> None:
+def lower_resource_limit(resource_limit: int, limit_value: int) -> None:
     """Sets a limit, unless a stricter one is set already."""
     hard_limit = resource.getrlimit(resource_limit)[1]
-    value = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
-    resource.setrlimit(resource_limit, (value, value))
+    limit_value = limit_value if hard_limit == resource.RLIM_INFINITY else min(limit_value, hard_limit)
+    resource.setrlimit(resource_limit, (limit_value, limit_value))
 
 
 def succeeds(action: Callable[[], object]) -> bool:
@@ -143,20 +143,20 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     Version 4 also forbids TCP, and version 6 signals and abstract sockets to outside processes. Needs NO_NEW_PRIVS.
     """
     version = landlock_version()
-    all_rights = (1 << _RIGHT_COUNTS.get(version, 16)) - 1
+    all_rights = (1 << _RIGHT_COUNTS_BY_VERSION.get(version, 16)) - 1
     attributes = struct.pack("QQQ", all_rights, _NO_TCP, _NO_SIGNALS)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset_fd = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     _check(min(ruleset_fd, 0), "landlock_create_ruleset")
     try:
         for paths, rights in ((readable, _READ_RIGHTS), (writable, all_rights)):
             for path in paths:
-                _allow(ruleset_fd, path, rights & all_rights)
+                _allow_path(ruleset_fd, path, rights & all_rights)
         _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset_fd), ctypes.c_uint32(0)), "landlock_restrict_self")
     finally:
         os.close(ruleset_fd)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):

@@ -44,7 +44,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
             scratch = view.show_only(visible_paths, list(hidden), bounds)
     hides_files = bool(scratch)
     hides_processes = has_capabilities and kernel.possible(lambda: separate(Layers(files=hides_files, processes=True)))
-    first_uid = kernel.first_uid() if is_root else 0
+    first_uid = kernel.find_first_uid() if is_root else 0
     if first_uid and not kernel.possible(lambda: os.setresuid(first_uid, first_uid, first_uid)):
         first_uid = 0
     if is_root and not first_uid and kernel.is_host_root():
@@ -56,8 +56,8 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     is_unprivileged, is_cut_off = not is_root or first_uid > 0, visible is not None
     layers = Layers(no_network, hides_files, hides_processes, is_unprivileged, first_uid=first_uid, enclosed=is_cut_off)
     if not hides_files and is_cut_off and kernel.landlock_version():
-        readable_paths = tuple(view.readable(visible_paths, [os.path.abspath(path) for path in hidden]))
-        if kernel.possible(lambda: _set_rules(readable_paths, "/tmp")):
+        readable_paths = tuple(view.list_readable(visible_paths, [os.path.abspath(path) for path in hidden]))
+        if kernel.possible(lambda: _set_file_rules(readable_paths, "/tmp")):
             layers = dataclasses.replace(layers, readable_paths=readable_paths)
     layers = dataclasses.replace(layers, filters_calls=kernel.possible(lambda: _refuse_calls(layers)))
     if layers.filters_calls:
@@ -96,7 +96,7 @@ def separate(layers: Layers) -> None:
 def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
     """Applies to a child its limits, its scratch folder and an unprivileged user; it ends with its parent."""
     if layers.files:
-        view.own_mounts(layers.scratch, bounds, layers.processes)
+        view.mount_own(layers.scratch, bounds, layers.processes)
         own_folder = layers.scratch
     else:
         own_folder = os.path.join(layers.scratch, str(slot))
@@ -111,15 +111,15 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         (resource.RLIMIT_FSIZE, min(bounds.file_size, bounds.scratch)),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        kernel.lower_limit(resource_limit, limit_value)
+        kernel.lower_resource_limit(resource_limit, limit_value)
     if sys.platform == "linux":
-        kernel.lower_limit(resource.RLIMIT_MSGQUEUE, 0)
+        kernel.lower_resource_limit(resource.RLIMIT_MSGQUEUE, 0)
     # Without its own namespace or user, the child's count includes all other processes of this user.
     has_own_count = layers.processes or layers.first_uid
-    most_processes = bounds.processes + (0 if has_own_count else kernel.tasks_of(os.geteuid()))
+    most_processes = bounds.processes + (0 if has_own_count else kernel.count_threads(os.geteuid()))
     if layers.readable_paths:
         # Before the change of user: the other user may not reach these files.
-        _set_rules(layers.readable_paths, own_folder)
+        _set_file_rules(layers.readable_paths, own_folder)
     if layers.first_uid:
         uid = layers.first_uid + slot
         if layers.reads_private_files:
@@ -128,9 +128,9 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     # After the change of user: the limit does not bind root.
-    kernel.lower_limit(resource.RLIMIT_NPROC, most_processes)
+    kernel.lower_resource_limit(resource.RLIMIT_NPROC, most_processes)
     if sys.platform == "linux":
-        kernel.drop_capabilities(but_read=layers.reads_private_files)
+        kernel.drop_capabilities(keeps_read=layers.reads_private_files)
         kernel.prctl(kernel.NO_NEW_PRIVS, 1)
         # Other processes of this user cannot look into the child. Where Landlock ensures that, the fork server can
         # count its files.
@@ -142,7 +142,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
 
 def _refuse_calls(layers: Layers) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-    seccomp.install(*_filter_scope(layers))
+    seccomp.install_filter(*_filter_scope(layers))
 
 
 def _filter_scope(layers: Layers) -> tuple[bool, bool, bool, int]:
@@ -153,7 +153,7 @@ def _filter_scope(layers: Layers) -> tuple[bool, bool, bool, int]:
     return layers.enclosed, layers.processes, can_chmod, own_pid
 
 
-def trial(bounds: Bounds, layers: Layers) -> str:
+def try_child(bounds: Bounds, layers: Layers) -> str:
     """Why a child cannot be confined, found by a trial fork; "" if it can."""
     read_end, write_end = os.pipe()
     if not (child_pid := os.fork()):
@@ -172,7 +172,7 @@ def trial(bounds: Bounds, layers: Layers) -> str:
         obstacle = pipe.read()
     os.waitpid(child_pid, 0)
     if not layers.files:
-        view.remove(os.path.join(layers.scratch, "0"))
+        view.remove_folder(os.path.join(layers.scratch, "0"))
     return obstacle
 
 
@@ -182,7 +182,7 @@ def sweep(layers: Layers, slot: int, known_pids: set[int]) -> int:
     A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """
     _kill_leftovers(layers, slot, known_pids)
-    return 0 if layers.files else view.clear(layers.scratch, slot)
+    return 0 if layers.files else view.clear_scratch(layers.scratch, slot)
 
 
 def _kill_leftovers(layers: Layers, slot: int, known_pids: set[int]) -> None:
@@ -210,13 +210,13 @@ def _kill_leftovers(layers: Layers, slot: int, known_pids: set[int]) -> None:
             return
 
 
-def leave(layers: Layers) -> None:
+def leave_scratch(layers: Layers) -> None:
     """Removes the folder that `enclose` made, when no child is left."""
     if not layers.files:
-        view.remove(layers.scratch)
+        view.remove_folder(layers.scratch)
 
 
-def _set_rules(readable_paths: Iterable[str], own_folder: str) -> None:
+def _set_file_rules(readable_paths: Iterable[str], own_folder: str) -> None:
     """Sets the kernel's rules on files, for good: the files to read, and a folder to write to."""
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     device_paths = (f"/dev/{device}" for device in view.DEVICES if os.path.exists(f"/dev/{device}"))

@@ -48,7 +48,7 @@ _GROUP_SIZE = 10
 _SECCOMP_NR = {"x86_64": 317, "aarch64": 277}
 
 
-def install(enclosed: bool, own_pids: bool, can_chmod: bool, own_pid: int = 0) -> None:
+def install_filter(enclosed: bool, own_pids: bool, can_chmod: bool, own_pid: int = 0) -> None:
     """Installs the filter; needs NO_NEW_PRIVS. Raises OSError if the kernel or the architecture has none."""
     arch = os.uname().machine
     kernel.seccomp(_SECCOMP_NR[arch], _MODE_FILTER, _SPEC_ALLOW, program(arch, enclosed, own_pids, can_chmod, own_pid))
@@ -66,9 +66,9 @@ def program(machine: str, enclosed: bool, own_pids: bool, can_chmod: bool, own_p
         raise OSError(errno.ENOSYS, f"no filter of system calls for {sys.platform} on {machine}")
     architecture, column = _ARCHITECTURES[machine]
     refusal, unknown, success = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS, _ERRNO
-    instructions = [_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
+    instructions = [_compile_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
     # The calls of x86-64's second interface (x32) have numbers beyond the last, too.
-    instructions += [_load(0), (_GREATER, 0, 1, _LAST_CALL), (_RETURN, 0, 0, unknown)]
+    instructions += [_compile_load(0), (_GREATER, 0, 1, _LAST_CALL), (_RETURN, 0, 0, unknown)]
     verdicts: dict[_CallNumbers, int] = dict.fromkeys(_REFUSED_CALLS.values(), refusal)
     # A read that does not wait reveals whether it would have to; without that call, libraries use the plain one.
     verdicts |= {_OTHER_CALLS["clone3"]: unknown, _OTHER_CALLS["preadv2"]: unknown, _OTHER_CALLS["fadvise"]: success}
@@ -127,9 +127,9 @@ def _cases(argument_index: int, verdicts: dict[int, int], mask: int = 0) -> list
     return instructions
 
 
-def _load(offset: int) -> _Instruction:
+def _compile_load(offset: int) -> _Instruction:
     return (_LOAD, 0, 0, offset)
 
 
 def _argument(argument_index: int) -> _Instruction:
-    return _load(16 + 8 * argument_index)
+    return _compile_load(16 + 8 * argument_index)

@@ -19,7 +19,7 @@ from .wire import Opening, read
 Operations = dict[str, Callable[..., Any]]
 _T = TypeVar("_T")
 # Demonstrations fetched with one call.
-_PAGE_SIZE = 256
+_DEMONSTRATIONS_PER_PAGE = 256
 # A reply is looked for every _LOOK_PERIOD_S seconds. An episode's deadline excuses at most _MOST_EXCUSED_S of one call.
 _LOOK_PERIOD_S, _MOST_EXCUSED_S = 0.25, 3_600.0
 
@@ -174,11 +174,11 @@ def await_reply(future: Future[Any], read_count: Callable[[], float], read_reply
 def _fetch_demonstrations(
     call: Callable[..., Any], count: int, seed: int, noise: tuple[float, float]
 ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-    for page_start in itertools.count(0, _PAGE_SIZE):
-        page = call("demonstrations", count, seed, noise, page_start, _PAGE_SIZE)
+    for page_start in itertools.count(0, _DEMONSTRATIONS_PER_PAGE):
+        page = call("demonstrations", count, seed, noise, page_start, _DEMONSTRATIONS_PER_PAGE)
         for task, actions in page:
             yield read(Task, task), read(tuple[Action, ...], actions)
-        if len(page) < _PAGE_SIZE:
+        if len(page) < _DEMONSTRATIONS_PER_PAGE:
             return
 
 

@@ -28,7 +28,7 @@ from cojax.environment import running
 from . import wire
 from .bounds import Bounds
 from .client import start_process
-from .forkserver import PACKET
+from .forkserver import MOST_PACKET_BYTES
 
 # Seconds that the fork server gets to end by itself.
 _EXIT_GRACE_S = 5.0
@@ -38,18 +38,18 @@ _M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES = -3, 2**17
 # The environment variables of a process that may run a model's code: no keys, no tokens.
 _PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 # Seconds between two reports of progress to the client.
-_HEARTBEAT_S = 0.5
+_HEARTBEAT_PERIOD_S = 0.5
 # The episode that stands for the environment itself.
 _SERVICE_EPISODE = 0
 # A call is first checked after _FIRST_LOOK_S seconds, and then every _LOOK_PERIOD_S.
-_LOOK_PERIOD_S, _FIRST_LOOK_S = 0.25, 0.1
+_LOOK_PERIOD_S, _FIRST_LOOK_AFTER_S = 0.25, 0.1
 # Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
 # examined, as sent on, and as kept by the allocator.
 _REPLY_ROOM_BYTES, _COPIES_PER_REPLY = 96 * 2**20, 4
 # A reply must end within this many seconds of its first byte; a large one, within this many of getting room.
 _SEND_TIMEOUT_S = 2.0
 # A call ends after this multiple of its deadline in wall time, however little processor time the child got.
-_WALL_MULTIPLE = 5
+_MOST_WALL_MULTIPLE = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,7 +68,7 @@ def main(client_descriptor: int) -> None:
 
 
 async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
-    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.REQUEST)
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MOST_REQUEST_BYTES)
     stop_event = asyncio.Event()
     if trainer_pidfd is not None:
         asyncio.get_running_loop().add_reader(trainer_pidfd, stop_event.set)
@@ -93,10 +93,10 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
         timer.follow(fork_server.pid)
         while not start_task.done() and not stop_event.is_set() and not reader.at_eof():
             await asyncio.wait({start_task}, timeout=0.1)
-            if running() - last_beat > _HEARTBEAT_S:
+            if running() - last_beat > _HEARTBEAT_PERIOD_S:
                 last_beat = running()
                 writer.write(wire.encode({"counted": {}}))
-            if not start_task.done() and timer.count() > timer.timeout_s:
+            if not start_task.done() and timer.count_seconds() > timer.timeout_s:
                 start_task.cancel()
                 reason = f"importing and making the environment took longer than {timer.timeout_s:g} s"
                 start_task = asyncio.create_task(asyncio.sleep(0, wire.explain(wire.START, reason)))
@@ -132,11 +132,12 @@ async def _await_start(control: socket.socket, order: dict[str, Any]) -> dict[st
     loop = asyncio.get_running_loop()
     order_keys = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({order_key: order[order_key] for order_key in order_keys})
-    if len(packet) > PACKET:
-        return wire.explain(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")
+    if len(packet) > MOST_PACKET_BYTES:
+        reason = f"the settings have {len(packet):,} bytes; at most {MOST_PACKET_BYTES:,} can be passed on"
+        return wire.explain(wire.START, reason)
     try:
         await loop.sock_sendall(control, packet)
-        reply_packet = await loop.sock_recv(control, PACKET)
+        reply_packet = await loop.sock_recv(control, MOST_PACKET_BYTES)
     except ConnectionError:
         reply_packet = b""
     if not reply_packet:
@@ -160,39 +161,39 @@ class Timer:
         # Seconds excused so far, and since when it has been excused now.
         self._excused_s, self._excused_since = 0.0, math.inf
 
-    def follow(self, pid: int) -> None:
+    def follow(self, child_pid: int) -> None:
         """Measures this process and its descendants from now on, unless it already measures another."""
         if self._pid:
             return
-        self._pid, self._usage_before = pid, usage(pid)
+        self._pid, self._usage_before = child_pid, read_usage(child_pid)
 
     @property
-    def wall(self) -> float:
+    def wall_s(self) -> float:
         now = running()
         return now - self._started_at - self._excused_s - max(0.0, now - self._excused_since)
 
-    def count(self) -> float:
+    def count_seconds(self) -> float:
         """Seconds that count so far; before the deadline that is all wall time, which is cheap to read."""
-        wall = self.wall
-        return wall if wall < self.timeout_s else self.total()
+        wall = self.wall_s
+        return wall if wall < self.timeout_s else self.count_without_waits()
 
-    def total(self) -> float:
+    def count_without_waits(self) -> float:
         """Seconds that count so far, without those in which the child waited for a processor."""
-        wall = self.wall
+        wall = self.wall_s
         if not self._pid:
             return wall
-        work_s, wait_s = (now - earlier for now, earlier in zip(usage(self._pid), self._usage_before, strict=True))
-        return min(wall, max(work_s, wall - wait_s, wall / _WALL_MULTIPLE))
+        work_s, wait_s = (now - earlier for now, earlier in zip(read_usage(self._pid), self._usage_before, strict=True))
+        return min(wall, max(work_s, wall - wait_s, wall / _MOST_WALL_MULTIPLE))
 
     def begin(self) -> None:
         """Notes that the reply has begun: one that begins late may still end."""
         if not self._has_begun:
             self._has_begun = True
-            self.timeout_s = max(self.timeout_s, self.wall + _SEND_TIMEOUT_S)
+            self.timeout_s = max(self.timeout_s, self.wall_s + _SEND_TIMEOUT_S)
 
     def admit(self) -> None:
         """Notes that a large reply has room: it must end soon, because others wait for the room."""
-        self.timeout_s = self.wall + _SEND_TIMEOUT_S
+        self.timeout_s = self.wall_s + _SEND_TIMEOUT_S
 
     @contextlib.contextmanager
     def excuse(self) -> Iterator[None]:
@@ -204,11 +205,11 @@ class Timer:
             self._excused_s, self._excused_since = self._excused_s + running() - self._excused_since, math.inf
 
 
-def usage(pid: int) -> tuple[float, float]:
+def read_usage(root_pid: int) -> tuple[float, float]:
     """The seconds of processor time of the process and its descendants, as far as they still exist, and the seconds in
     which a thread of theirs was ready to run but had no processor."""
     work_s = wait_s = 0.0
-    queued_pids, visited_pids = [pid], set()
+    queued_pids, visited_pids = [root_pid], set()
     while queued_pids:
         if (current_pid := queued_pids.pop()) in visited_pids:
             continue
@@ -282,9 +283,9 @@ class Children:
             if request["op"] == "close":
                 self._end_episode(request["episode"])
                 continue
-            self._run(self._answer(request))
+            self._run_task(self._answer(request))
 
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
         self.running_tasks.add(task)
         task.add_done_callback(self.running_tasks.discard)
@@ -292,7 +293,7 @@ class Children:
     async def _read_fork_server(self) -> None:
         """Notes which children were forked and which are gone. A gone child's slot, with its user id, is free again."""
         loop = asyncio.get_running_loop()
-        while packet := await loop.sock_recv(self.control, PACKET):
+        while packet := await loop.sock_recv(self.control, MOST_PACKET_BYTES):
             message = wire.decode(packet)
             if "born" in message:
                 child = self.child_by_number[message["born"]]
@@ -306,69 +307,73 @@ class Children:
             heapq.heappush(self.free_slots, message["slot"])
 
     async def _report_progress(self) -> None:
-        """Tells the client every `_HEARTBEAT_S` seconds how much time each of its calls has counted."""
+        """Tells the client every `_HEARTBEAT_PERIOD_S` seconds how much time each of its calls has counted."""
         while True:
-            await asyncio.sleep(_HEARTBEAT_S)
+            await asyncio.sleep(_HEARTBEAT_PERIOD_S)
             # A stopped client reads nothing.
-            if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
-                self.writer.write(wire.encode({"counted": {str(id_): t.count() for id_, t in self.timers.items()}}))
+            if self.timers and self.writer.transport.get_write_buffer_size() < MOST_PACKET_BYTES:
+                self.writer.write(
+                    wire.encode({"counted": {str(id_): t.count_seconds() for id_, t in self.timers.items()}})
+                )
 
     async def _answer(self, request: dict[str, Any]) -> None:
         request_id = request["id"]
         timer = self.timers[request_id] = Timer(request["deadline"])
         async with contextlib.AsyncExitStack() as exit_stack:
             try:
-                reply = await self._reply(request["episode"], request["op"], request["arguments"], timer, exit_stack)
+                reply = await self._reply_to(request["episode"], request["op"], request["arguments"], timer, exit_stack)
             except ConnectionError:
                 raise
             except Exception as error:
-                reply = wire.failure(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
+                reply = wire.encode_failure(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
             finally:
                 del self.timers[request_id]
             # The child's reply was checked here, so it can be passed on unchanged.
-            self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (request_id, timer.total(), reply))
+            self.writer.write(
+                b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (request_id, timer.count_without_waits(), reply)
+            )
             await self.writer.drain()
 
-    async def _reply(
-        self, episode: int, op: str, arguments: list[Any], timer: Timer, exit_stack: contextlib.AsyncExitStack
+    async def _reply_to(
+        self, episode_id: int, op: str, arguments: list[Any], timer: Timer, exit_stack: contextlib.AsyncExitStack
     ) -> bytes:
         while True:
             try:
                 with timer.excuse():
-                    child = await self._get_child(episode, op)
+                    child = await self._get_child(episode_id, op)
             except OSError as error:
-                return wire.failure(wire.HOST, f"no child could be started: {error}")
+                return wire.encode_failure(wire.HOST, f"no child could be started: {error}")
             if child is None:
-                return wire.failure(wire.HOST, "the episode is closed")
+                return wire.encode_failure(wire.HOST, "the episode is closed")
             with timer.excuse():
                 await child.turn_lock.acquire()
             try:
                 # A child that hung up or sent something since its last call is given up.
-                if not child.loss and (byte := peek(child.socket)) is not None:
+                if not child.loss and (byte := peek_byte(child.socket)) is not None:
                     # A closed socket does not prove that the child has ended.
                     self._give_up(child, "the child spoke unasked" if byte else "the child ended between two calls")
                 if child.loss:
-                    if episode == _SERVICE_EPISODE:
+                    if episode_id == _SERVICE_EPISODE:
                         # Another call lost the child while this one waited for its turn.
                         continue
-                    return await self._fail(child, wire.LOST, child.loss, timer)
-                return await self._call(child, op, arguments, timer, exit_stack)
+                    return await self._fail_call(child, wire.LOST, child.loss, timer)
+                return await self._call_child(child, op, arguments, timer, exit_stack)
             finally:
                 child.turn_lock.release()
                 if child.loss:
                     child.hang_up()
 
-    async def _get_child(self, episode: int, op: str) -> _Child | None:
+    async def _get_child(self, episode_id: int, op: str) -> _Child | None:
         """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
         async with self.fork_lock:
-            child = self.child_by_episode.get(episode)
-            if op == "reset" or (episode == _SERVICE_EPISODE and (child is None or child.loss)):
-                child = await self._fork_child(episode)
+            child = self.child_by_episode.get(episode_id)
+            if op == "reset" or (episode_id == _SERVICE_EPISODE and (child is None or child.loss)):
+                child = await self._fork_child(episode_id)
         if child is not None and not child.fork_event.is_set():
             await self._wait_for(child.fork_event, "fork")
         return child
 
-    async def _call(
+    async def _call_child(
         self, child: _Child, op: str, arguments: list[Any], timer: Timer, exit_stack: contextlib.AsyncExitStack
     ) -> bytes:
         """One call of a child, which is not trusted: it may not answer, not stop, or not answer this call."""
@@ -376,7 +381,7 @@ class Children:
         timeout_s = timer.timeout_s
         is_service = child is self.child_by_episode.get(_SERVICE_EPISODE)
         scan = wire.Scan(wire.SERVICE_VALUES if is_service else self.bounds.values)
-        most_bytes = wire.SERVICE_BYTES if is_service else self.bounds.output
+        most_bytes = wire.MOST_SERVICE_BYTES if is_service else self.bounds.output
 
         async def admit() -> None:
             with timer.excuse():
@@ -386,21 +391,21 @@ class Children:
         async def exchange() -> bytes:
             request_line = wire.encode({"n": child.call_count, "op": op, "arguments": arguments})
             await asyncio.get_running_loop().sock_sendall(child.socket, request_line)
-            return await receive(child.socket, scan, most_bytes, admit, timer.begin)
+            return await receive_line(child.socket, scan, most_bytes, admit, timer.begin)
 
         exchange_task = asyncio.create_task(exchange())
         try:
             if not await self._ends_in_time(exchange_task, child, timer):
-                return await self._fail(child, wire.TIMEOUT, f"{op} took longer than {timeout_s:g} s", timer)
+                return await self._fail_call(child, wire.TIMEOUT, f"{op} took longer than {timeout_s:g} s", timer)
             return wire.check_reply(exchange_task.result(), child.call_count)
         except OSError:
-            return await self._fail(child, wire.WORKER_DIED, f"the child died during {op}", timer)
+            return await self._fail_call(child, wire.WORKER_DIED, f"the child died during {op}", timer)
         except ValueError as error:  # beyond a bound, or not JSON
-            return await self._fail(
-                child, wire.LIMIT, f"the reply to {op} is no reply to this call: {error}"[:300], timer
+            return await self._fail_call(
+                child, wire.LIMIT_EXCEEDED, f"the reply to {op} is no reply to this call: {error}"[:300], timer
             )
         except wire.OutOfMemory as error:
-            return await self._fail(child, wire.LIMIT, str(error), timer)
+            return await self._fail_call(child, wire.LIMIT_EXCEEDED, str(error), timer)
         finally:
             exchange_task.cancel()
             # Its descriptor must stay open until it has ended: the number could be reused for another socket.
@@ -408,23 +413,23 @@ class Children:
 
     async def _ends_in_time(self, exchange_task: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
         """Whether the call ends before its deadline."""
-        wait_s = min(_FIRST_LOOK_S, timer.timeout_s)
+        wait_s = min(_FIRST_LOOK_AFTER_S, timer.timeout_s)
         while not (await asyncio.wait({exchange_task}, timeout=wait_s))[0]:
-            if wait_s == _FIRST_LOOK_S:
+            if wait_s == _FIRST_LOOK_AFTER_S:
                 timer.follow(child.pid)
-            remaining_s = timer.timeout_s - timer.count()
+            remaining_s = timer.timeout_s - timer.count_seconds()
             # A reply that was sent but not yet read is not late.
-            if remaining_s <= 0 and not peek(child.socket):
+            if remaining_s <= 0 and not peek_byte(child.socket):
                 return False
-            wait_s = max(0.01, remaining_s) if timer.wall < timer.timeout_s else _LOOK_PERIOD_S
+            wait_s = max(0.01, remaining_s) if timer.wall_s < timer.timeout_s else _LOOK_PERIOD_S
         return True
 
-    async def _fail(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
+    async def _fail_call(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
         """The failure, once the fork server has cleaned up after the child; HOST if that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excuse():
             is_gone = await self._wait_for(child.exit_event, "bury")
-        return wire.failure(code if is_gone else wire.HOST, reason)
+        return wire.encode_failure(code if is_gone else wire.HOST, reason)
 
     async def _wait_for(self, event: asyncio.Event, action: str) -> bool:
         """Waits for an action of the fork server; ends the service if it takes longer than `start_deadline`."""
@@ -438,16 +443,16 @@ class Children:
         self.stop_event.set()
         return False
 
-    async def _fork_child(self, episode: int) -> _Child:
+    async def _fork_child(self, episode_id: int) -> _Child:
         """Has a child forked for the episode. Raises OSError if no slot is free."""
         if not self.free_slots:
             raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
-        self._end_episode(episode)
+        self._end_episode(episode_id)
         our_end, their_end = socket.socketpair()
         our_end.setblocking(False)
         slot, child_number = heapq.heappop(self.free_slots), next(self.child_numbers)
-        child = self.child_by_episode[episode] = self.child_by_number[child_number] = _Child(child_number, our_end)
-        child_kind = "environment" if episode == _SERVICE_EPISODE else "episode"
+        child = self.child_by_episode[episode_id] = self.child_by_number[child_number] = _Child(child_number, our_end)
+        child_kind = "environment" if episode_id == _SERVICE_EPISODE else "episode"
         with their_end:
             await self._send_order({"spawn": child.number, "slot": slot, "kind": child_kind}, [their_end.fileno()])
         return child
@@ -463,15 +468,15 @@ class Children:
     def _give_up(self, child: _Child, reason: str) -> None:
         if not child.loss:
             child.loss = reason
-            self._run(self._send_order({"kill": child.number}, []))
+            self._run_task(self._send_order({"kill": child.number}, []))
         child.hang_up()
 
-    def _end_episode(self, episode: int) -> None:
-        if child := self.child_by_episode.pop(episode, None):
+    def _end_episode(self, episode_id: int) -> None:
+        if child := self.child_by_episode.pop(episode_id, None):
             self._give_up(child, "the episode is closed")
 
 
-async def receive(
+async def receive_line(
     source: socket.socket, scan: wire.Scan, limit: int, admit: Callable[[], Awaitable[None]], begin: Callable[[], None]
 ) -> bytes:
     """Reads one line of at most `limit` bytes. Calls `begin` when bytes arrive; awaits `admit` once for a large line.
@@ -487,7 +492,7 @@ async def receive(
             raise ConnectionError("the child hung up")
         begin()
         line_part, newline, excess = chunk.partition(b"\n")
-        scan.take(line_part)
+        scan.count_chunk(line_part)
         line += line_part
         if len(line) > limit:
             raise ValueError(f"it is longer than {limit:,} bytes")
@@ -502,7 +507,7 @@ async def receive(
             await asyncio.sleep(0)  # others have their turn
 
 
-def peek(child_socket: socket.socket) -> bytes | None:
+def peek_byte(child_socket: socket.socket) -> bytes | None:
     """The first byte that waits to be read: None if there is none, b"" if the child hung up."""
     try:
         return child_socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -19,7 +19,7 @@ from cojax.environment import InstallError
 # Seconds that a whole installation may take.
 _INSTALL_TIMEOUT_S = 1_800
 _REPORT_PERIOD_S = 15.0  # seconds between the lines of an installation that goes on
-_MARK_NAME = "installed.json"
+_MARK_FILE_NAME = "installed.json"
 # The folder that holds our packages, for another interpreter that runs a module of them.
 ROOT = Path(cojax.__file__).parents[1]
 
@@ -41,7 +41,7 @@ class Recipe:
     programs: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
 
-def requirements(module_path: str) -> tuple[str, ...]:
+def read_requirements(module_path: str) -> tuple[str, ...]:
     """The lines of the file requirements.txt beside that module's, without comments."""
     lines = Path(module_path).with_name("requirements.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
@@ -78,7 +78,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
             raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {fix}")
     folder = home(name)
     with lock(folder, f"the environment {name}", say):
-        mark_path = folder / _MARK_NAME
+        mark_path = folder / _MARK_FILE_NAME
         version = _read_version(python) if python else None
         if _is_installed(folder, recipe) and _interpreter_runs(folder, version):
             say(f"{name}: already installed in {folder}")
@@ -105,7 +105,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
-        write_whole(mark_path, json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
+        write_whole(mark_path, json.dumps({"recipe": _hash_recipe(recipe), "python": ".".join(map(str, version))}))
         say(f"{name}: installed")
     return folder
 
@@ -126,7 +126,7 @@ def _interpreter_runs(folder: Path, version: tuple[int, int] | None) -> bool:
 def _is_installed(folder: Path, recipe: Recipe) -> bool:
     """Whether an installation by this very recipe was completed."""
     try:
-        return json.loads((folder / _MARK_NAME).read_text())["recipe"] == _fingerprint(recipe)
+        return json.loads((folder / _MARK_FILE_NAME).read_text())["recipe"] == _hash_recipe(recipe)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -147,7 +147,7 @@ def _run(
             with subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more_variables or {})}
             ) as process:
-                exit_status = _wait(process, report_wait, timeout_s)
+                exit_status = _wait_for_process(process, report_wait, timeout_s)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InstallError(f"{complaint}: {error}") from error
         if exit_status:
@@ -155,7 +155,7 @@ def _run(
             raise InstallError(f"{complaint}:\n{output.read().strip()[-1_500:]}")
 
 
-def _wait(process: subprocess.Popen[bytes], report_wait: Callable[[int], None], timeout_s: float) -> int:
+def _wait_for_process(process: subprocess.Popen[bytes], report_wait: Callable[[int], None], timeout_s: float) -> int:
     """The exit status. Raises TimeoutExpired, after it killed the process, when the time is up."""
     waited_s = 0.0
     try:
@@ -184,21 +184,21 @@ def _find_python(recipe: Recipe) -> str:
     )
 
 
-def _read_version(python: str) -> tuple[int, int]:
+def _read_version(python_path: str) -> tuple[int, int]:
     code = "import sys; print(*sys.version_info[:2])"
     try:
-        process = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        process = subprocess.run([python_path, "-c", code], capture_output=True, text=True, timeout=60, check=True)
         major, minor = process.stdout.split()
         return int(major), int(minor)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise InstallError(f"{python} is not a Python that runs here: {error}") from error
+        raise InstallError(f"{python_path} is not a Python that runs here: {error}") from error
 
 
 def _versions(recipe: Recipe) -> str:
     return " or ".join(f"{major}.{minor}" for major, minor in recipe.pythons)
 
 
-def _fingerprint(recipe: Recipe) -> str:
+def _hash_recipe(recipe: Recipe) -> str:
     return hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
 
 
@@ -210,11 +210,11 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path, what: str, say: Callable[[str], None], mode: int = 0o777) -> Iterator[None]:
+def lock(path: Path, what: str, say: Callable[[str], None], file_mode: int = 0o777) -> Iterator[None]:
     """Makes the folder that is to hold `path`, and locks a file there, so that installations of one thing wait for
     each other; the lock ends with the process. Raises InstallError for an OSError, including one in the block."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=file_mode)
         with open(path.with_suffix(".lock"), "w") as lock_file:
             try:
                 fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)

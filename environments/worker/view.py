@@ -34,11 +34,11 @@ _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
 # The names of scratch folders in /tmp begin with this.
 _SCRATCH_PREFIX = "cojax-worker-"
 # A count starts COUNT_PERIOD_S seconds or more after the last one, and _COUNT_MULTIPLE times as long as that took.
-COUNT_PERIOD_S, _COUNT_MULTIPLE = 0.25, 10.0
+COUNT_PERIOD_S, _COUNT_PERIOD_MULTIPLE = 0.25, 10.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
-def needed_files() -> list[str]:
+def list_needed_files() -> list[str]:
     """The folders of this interpreter and its packages."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     return sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})
@@ -55,7 +55,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
         )
     scratch = "/scratch" if "/tmp" in paths else "/tmp"
-    root = next(top for top in _ROOT_CANDIDATES if os.path.isdir(top) and not any(within(path, top) for path in paths))
+    root = next(top for top in _ROOT_CANDIDATES if os.path.isdir(top) and not any(lies_in(path, top) for path in paths))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
     old_mounts = _mounts()
     kernel.mount("tmpfs", root, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755,size=4m,nr_inodes=8192")
@@ -65,40 +65,40 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
         if os.path.islink(path):
             os.symlink(os.readlink(path), root + path)
         elif os.path.isdir(path):
-            _bind(path, root + path)
+            _bind_mount(path, root + path)
     for path in [f"/etc/{file_name}" for file_name in _ETC_NAMES] + [f"/dev/{file_name}" for file_name in DEVICES]:
         if os.path.exists(path):
-            _bind(path, root + path)
+            _bind_mount(path, root + path)
     bound_paths = ["/usr"]
     for path in paths:
-        if not any(within(path, bound_path) for bound_path in bound_paths):
-            _bind(path, root + path)
+        if not any(lies_in(path, bound_path) for bound_path in bound_paths):
+            _bind_mount(path, root + path)
             bound_paths.append(path)
     for path in hidden:
         if os.path.isdir(root + os.path.abspath(path)):
             kernel.mount("tmpfs", root + os.path.abspath(path), "tmpfs", kernel.RDONLY | kernel.NODEV, "mode=755")
     for path in bound_paths:
-        if within(path, scratch):
-            _bind(root + path, root + _STASH + path)
-    _bind("/proc", root + "/proc")
+        if lies_in(path, scratch):
+            _bind_mount(root + path, root + _STASH + path)
+    _bind_mount("/proc", root + "/proc")
     new_mounts = [target for mount_number, target in _mounts().items() if mount_number not in old_mounts]
-    _seal(target for target in new_mounts if target != root + scratch and not within(target, root + "/proc"))
+    _seal_mounts(target for target in new_mounts if target != root + scratch and not lies_in(target, root + "/proc"))
     kernel.pivot_root(root)
     return scratch
 
 
-def own_mounts(scratch: str, bounds: Bounds, own_processes: bool) -> None:
+def mount_own(scratch: str, bounds: Bounds, has_own_processes: bool) -> None:
     """Mounts, in its own mount namespace, an empty folder for scratch files and its own /proc."""
-    if not own_processes:
-        _seal(target for target in _mounts().values() if within(target, "/proc"))
+    if not has_own_processes:
+        _seal_mounts(target for target in _mounts().values() if lies_in(target, "/proc"))
     elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC_FLAGS)):
         kernel.mount("tmpfs", "/proc", "tmpfs", _PROC_FLAGS)
-    tmp_mounts = [target for target in _mounts().values() if within(target, _STASH)] if os.path.isdir(_STASH) else []
+    tmp_mounts = [target for target in _mounts().values() if lies_in(target, _STASH)] if os.path.isdir(_STASH) else []
     _mount_scratch(scratch, bounds)
     for path in tmp_mounts:
         # They are read-only already; mounts within one come with it.
         if not os.path.exists(path.removeprefix(_STASH)):
-            _bind(path, path.removeprefix(_STASH))
+            _bind_mount(path, path.removeprefix(_STASH))
 
 
 def _mount_scratch(folder: str, bounds: Bounds) -> None:
@@ -106,7 +106,7 @@ def _mount_scratch(folder: str, bounds: Bounds) -> None:
     kernel.mount("tmpfs", folder, "tmpfs", kernel.NOSUID | kernel.NODEV, options)
 
 
-def _bind(path: str, target: str) -> None:
+def _bind_mount(path: str, target: str) -> None:
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
@@ -115,7 +115,7 @@ def _bind(path: str, target: str) -> None:
     kernel.mount(path, target, None, kernel.BIND | kernel.REC)
 
 
-def _seal(mount_points: Iterable[str]) -> None:
+def _seal_mounts(mount_points: Iterable[str]) -> None:
     """Makes these mounts read-only."""
     for mount_point in mount_points:
         mount_flags = os.statvfs(mount_point).f_flag & _INHERITED_FLAGS
@@ -128,19 +128,19 @@ def _mounts() -> dict[int, str]:
     return {int(fields[0]): _OCTAL_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), fields[4]) for fields in lines}
 
 
-def readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
+def list_readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
     yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{file_name}" for file_name in _ETC_NAMES), "/proc"))
-    yield from _exclude(sorted({os.path.abspath(path) for path in visible}), hidden)
+    yield from _list_without(sorted({os.path.abspath(path) for path in visible}), hidden)
 
 
-def _exclude(paths: list[str], hidden: list[str]) -> Iterator[str]:
+def _list_without(paths: list[str], hidden: list[str]) -> Iterator[str]:
     """The paths that exist; a folder that contains a hidden one is replaced by its other entries."""
     for path in paths:
-        if any(within(hidden_path, path) for hidden_path in hidden):
+        if any(lies_in(hidden_path, path) for hidden_path in hidden):
             entry_names = [] if path in hidden else sorted(os.listdir(path))
-            yield from _exclude([os.path.join(path, entry_name) for entry_name in entry_names], hidden)
-        elif os.path.exists(path) and not any(within(path, hidden_path) for hidden_path in hidden):
+            yield from _list_without([os.path.join(path, entry_name) for entry_name in entry_names], hidden)
+        elif os.path.exists(path) and not any(lies_in(path, hidden_path) for hidden_path in hidden):
             yield path
 
 
@@ -155,7 +155,7 @@ def find_private(visible: Iterable[str], *, parents: bool) -> list[str]:
     return private_paths
 
 
-def within(path: str, folder: str) -> bool:
+def lies_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -166,7 +166,7 @@ def make_scratch() -> str:
         if name.startswith(_SCRATCH_PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with contextlib.suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
-                    remove(folder)
+                    remove_folder(folder)
     scratch_folder = tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{os.getpid()}-")
     # A child must be able to reach its own folder in it.
     os.chmod(scratch_folder, 0o711)
@@ -180,14 +180,14 @@ def work_in(folder: str) -> None:
     tempfile.tempdir = None
 
 
-def remove(folder: str) -> None:
+def remove_folder(folder: str) -> None:
     """Removes the folder with its contents, whatever modes and depth a child gave it."""
     with contextlib.suppress(OSError):
-        _empty(folder)
+        _empty_folder(folder)
         os.rmdir(folder)
 
 
-def clear(parent: str, slot: int) -> int:
+def clear_scratch(parent: str, slot: int) -> int:
     """Frees the folder of that slot. Returns the process that removes the last child's files, or 0.
 
     It is a separate process, because a child can leave more files than can be removed while others wait.
@@ -202,12 +202,12 @@ def clear(parent: str, slot: int) -> int:
         return remover_pid
     try:
         kernel.die_with_parent()
-        remove(moved_folder)
+        remove_folder(moved_folder)
     finally:
         os._exit(0)
 
 
-def _empty(folder: str) -> None:
+def _empty_folder(folder: str) -> None:
     current_descriptor = os.open(folder, _FOLDER_FLAGS)
     # For each folder on the way down, the folders in it that are left.
     remaining_names = [_remove_files(current_descriptor)]
@@ -242,7 +242,7 @@ def _remove_files(descriptor: int) -> list[str]:
     return folder_names
 
 
-def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
+def watch_scratch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
     """A function: slots → those whose folders below `parent` exceed the bounds. From time to time it counts the bytes
     and files in them, which takes at most a tenth of the time."""
     next_count_at = time.monotonic()
@@ -256,7 +256,7 @@ def watch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
             slot for slot in slots if _exceeds(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
         ended_at = time.monotonic()
-        next_count_at = ended_at + max(COUNT_PERIOD_S, _COUNT_MULTIPLE * (ended_at - started_at))
+        next_count_at = ended_at + max(COUNT_PERIOD_S, _COUNT_PERIOD_MULTIPLE * (ended_at - started_at))
         return offenders
 
     return find_offenders

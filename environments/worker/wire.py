@@ -20,26 +20,26 @@ from cojax.types import Message, from_json, parse_json
 # The reasons why a call has no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
 WORKER_DIED = "WORKER_DIED"  # the child ended while the call was under way
-LIMIT = "LIMIT"  # the child ran out of memory, or its reply was too long
+LIMIT_EXCEEDED = "LIMIT"  # the child ran out of memory, or its reply was too long
 LOST = "LOST"  # the child was gone before the call
 ENVIRONMENT = "ENVIRONMENT"  # the environment raised
 HOST = "HOST"  # the supervisor, the fork server or the host failed
 START = "START"  # the environment could not be imported or made
 
 # Failures that the current action may have caused, and other failures of the child.
-OF_THE_CALL = frozenset({TIMEOUT, WORKER_DIED, LIMIT})
-OF_THE_CHILD = frozenset({LOST, ENVIRONMENT})
+CALL_FAILURES = frozenset({TIMEOUT, WORKER_DIED, LIMIT_EXCEEDED})
+CHILD_FAILURES = frozenset({LOST, ENVIRONMENT})
 
 # Longest message of a failure, in characters.
 _MOST_MESSAGE_CHARS = 2_000
 # Longest request, in bytes: a task or an action, which nothing has checked yet.
-REQUEST = 256 * 2**20
+MOST_REQUEST_BYTES = 256 * 2**20
 # The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
-SERVICE_BYTES, SERVICE_VALUES = 512 * 2**20, 64_000_000
+MOST_SERVICE_BYTES, SERVICE_VALUES = 512 * 2**20, 64_000_000
 # Bytes of a reply that are read, or examined, at a time.
 CHUNK_BYTES = 64 * 2**10
 # The deepest nesting of a reply.
-_MOST_DEPTH = 256
+_MOST_REPLY_DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -74,12 +74,12 @@ class Scan:
     A reply made of empty lists takes 30 times its bytes once it is parsed, so values are counted before parsing.
     """
 
-    def __init__(self, most_values: int, most_depth: int = _MOST_DEPTH) -> None:
+    def __init__(self, most_values: int, most_depth: int = _MOST_REPLY_DEPTH) -> None:
         self.most_values, self.most_depth = most_values, most_depth
-        self.values = self.depth = 0
+        self.value_count = self.depth = 0
         self.in_string = self.after_backslash = False
 
-    def take(self, chunk: bytes) -> None:
+    def count_chunk(self, chunk: bytes) -> None:
         """Counts one chunk. Raises ValueError if the text so far has too many values or levels, or is not ASCII."""
         if not chunk.isascii():
             raise ValueError("it is not ASCII")
@@ -89,12 +89,12 @@ class Scan:
         if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2:
             chunk, self.after_backslash = chunk[:-1], True
         chunk = chunk.replace(b"\\\\", b"").replace(b'\\"', b"")
-        self.values += (chunk.count(b'"') + self.in_string) // 2
+        self.value_count += (chunk.count(b'"') + self.in_string) // 2
         self._check_count()
         quoted_parts = chunk.split(b'"')
         outside_strings = b"".join(quoted_parts[self.in_string :: 2])
         self.in_string ^= len(quoted_parts) % 2 == 0
-        self.values += sum(map(outside_strings.count, (b",", b":", b"[", b"{")))
+        self.value_count += sum(map(outside_strings.count, (b",", b":", b"[", b"{")))
         self._check_count()
         for bracket in outside_strings.translate(None, _NOT_BRACKETS):
             self.depth += 1 if bracket in b"[{" else -1
@@ -102,7 +102,7 @@ class Scan:
                 raise ValueError(f"it nests deeper than {self.most_depth} levels, or ends what it did not begin")
 
     def _check_count(self) -> None:
-        if self.values > self.most_values:
+        if self.value_count > self.most_values:
             raise ValueError(f"it holds more than {self.most_values:,} values")
 
 
@@ -119,14 +119,14 @@ def check_reply(line: bytes, call_number: int) -> bytes:
         return line
     if reply.keys() != {"n", "failure", "message"} or not isinstance(reply["message"], str):
         raise ValueError("it has neither a value nor a failure")
-    if reply["failure"] == LIMIT:
+    if reply["failure"] == LIMIT_EXCEEDED:
         raise OutOfMemory(reply["message"])
-    return failure(ENVIRONMENT, reply["message"])
+    return encode_failure(ENVIRONMENT, reply["message"])
 
 
-def failure(code: str, message: str) -> bytes:
+def encode_failure(failure_code: str, message: str) -> bytes:
     """A reply that says why there is no value."""
-    return encode(explain(code, message)).rstrip()
+    return encode(explain(failure_code, message)).rstrip()
 
 
 class Malformed(EpisodeFailure):

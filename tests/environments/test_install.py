@@ -57,7 +57,7 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     install("proof", repaired, None, said.append)
     assert said[-1] == f"proof: already installed in {home('proof')}"
     mark = json.loads((home("proof") / "installed.json").read_text())
-    assert mark == {"recipe": venv._fingerprint(repaired), "python": f"{THIS[0]}.{THIS[1]}"}
+    assert mark == {"recipe": venv._hash_recipe(repaired), "python": f"{THIS[0]}.{THIS[1]}"}
     # Another recipe, and an interpreter that runs no more.
     install("proof", RECIPE, None, said.append)
     assert said[-1] == "proof: installed"

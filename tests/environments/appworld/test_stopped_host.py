@@ -8,7 +8,7 @@ from worker_trials import descendants, stop_all
 
 from cojax.types import Action, Task
 from environments.appworld.environment import AppWorld
-from environments.worker.supervisor import usage
+from environments.worker.supervisor import read_usage
 
 pytestmark = pytest.mark.real
 
@@ -36,10 +36,10 @@ def test_a_block_that_is_stopped_is_not_told_that_its_time_is_up(appworld: AppWo
     episode = appworld.start(task)
     episode.reset()
     child = min(descendants(appworld.play.supervisor) - before)
-    already = usage(child)[0]
+    already = read_usage(child)[0]
 
     def stop_at_work() -> None:
-        while usage(child)[0] < already + 0.3:
+        while read_usage(child)[0] < already + 0.3:
             time.sleep(0.01)
         stop_all(appworld.play, 7.0)
 

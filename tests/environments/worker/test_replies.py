@@ -44,7 +44,7 @@ def counted(value: Any) -> int:
 def scanned(text: bytes, part: int, values: int = 10**9, depth: int = 256) -> Scan:
     scan = Scan(values, depth)
     for start in range(0, len(text), part):
-        scan.take(text[start : start + part])
+        scan.count_chunk(text[start : start + part])
     return scan
 
 
@@ -53,9 +53,9 @@ def scanned(text: bytes, part: int, values: int = 10**9, depth: int = 256) -> Sc
 def test_a_scan_counts_what_json_holds_whatever_its_parts(value, part):
     text = json.dumps(value).encode()
     scan = scanned(text, part)
-    assert (scan.values, scan.depth, scan.in_string) == (scanned(text, len(text)).values, 0, False)
+    assert (scan.value_count, scan.depth, scan.in_string) == (scanned(text, len(text)).value_count, 0, False)
     # Keys and text are counted twice at most.
-    assert counted(value) - 1 <= scan.values <= 3 * counted(value)
+    assert counted(value) - 1 <= scan.value_count <= 3 * counted(value)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_scan_refuses_what_is_too_much(text, reason, part):
 @pytest.mark.parametrize("text", [b'"' + b'\\"' * 4_000_000 + b'"', b'"' + b"\\\\" * 4_000_000 + b'"', b'"[' * 9])
 def test_what_a_string_holds_is_not_counted(text):
     began = time.process_time()
-    assert scanned(text, 65_536, values=20).values <= 19
+    assert scanned(text, 65_536, values=20).value_count <= 19
     assert time.process_time() - began < 2.0
 
 

@@ -21,7 +21,7 @@ from cojax.environment import EnvironmentFailure, Progress, counted_seconds, pla
 from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.worker import Bounds, IsolatedEnvironment, client, isolate
-from environments.worker.supervisor import Timer, usage
+from environments.worker.supervisor import Timer, read_usage
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 BOUNDS = Bounds(deadline=1.0)
@@ -238,7 +238,7 @@ def test_what_a_process_waited_for_a_processor_does_not_count():
         timer = Timer(0.5)
         timer.follow(at_work[0])
         time.sleep(1.2)
-        wall, spent = timer.wall, timer.count()
+        wall, spent = timer.wall_s, timer.count_seconds()
     assert spent <= 0.6 * wall
     assert spent >= wall / 5
 
@@ -276,17 +276,17 @@ def test_time_that_counts_is_wall_time_and_processor_time():
     timer = Timer(0.2)
     timer.follow(os.getpid())
     time.sleep(0.3)
-    assert timer.count() >= 0.2  # asleep: wall time
-    before, _ = usage(os.getpid())
+    assert timer.count_seconds() >= 0.2  # asleep: wall time
+    before, _ = read_usage(os.getpid())
     until = time.process_time() + 0.3
     while time.process_time() < until:
         pass
-    assert 0.2 < usage(os.getpid())[0] - before < 2.0
+    assert 0.2 < read_usage(os.getpid())[0] - before < 2.0
     timer = Timer(5.0)
     with timer.excuse():
         time.sleep(0.3)
-        assert timer.wall < 0.2
-    assert timer.wall < 0.2
+        assert timer.wall_s < 0.2
+    assert timer.wall_s < 0.2
 
 
 def test_what_a_process_below_uses_counts():
@@ -294,5 +294,5 @@ def test_what_a_process_below_uses_counts():
     with subprocess.Popen([sys.executable, "-c", f"{code}print(flush=True)\ninput()"], stdin=-1, stdout=-1) as process:
         process.stdout.readline()
         process.stdout.readline()
-        assert usage(process.pid)[0] > 0.75
+        assert read_usage(process.pid)[0] > 0.75
         process.kill()
