@@ -125,7 +125,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "Python calls": (calls.parse_call, 20_000),
     "arguments": (lambda text: calls.explain_refusal({text: [text]}), 200_000),
     "tools in code": (lambda text: tools_of(Action(text), "appworld"), 200_000),
-    "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
+    "thoughts": (lambda text: reflexion.write_request(_failed(text), 4_000), 200_000),
     "actions in a canonical form": (lambda text: acting._action_key(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
     "errors of servers": (lambda text: error_message(text.encode("utf-8", "replace")), 200_000),

@@ -26,11 +26,11 @@ from cojax.run.checks import check
 from cojax.settings import presets
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
-from .comparison import differing_facts, differing_parts, mismatch, variables_of, with_stored_variables
+from .comparison import adopt_stored_variables, differing_facts, explain_mismatch, find_differing_parts, read_variables
 from .launch import VARIABLES
-from .record import Record, record_or_reason
-from .summary import Records, complete_seeds, percent, render_page, summarise
-from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, ROOT, TABLES, StudyRun, Table, configuration_of, settings_of
+from .record import Record, try_record
+from .summary import Records, list_complete_seeds, percent, render_page, summarise
+from .tables import DEFAULT_SEEDS, DEVELOPMENT_SEEDS, ROOT, TABLES, StudyRun, Table, make_configuration, read_settings
 
 _ALL = "all"
 # Records that are part of the repository.
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handlers = {signal_number: signal.getsignal(signal_number) for signal_number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for signal_number in handlers:
-            signal.signal(signal_number, lambda *details: stop.set())
+            signal.signal(signal_number, lambda *signal_details: stop.set())
         return _carry_out(options, overrides, stop)
     except (ValueError, KeyError, TypeError, OSError, RunDirectoryError) as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
     """Does what the flags say, until `stop` is set. Raises an error that `main` prints for wrong settings."""
-    further_settings = settings_of(overrides)
+    further_settings = read_settings(overrides)
     if not options.deadline > 0:
         raise ValueError(f"--deadline={options.deadline:g}; expected seconds above 0")
     if options.again and further_settings:
         raise ValueError("--again takes its settings from the stored record; leave --config.… out")
     runs_folder = options.runs or Path("runs/study-development" if options.development else "runs/study")
-    cores = schedule.available_cores(options.jobs)
+    cores = schedule.list_cores(options.jobs)
     table_plans = [] if options.again else plan_tables(options, further_settings)
     with lock_folder(runs_folder, "--runs"):
         if options.again:
@@ -101,18 +101,18 @@ def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list
     for table_name in TABLES if options.name == _ALL else (options.name,):
         table = select_arms(table_name, options.arms)
         output_name = table_name if options.arms is None else f"{table_name}-of-{'-'.join(table.arms)}"
-        jobs = tables.jobs(table.arms, seeds_of(options, table), options.development, {**table.settings, **further})
+        jobs = tables.jobs(table.arms, select_seeds(options, table), options.development, {**table.settings, **further})
         # Wrong settings are found before anything runs.
-        configurations = {job.arm: (configuration_of(job.settings), job.settings) for job in jobs}
+        configurations = {job.arm: (make_configuration(job.settings), job.settings) for job in jobs}
         for config, job_settings in configurations.values():
             check(presets.resolve(config, job_settings))
         table_plans.append((output_name, table, jobs))
     return table_plans
 
 
-def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
+def expect_no_larger(results_folder: Path, table_name: str, runs: Sequence[StudyRun]) -> None:
     """Raises ValueError if OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
-    path = out / f"{name}.json"
+    path = results_folder / f"{table_name}.json"
     if not path.exists():
         return
     try:
@@ -120,7 +120,7 @@ def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
         seeds, split = len(summary["seeds"]), summary["split"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}); restore it, or delete it") from error
-    count, new = len({job.seed for job in jobs}), jobs[0].config["evaluation"]["split"]
+    count, new = len({job.seed for job in runs}), runs[0].config["evaluation"]["split"]
     if seeds > count or split != new:
         raise ValueError(
             f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {count} seeds on the split "
@@ -128,7 +128,7 @@ def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
         )
 
 
-def seeds_of(options: argparse.Namespace, table: Table) -> Sequence[int]:
+def select_seeds(options: argparse.Namespace, table: Table) -> Sequence[int]:
     """The seeds of a table that the flags select. Raises ValueError for more seeds than there are."""
     seeds = DEVELOPMENT_SEEDS if options.development else table.seeds
     seed_count = options.seeds if options.seeds is not None else tables.QUICK_SEEDS if options.quick else table.count
@@ -137,60 +137,60 @@ def seeds_of(options: argparse.Namespace, table: Table) -> Sequence[int]:
     return seeds[:seed_count]
 
 
-def select_arms(name: str, arms: str | None) -> Table:
+def select_arms(table_name: str, arm_list: str | None) -> Table:
     """The table, or the part of it with these arms. Raises ValueError for an arm that the table does not have."""
-    table = TABLES[name]
-    if arms is None:
+    table = TABLES[table_name]
+    if arm_list is None:
         return table
-    arm_names = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
-    if unknown_arms := [arm for arm in arm_names if arm not in table.arms] or [] if arm_names else [arms]:
-        raise ValueError(f"arm {unknown_arms[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
+    arm_names = list(dict.fromkeys(arm.strip() for arm in arm_list.split(",") if arm.strip()))
+    if unknown_arms := [arm for arm in arm_names if arm not in table.arms] or [] if arm_names else [arm_list]:
+        raise ValueError(f"arm {unknown_arms[0]!r} is not in table {table_name!r}; it has {', '.join(table.arms)}")
     differences = tuple(arm_pair for arm_pair in table.differences if set(arm_pair) <= set(arm_names))
     return dataclasses.replace(table, arms=tuple(arm_names), differences=differences)
 
 
 def study(
-    name: str,
+    table_name: str,
     table: Table,
-    jobs: Sequence[StudyRun],
-    folder: Path,
+    runs: Sequence[StudyRun],
+    runs_folder: Path,
     out: Path,
     cores: Sequence[int | None],
     timeout_s: float,
     stop: threading.Event,
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds; returns the exit status."""
-    records = stored.read_runs(out, jobs)
-    jobs_left = [job for job in jobs if (job.arm, job.seed) not in records]
-    jobs_left = with_stored_variables(jobs_left, stored.read_all(out).values() if jobs_left else ())
-    CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs")
+    records = stored.read_runs(out, runs)
+    jobs_left = [job for job in runs if (job.arm, job.seed) not in records]
+    jobs_left = adopt_stored_variables(jobs_left, stored.read_all(out).values() if jobs_left else ())
+    CONSOLE.print(f"{table_name}: {len(runs)} runs, {len(records)} of them stored in {out}/runs")
     if older := [job.name for job in jobs_left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
             style="yellow",
         )
     failures: list[str] = []
-    run_seconds: list[float] = []
+    durations_s: list[float] = []
 
-    def on_end(job: StudyRun, failure: str, seconds: float) -> None:
-        record, failure = (None, failure) if failure else record_or_reason(job, folder / job.name)
+    def on_end(job: StudyRun, failure: str, duration_s: float) -> None:
+        record, failure = (None, failure) if failure else try_record(job, runs_folder / job.name)
         if record is None:
             failures.append(job.name)
             CONSOLE.print(f"{job.name}: {failure}", style="yellow")
             return
-        stored.store(out, record)
+        stored.store_record(out, record)
         records[job.arm, job.seed] = record
-        run_seconds.append(seconds)
-        to_go = sum(run_seconds) / len(run_seconds) * (len(jobs_left) - len(run_seconds) - len(failures)) / len(cores)
-        CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go")
+        durations_s.append(duration_s)
+        to_go = sum(durations_s) / len(durations_s) * (len(jobs_left) - len(durations_s) - len(failures)) / len(cores)
+        CONSOLE.print(_write_status_line(record, duration_s, out) + f"; {duration(to_go)} to go")
 
-    schedule.run_all(jobs_left, folder, cores, timeout_s, stop, on_end)
+    schedule.run_all(jobs_left, runs_folder, cores, timeout_s, stop, on_end)
     if stop.is_set():
         CONSOLE.print("stopped; run the same command again to go on")
         return 130
-    if seeds := complete_seeds(table, sorted({job.seed for job in jobs}), records):
+    if seeds := list_complete_seeds(table, sorted({job.seed for job in runs}), records):
         try:
-            publish(name, table, sorted({job.seed for job in jobs}), records, out)
+            write_table(table_name, table, sorted({job.seed for job in runs}), records, out)
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(
                 f"{out / 'runs'} holds a record that no run wrote ({error!r}); restore the records of the arms "
@@ -198,31 +198,31 @@ def study(
             ) from error
     if failures:
         CONSOLE.print(
-            f"{len(failures)} of {len(jobs)} runs did not finish: {', '.join(failures)}"
+            f"{len(failures)} of {len(runs)} runs did not finish: {', '.join(failures)}"
             + ("" if seeds else "; no seed is complete, so there is no table"),
             style="bold red",
         )
     return 1 if failures else 0
 
 
-def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out: Path) -> None:
+def write_table(table_name: str, table: Table, seeds: Sequence[int], records: Records, results_folder: Path) -> None:
     """Writes NAME.json, NAME.md and the pictures, and prints the page."""
-    summary = summarise(name, table, seeds, records)
+    summary = summarise(table_name, table, seeds, records)
     arms = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
-    page = render_page(summary, figures.draw(arms, out / name, summary["differences"]))
-    write_json(out / f"{name}.json", summary)
-    write_text(out / f"{name}.md", page)
+    page = render_page(summary, figures.draw_all(arms, results_folder / table_name, summary["differences"]))
+    write_json(results_folder / f"{table_name}.json", summary)
+    write_text(results_folder / f"{table_name}.md", page)
     print(page, flush=True)
-    CONSOLE.print(f"table: {out / name}.md, {out / name}.json")
+    CONSOLE.print(f"table: {results_folder / table_name}.md, {results_folder / table_name}.json")
 
 
 def repeat_run(
-    name: str, out: Path, folder: Path, core: int | None, timeout_s: float, stop: threading.Event
+    name: str, results_folder: Path, runs_folder: Path, core: int | None, timeout_s: float, stop: threading.Event
 ) -> int:  # fmt: skip
     """Repeats a stored run by its settings alone, and prints whether results are equal; returns the exit status."""
-    record = stored.read_run(out, name)
-    job = StudyRun(record["arm"], record["seed"], record["settings"], variables_of(record))
-    workdir = folder / "again" / job.name
+    record = stored.read_run(results_folder, name)
+    job = StudyRun(record["arm"], record["seed"], record["settings"], read_variables(record))
+    workdir = runs_folder / "again" / job.name
     # A run that a killed command left behind may still write into this folder.
     if not schedule.wait_until_free(workdir, stop):
         if stop.is_set():
@@ -231,34 +231,34 @@ def repeat_run(
             f"another process is still running in {workdir}; wait for it, stop it, or choose another --runs"
         )
     shutil.rmtree(workdir, ignore_errors=True)
-    failure = schedule.make_run(job, workdir, core, timeout_s, stop, lambda: None)
-    new_record, failure = (None, failure) if failure else record_or_reason(job, workdir)
+    failure = schedule.run_job(job, workdir, core, timeout_s, stop, lambda: None)
+    new_record, failure = (None, failure) if failure else try_record(job, workdir)
     if new_record is None:
         CONSOLE.print(f"{name}: {failure}", style="yellow")
         return 130 if stop.is_set() else 1
     for difference in differing_facts(record["facts"], new_record["facts"]):
         CONSOLE.print(difference)
-    differing_keys = differing_parts(record, new_record)
+    differing_keys = find_differing_parts(record, new_record)
     verdict = f"differs in {', '.join(differing_keys)}" if differing_keys else "the same to the last bit"
     CONSOLE.print(f"{name}: stored {percent(record['final'], 2)} %, now {percent(new_record['final'], 2)} %: {verdict}")
     return 1 if differing_keys else 0
 
 
-def _status_line(record: Record, seconds: float, out: Path) -> str:
+def _write_status_line(record: Record, duration_s: float, results_folder: Path) -> str:
     """One line on a run that has just finished, compared with the repository's record of the same settings."""
     line = (
         f"{record['arm']}-{record['seed']}: {percent(record['zero_shot'])} → {percent(record['final'])} % "
-        f"in {duration(seconds)}"
+        f"in {duration(duration_s)}"
     )
-    if out.absolute() == RESULTS:
+    if results_folder.absolute() == RESULTS:
         return line
     try:
         earlier_record = stored.read_arm(RESULTS, record["arm"]).get(record["seed"])
     except ValueError as error:
         return f"{line}; {error}"
-    if earlier_record is None or mismatch(earlier_record, record["config"]):
+    if earlier_record is None or explain_mismatch(earlier_record, record["config"]):
         return line
-    keys = differing_parts(earlier_record, record)
+    keys = find_differing_parts(earlier_record, record)
     return f"{line}, as in results/" if not keys else f"{line}; {percent(earlier_record['final'])} % in results/"
 
 

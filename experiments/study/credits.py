@@ -34,11 +34,11 @@ class Credits(Beliefs):
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         new_groups = (group for group in groups if group.task.lineage is not None and len(group.valid) >= 2)
-        outcomes = ((_keys(group.task), float(group.live), 1.0 - group.live) for group in new_groups)
+        outcomes = ((_make_keys(group.task), float(group.live), 1.0 - group.live) for group in new_groups)
         return add_evidence(memory, outcomes), []
 
 
-def _keys(task: Task) -> list[str]:
+def _make_keys(task: Task) -> list[str]:
     return [f"{task.origin}/{tool}" for tool in ("", *solution_tools(task.solution))]
 
 
@@ -47,8 +47,8 @@ def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength:
 
     `memory` is that of `Credits`. A prior counts as `strength` groups.
     """
-    live, dead = evidence(memory, f"{kind}/")
-    kind_credit = (1.0 + live) / (2.0 + live + dead)
+    live_count, dead_count = evidence(memory, f"{kind}/")
+    kind_credit = (1.0 + live_count) / (2.0 + live_count + dead_count)
     tool_evidence = [evidence(memory, f"{kind}/{tool}") for tool in focus]
     tool_credits = [(strength * kind_credit + live) / (strength + live + dead) for live, dead in tool_evidence]
     return sum(tool_credits) / len(tool_credits) if tool_credits else kind_credit

@@ -20,30 +20,30 @@ from .tables import TITLES
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")
-_ARMS = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
-KINDS = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
-START = "#BBBBBB"
+_PALETTE_INDEX_OF_ARM = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
+COLOUR_OF_KIND = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
+START_COLOUR = "#BBBBBB"
 Curves = Sequence[Sequence[tuple[float, float]]]  # a curve of (x, y) for each seed
 Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 
 
-def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
+def make_figure(panel_count: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side. It has no window, so that it needs no display."""
     picture = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    panels = [picture.add_subplot(1, columns, panel_index + 1) for panel_index in range(columns)]
+    panels = [picture.add_subplot(1, panel_count, panel_index + 1) for panel_index in range(panel_count)]
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return picture, panels
 
 
-def colours(arms: Collection[str]) -> dict[str, str]:
+def choose_colours(arms: Collection[str]) -> dict[str, str]:
     """Arm → its own colour, or the first that no other arm has; with too many arms, some share a colour."""
-    own_colours = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
+    own_colours = {arm: _PALETTE[_PALETTE_INDEX_OF_ARM[arm]] for arm in arms if arm in _PALETTE_INDEX_OF_ARM}
     free_colours = itertools.cycle(shade for shade in _PALETTE if shade not in own_colours.values())
     return {arm: own_colours.get(arm) or next(free_colours) for arm in arms}
 
 
-def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
+def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
     """Draws the mean over seeds with its 95 % interval, at every x that all curves have.
 
     Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. If the curves
@@ -65,16 +65,16 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, o
 
 def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
     """Draws `band` for each arm, in its colour; `curve` makes a record's curve."""
-    shades = colours(arms)
+    shades = choose_colours(arms)
     for arm, records in arms.items():
-        band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
+        draw_band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
 
 
-def _legend(axes: Axes, **options: Any) -> None:
+def _add_legend(axes: Axes, **options: Any) -> None:
     axes.legend(fontsize=8, frameon=False, **options)
 
 
-def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
+def draw_shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
     """Draws stacked horizontal bars, one for each name; `parts` maps a part to its value for each name."""
     starts = np.zeros(len(names))
     for (part_name, values), shade in zip(parts.items(), colours, strict=True):
@@ -82,15 +82,15 @@ def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str
         starts += np.asarray(values, float)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    _legend(axes, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    _add_legend(axes, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 _SMOOTHING = 5  # steps that a noisy curve is averaged over
-_LABEL_LENGTH = 50  # characters of a label's line
-_MOST_INTERVALS = 5  # with more arms, intervals would cover each other
+_MOST_LABEL_CHARS = 50  # characters of a label's line
+_MOST_ARMS_WITH_INTERVALS = 5  # with more arms, intervals would cover each other
 
 
-def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
+def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
     """Paired differences of held-out success with their 95 % intervals, and a dot for each seed.
 
     `differences` are those of a summary. Returns None if no run was evaluated.
@@ -98,7 +98,7 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
     known_differences = [pair for pair in differences if pair["mean"] is not None]
     if not known_differences:
         return None
-    picture, (axes,) = figure(width=8.2, height=1.2 + 0.4 * len(known_differences))
+    picture, (axes,) = make_figure(width=8.2, height=1.2 + 0.4 * len(known_differences))
     for row, pair in enumerate(known_differences):
         seed_values = [100 * value for value in pair["by_seed"].values()]
         axes.scatter(seed_values, [row + 0.22] * len(seed_values), s=14, color="#888888", linewidth=0)
@@ -106,49 +106,49 @@ def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | Non
             axes.plot([100 * pair["low"], 100 * pair["high"]], [row, row], color=_PALETTE[0], linewidth=2)
         axes.scatter([100 * pair["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
     axes.axvline(0, color="black", linewidth=0.8)
-    labels = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _LABEL_LENGTH) for pair in known_differences]
+    labels = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _MOST_LABEL_CHARS) for pair in known_differences]
     axes.set_yticks(range(len(known_differences)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="difference in held-out success, points")
     return picture
 
 
-def success(arms: Arms) -> Figure:
+def draw_success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    has_many_arms = len(arms) > _MOST_INTERVALS
-    picture, (axes,) = figure(width=8.8 if has_many_arms else 6.4)
+    has_many_arms = len(arms) > _MOST_ARMS_WITH_INTERVALS
+    picture, (axes,) = make_figure(width=8.8 if has_many_arms else 6.4)
     opacity = 0 if has_many_arms else 0.18
     _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
     axes.set(xlabel="step", ylabel="success on the development split, %")
     if has_many_arms:
-        _legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
+        _add_legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
     elif axes.get_legend_handles_labels()[0]:
-        _legend(axes)
+        _add_legend(axes)
     return picture
 
 
-def live_groups(arms: Arms) -> Figure:
+def draw_live_groups(arms: Arms) -> Figure:
     """Live groups over steps: groups whose rewards all agree have no policy gradient."""
-    picture, (axes,) = figure()
+    picture, (axes,) = make_figure()
     _bands(axes, arms, lambda record: _curve(record, [100 * v for v in record["curves"]["live_groups"]]), _SMOOTHING)
     axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
-    _legend(axes)
+    _add_legend(axes)
     return picture
 
 
-def signals(arms: Arms) -> Figure | None:
+def draw_signals(arms: Arms) -> Figure | None:
     """Signals detected over steps, by kind, for the arms that signals guide."""
     guided_arms = _find_guided(arms)
     if not guided_arms:
         return None
-    picture, panels = figure(len(guided_arms), 1.6 + 4.2 * len(guided_arms))
+    picture, panels = make_figure(len(guided_arms), 1.6 + 4.2 * len(guided_arms))
     for axes, arm in zip(panels, guided_arms, strict=True):
         for kind in SIGNALS:
             curves = [_curve(record, record["signals"][kind]) for record in arms[arm]]
-            band(axes, curves, KINDS[kind], kind, _SMOOTHING)
+            draw_band(axes, curves, COLOUR_OF_KIND[kind], kind, _SMOOTHING)
         axes.set_title(TITLES[arm], fontsize=9)
         axes.set(xlabel="step", ylabel="signals a step", ylim=(0, None))
-    _legend(panels[0])
+    _add_legend(panels[0])
     return picture
 
 
@@ -156,9 +156,9 @@ def _curve(record: Record, values: Sequence[float]) -> list[tuple[int, float]]:
     return list(zip(record["curves"]["step"], values, strict=True))
 
 
-def task_distribution(arms: Arms) -> Figure:
+def draw_task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
-    picture, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
+    picture, panels = make_figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
     first_record = next(iter(arms.values()))[0]
     points_by_arm = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
@@ -168,7 +168,7 @@ def task_distribution(arms: Arms) -> Figure:
         margin = 0.05 * float(points.max() - points.min()) or 1.0
         axis_limits.append((float(points.min()) - margin, float(points.max()) + margin))
     for axes, (arm, (x, y, steps)) in zip(panels, points_by_arm.items(), strict=True):
-        axes.scatter(x[steps == 0], y[steps == 0], s=7, color=START, linewidth=0)
+        axes.scatter(x[steps == 0], y[steps == 0], s=7, color=START_COLOUR, linewidth=0)
         later = steps > 0
         dots = axes.scatter(x[later], y[later], s=7, c=steps[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{TITLES[arm]}\n{len(x)} tasks", fontsize=8)
@@ -180,20 +180,20 @@ def task_distribution(arms: Arms) -> Figure:
     return picture
 
 
-def conversion(arms: Arms) -> Figure | None:
+def draw_conversion(arms: Arms) -> Figure | None:
     """Signal-to-task conversion (expeditions that led to a task) and pass rate (drafts that became a task)."""
     if not any(record["evolutions"] for records in arms.values() for record in records):
         return None
-    picture, (yield_axes, pass_axes) = figure(2, 8.6)
-    _bands(yield_axes, arms, lambda record: _rates(record, "fruitful", "expeditions"))
-    _bands(pass_axes, arms, lambda record: _rates(record, "tasks", "drafts"))
+    picture, (yield_axes, pass_axes) = make_figure(2, 8.6)
+    _bands(yield_axes, arms, lambda record: _compute_rates(record, "fruitful", "expeditions"))
+    _bands(pass_axes, arms, lambda record: _compute_rates(record, "tasks", "drafts"))
     yield_axes.set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
     pass_axes.set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
-    _legend(yield_axes)
+    _add_legend(yield_axes)
     return picture
 
 
-def signal_shares(arms: Arms) -> Figure | None:
+def draw_signal_shares(arms: Arms) -> Figure | None:
     """Shares of the kinds of signal among detected signals, and among the tasks made from them."""
     guided_arms = _find_guided(arms)
     if not guided_arms:
@@ -207,19 +207,19 @@ def signal_shares(arms: Arms) -> Figure | None:
             total = sum(counts[kind] for kind in SIGNALS) or 1
             for kind in SIGNALS:
                 shares_by_kind[kind].append(100 * counts[kind] / total)
-    picture, (axes,) = figure(height=1.2 + 0.5 * len(labels))
-    shares(axes, shares_by_kind, labels, [KINDS[kind] for kind in shares_by_kind])
+    picture, (axes,) = make_figure(height=1.2 + 0.5 * len(labels))
+    draw_shares(axes, shares_by_kind, labels, [COLOUR_OF_KIND[kind] for kind in shares_by_kind])
     axes.set(xlabel="share, %")
     return picture
 
 
-def interaction_lengths(arms: Arms) -> Figure:
+def draw_interaction_lengths(arms: Arms) -> Figure:
     """Actions of the reference solution, of the tasks at the start and of added tasks."""
     longest = max(max(record["tasks"]["turns"], default=1) for records in arms.values() for record in records)
-    return _histogram(arms, "turns", list(np.arange(0.5, longest + 1)), "actions of the reference solution")
+    return _draw_histogram(arms, "turns", list(np.arange(0.5, longest + 1)), "actions of the reference solution")
 
 
-def crosses(arms: Arms) -> Figure:
+def draw_cross_table(arms: Arms) -> Figure:
     """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
     tables_by_arm = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
     sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
@@ -227,13 +227,13 @@ def crosses(arms: Arms) -> Figure:
         outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / sizes[arm] for arm in arms]
         for outcome in ("kept", "recovered", "lost", "never")
     }
-    picture, (axes,) = figure(height=1.4 + 0.4 * len(arms))
-    shares(axes, shares_by_part, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
+    picture, (axes,) = make_figure(height=1.4 + 0.4 * len(arms))
+    draw_shares(axes, shares_by_part, [TITLES[arm] for arm in arms], ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
     axes.set(xlabel="held-out tasks, %")
     return picture
 
 
-def time(arms: Arms) -> Figure:
+def draw_time(arms: Arms) -> Figure:
     """Shares of a run's time, without the warm start."""
     seconds_by_run = [record["seconds"] for records in arms.values() for record in records]
     part_names = [part for part in seconds_by_run[0] if part not in ("total", "warm_start")]
@@ -241,35 +241,35 @@ def time(arms: Arms) -> Figure:
         part: [100 * float(np.mean([r["seconds"][part] / r["seconds"]["total"] for r in arms[arm]])) for arm in arms]
         for part in part_names
     }
-    picture, (axes,) = figure(height=1.8 + 0.4 * len(arms))
-    shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[i % len(_PALETTE)] for i in range(len(parts))])
+    picture, (axes,) = make_figure(height=1.8 + 0.4 * len(arms))
+    draw_shares(axes, parts, [TITLES[arm] for arm in arms], [_PALETTE[i % len(_PALETTE)] for i in range(len(parts))])
     axes.set(xlabel="time, %")
     return picture
 
 
 FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
-    "success": success,
-    "signals": signals,
-    "task-distribution": task_distribution,
-    "conversion": conversion,
-    "signal-shares": signal_shares,
+    "success": draw_success,
+    "signals": draw_signals,
+    "task-distribution": draw_task_distribution,
+    "conversion": draw_conversion,
+    "signal-shares": draw_signal_shares,
     # Similarity of an added task's wording to the nearest evaluation task, with D_0 for comparison.
-    "similarity": lambda arms: _histogram(
+    "similarity": lambda arms: _draw_histogram(
         arms, "similarity", list(np.linspace(0, 1, 26)), "greatest cosine to an evaluation task"
     ),
-    "interaction-lengths": interaction_lengths,
-    "cross-table": crosses,
-    "time": time,
-    "live-groups": live_groups,
+    "interaction-lengths": draw_interaction_lengths,
+    "cross-table": draw_cross_table,
+    "time": draw_time,
+    "live-groups": draw_live_groups,
 }
 
 
-def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def draw_all(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """Writes every picture for which there is data and returns their names; `differences` are those of the summary.
 
     Raises StorageError if writing fails.
     """
-    plots = {"differences": paired_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
+    plots = {"differences": draw_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
     picture_by_name = {name: picture for name, picture in plots.items() if picture is not None}
     for name, picture in picture_by_name.items():
         png_buffer = io.BytesIO()
@@ -284,7 +284,7 @@ def _find_guided(arms: Arms) -> list[str]:
     return [arm for arm, records in arms.items() if any(kinds & set(record["tasks"]["origin"]) for record in records)]
 
 
-def _rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, float]]:
+def _compute_rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, float]]:
     counts_by_step: dict[int, list[int]] = {}
     for evolution in record["evolutions"]:
         part_and_whole = counts_by_step.setdefault(evolution["step"], [0, 0])
@@ -293,8 +293,8 @@ def _rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, f
     return [(step, 100 * count / total) for step, (count, total) in sorted(counts_by_step.items()) if total]
 
 
-def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
-    picture, (axes,) = figure()
+def _draw_histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
+    picture, (axes,) = make_figure()
 
     def draw_tasks(records: Iterable[Record], are_new: bool, shade: str, name: str) -> None:
         pools = [record["tasks"] for record in records]
@@ -304,10 +304,10 @@ def _histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Fi
             style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"
             axes.hist(values, bins, weights=weights, histtype=style, color=shade, label=name, linewidth=1.5)
 
-    draw_tasks(itertools.chain(*arms.values()), False, START, "D_0")
-    shades = colours(arms)
+    draw_tasks(itertools.chain(*arms.values()), False, START_COLOUR, "D_0")
+    shades = choose_colours(arms)
     for arm, records in arms.items():
         draw_tasks(records, True, shades[arm], f"added by {TITLES[arm]}")
     axes.set(xlabel=label, ylabel="tasks, %")
-    _legend(axes)
+    _add_legend(axes)
     return picture

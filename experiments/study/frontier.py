@@ -41,7 +41,7 @@ def frontier(
     candidates = [
         trajectory
         for episodes in in_groups(inputs.episodes, task_of, rng)[: _TASKS_PER_EXPEDITION * inputs.contexts]
-        if (trajectory := _of_last_visit(episodes, inputs.find)) and _is_mastered(trajectory, inputs, mastered)
+        if (trajectory := _find_last_visit(episodes, inputs.find)) and _is_mastered(trajectory, inputs, mastered)
     ]
     ending = inputs.explorer.ending
     tools_by_task = {
@@ -80,10 +80,10 @@ def frontier(
     yield from partly_uniform(inputs, floor, rng, draw_expedition)
 
 
-def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
+def _find_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
     """The first valid trajectory of the last step; None if all of them were lost."""
     last_step = max(map(step_of, episodes))
-    return next((one for name in episodes if step_of(name) == last_step and (one := find(name)).valid), None)
+    return next((one for task_id in episodes if step_of(task_id) == last_step and (one := find(task_id)).valid), None)
 
 
 def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:

@@ -23,7 +23,7 @@ VARIABLES: Mapping[str, str] = {
     "JAX_PLATFORMS": "cpu",
 }
 # Other variables that decide bits. No run gets them, whatever the shell sets.
-OTHERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+OTHER_VARIABLES = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def main(arguments: list[str]) -> None:

@@ -22,17 +22,17 @@ from cojax.run import states
 from cojax.signals import SIGNALS
 from cojax.storage.files import StorageError, read_json
 from cojax.types import INFRASTRUCTURE, Task, content_hash
-from .comparison import mismatch
+from .comparison import explain_mismatch
 from .tables import StudyRun
 
 # How many tasks of the development split span the plane, which is therefore the same for every run.
-SPANNING = 300
+SPANNING_TASK_COUNT = 300
 _COORDINATE_DIGITS = 4  # digits of figures whose further digits depend on the processor
 Columns = dict[str, list[Any]]
 COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 
-def environment_of(config: Mapping[str, Any]) -> Environment:
+def load_environment(config: Mapping[str, Any]) -> Environment:
     """The environment of a run's configuration, with its settings, in this process."""
     environment_settings = {
         name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
@@ -56,7 +56,7 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
 
 
 def describe_tasks(
-    tasks: Sequence[Task], targets: Sequence[Task], tool_of: Callable[[Task], str], spanning: Sequence[Task]
+    tasks: Sequence[Task], targets: Sequence[Task], find_tool: Callable[[Task], str], spanning: Sequence[Task]
 ) -> Columns:
     """The columns COLUMNS of at least one task.
 
@@ -66,14 +66,14 @@ def describe_tasks(
     """
     embed = hashed_ngrams()
     embeddings = embed([task.query for task in tasks])
-    centre, axes = _plane(tuple(task.query for task in spanning))
+    centre, axes = _find_plane(tuple(task.query for task in spanning))
     points = (embeddings - centre) @ axes.T
     similarities = greatest_similarity(embeddings, embed([task.query for task in targets]))
     return {
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
         "turns": [len(task.solution) for task in tasks],
-        "tool": [tool_of(task) for task in tasks],
+        "tool": [find_tool(task) for task in tasks],
         "x": [round(float(x), _COORDINATE_DIGITS) for x in points[:, 0]],
         "y": [round(float(y), _COORDINATE_DIGITS) for y in points[:, 1]],
         "similarity": [round(float(cosine), _COORDINATE_DIGITS) for cosine in similarities],
@@ -81,7 +81,7 @@ def describe_tasks(
 
 
 @functools.cache
-def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _find_plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The centre float64[D] and the two principal axes float64[2, D] of these queries.
 
     The development tasks' queries put all runs in the same plane. The largest entry of an axis is positive.
@@ -97,10 +97,10 @@ def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
-CURVES = ("success", "turns", "live_groups", "tasks")
+CURVE_COLUMNS = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # The part of a line of evidence that is about a single draft: from an id, a colon or a quoted text on.
-_DETAIL = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
+_DETAIL_PATTERN = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
 # Counts of an origin: groups played of its tasks, live groups among them, and the explorer's actions to find the tasks.
 ORIGIN_COUNTS = ("groups", "live", "actions")
 # Measures of an origin, where known: how many tools its tasks were the first to solve, and the mean norm of the
@@ -111,17 +111,17 @@ ORIGIN_MEASURES = ("solved", "norm")
 FAILURE_SHARES = ("hard", "distinct", "ends")
 
 
-def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
+def try_record(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
     """The record of the run in `workdir`, or None and why it has none."""
     try:
-        return record_of(job, workdir), ""
+        return make_record(job, workdir), ""
     except StorageError as error:
         return None, str(error)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         return None, f"{workdir} holds a damaged run ({error!r}); delete it and run the same command again"
 
 
-def record_of(job: StudyRun, workdir: Path) -> Record:
+def make_record(job: StudyRun, workdir: Path) -> Record:
     """Makes the record of the run in `workdir`.
 
     Raises StorageError, which says what is missing or different.
@@ -129,7 +129,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     summary, config, *evaluations = (
         _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
     )
-    if difference := mismatch(config, job.config):
+    if difference := explain_mismatch(config, job.config):
         raise StorageError(
             f"{workdir} holds a run with other settings: {difference}. Choose another --runs, or delete it"
         )
@@ -141,15 +141,15 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     run = read_run(workdir)
     metrics, drafts = run.metrics, run.drafts
     tasks = [task_from_record(record, line_number) for line_number, record in enumerate(run.tasks.values(), 1)]
-    section = config["config"]["evaluation"]
-    environment = environment_of(config["config"])
-    targets = _evaluation_tasks(environment, section, workdir)
+    evaluation_settings = config["config"]["evaluation"]
+    environment = load_environment(config["config"])
+    evaluation_tasks = _evaluation_tasks(environment, evaluation_settings, workdir)
     # A run that has used up its budget has steps without episodes, which have no means.
     step_rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
-        "split": section["split"],
+        "split": evaluation_settings["split"],
         "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read from a file: tuples become lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
@@ -158,30 +158,30 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "zero_shot": summary["zero_shot"],
         # The success of the last trial, if there are several.
         "final": trials[-1]["success"] if trials else summary["final"],
-        "held_out": solved_tasks(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
-        "budget": budget(summary, metrics),
+        "held_out": list_solved(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
+        "budget": count_budget(summary, metrics),
         **({"trials": trials} if trials else {}),
         "seconds": {part: round(seconds, 2) for part, seconds in summary["seconds"].items()},
         # The seconds of `feedback` after D_0 was made.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
             "step": [row["step"] for row in step_rows],
-            **{name: [round(row[name], _DIGITS) for row in step_rows] for name in CURVES},
+            **{name: [round(row[name], _DIGITS) for row in step_rows] for name in CURVE_COLUMNS},
         },
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
-        "learning": learning(metrics),
+        "learning": average_learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in step_rows] for kind in SIGNALS},
-        "evolutions": evolutions(run),
-        **worth_of(run),
-        **({"failures": failure_record} if (failure_record := failures_of(metrics)) else {}),
-        "refused": refusal_counts(drafts),
+        "evolutions": list_evolutions(run),
+        **compute_worth(run),
+        **({"failures": failure_record} if (failure_record := average_failures(metrics)) else {}),
+        "refused": count_refusals(drafts),
         "tasks": describe_tasks(
             tasks,
-            targets,
+            evaluation_tasks,
             least_popular(environment, config["config"]["explorer"]["ending"]),
-            environment.tasks("dev", SPANNING) or tasks,
+            environment.tasks("dev", SPANNING_TASK_COUNT) or tasks,
         ),
-        "quality": describe_pool(tasks, targets, hashed_ngrams(), config["config"]["quality"]["k"]),
+        "quality": describe_pool(tasks, evaluation_tasks, hashed_ngrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def _evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], w
     return tasks
 
 
-def solved_tasks(scores_before: Mapping[str, float], scores_after: Mapping[str, float]) -> dict[str, Any]:
+def list_solved(scores_before: Mapping[str, float], scores_after: Mapping[str, float]) -> dict[str, Any]:
     """Which held-out tasks were solved before and after training.
 
     `zero_shot` and `final` have one character for each task, 1 or 0, in the order of task ids; `digest` is a hash of
@@ -210,7 +210,7 @@ def solved_tasks(scores_before: Mapping[str, float], scores_after: Mapping[str, 
     }
 
 
-def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def count_budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Counts what a run used: episodes of training and probes and their turns, tokens sampled and trained on, the
     explorer's actions, validated drafts, and added tasks."""
     step_records = list(metrics)
@@ -238,7 +238,7 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
     }
 
 
-def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def average_learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The number of updates of a run, and means over updates of those metrics that every step reports."""
     update_rows = [row for row in metrics if row.get("updates")]
     update_count = sum(row["updates"] for row in update_rows)
@@ -250,7 +250,7 @@ def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {"updates": update_count, **means}
 
 
-def evolutions(run: Run) -> list[dict[str, Any]]:
+def list_evolutions(run: Run) -> list[dict[str, Any]]:
     """The counts CONVERSION of each evolution and origin."""
     return [
         {"step": step, "origin": origin, **{name: counts[name] for name in CONVERSION}}
@@ -258,7 +258,7 @@ def evolutions(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def worth_of(run: Run) -> dict[str, Any]:
+def compute_worth(run: Run) -> dict[str, Any]:
     """The keys `origins` and `predicted` of a run's record, D_0's tasks included.
 
     `origins` has ORIGIN_COUNTS and ORIGIN_MEASURES by origin; a measure that is not known is None. `predicted` covers
@@ -285,7 +285,7 @@ def worth_of(run: Run) -> dict[str, Any]:
     }
 
 
-def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What metrics.jsonl says about a run's agents; {} for a run that learned from no preferences.
 
     `examples` are counts over all steps. For each agent `failures` is their share of its episodes, and `hard`,
@@ -321,14 +321,14 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"examples": dict(examples), "agents": agent_figures} if agent_figures or examples else {}
 
 
-def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def count_refusals(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Counts drafts of evolutions that did not become tasks, by the beginning of the deciding line of evidence.
 
     The deciding line is the one about a failed run, or else the last.
     """
     lines = (draft["verdict"]["evidence"] for draft in drafts if draft["step"] and not draft["task"])
-    why = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
-    return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
+    reason = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
+    return dict(Counter(_DETAIL_PATTERN.sub("", line) for line in reason).most_common())
 
 
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:

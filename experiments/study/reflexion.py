@@ -18,10 +18,10 @@ from cojax.types import Evaluation, Group, Message, Observation, Task, Trajector
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
 # How many of the newest notes are shown, and the most characters of a note.
-_MOST_NOTES, _LONGEST_NOTE = 3, 1_000
+_MOST_NOTES_PER_TASK, _MOST_NOTE_CHARS = 3, 1_000
 
-_REQUEST = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
-_REMINDER = "You tried what follows before and did not solve it. What you noted then:"
+_REQUEST_TEXT = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
+_REMINDER_TEXT = "You tried what follows before and did not solve it. What you noted then:"
 # Role of a message in the record → words before it; "→" for other roles, such as the result of an action.
 _SPEAKERS = {"user": "The user said:"}
 
@@ -46,11 +46,11 @@ def retry_failures(
         note_groups: list[Group] = []
         if reflects:
             failure_by_task = {group.task.id: group.valid[-1] for group in failed_groups}
-            note_groups = play(_notebook(environment, failure_by_task, room), tasks, f"note{trial_number}")
+            note_groups = play(_make_note_environment(environment, failure_by_task, room), tasks, f"note{trial_number}")
             for group in note_groups:
                 if note := _read_note(group):
-                    notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MOST_NOTES:]
-        retry_groups = play(with_notes(environment, notes), tasks, f"trial{trial_number}")
+                    notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MOST_NOTES_PER_TASK:]
+        retry_groups = play(add_notes(environment, notes), tasks, f"trial{trial_number}")
         # A trial without a valid episode leaves the result of the trial before it.
         latest_groups |= {group.task.id: group for group in retry_groups if group.valid}
         trial_records.append(_trial_record(latest_groups, retry_groups, note_groups))
@@ -76,16 +76,16 @@ def _trial_record(latest: Mapping[str, Group], groups: Sequence[Group], note_gro
 
 def _read_note(group: Group) -> str:
     """The note that the policy wrote, without its thought; "" if there is none."""
-    replies = [_without_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
-    return shorten(replies[0], _LONGEST_NOTE) if replies else ""
+    replies = [_strip_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
+    return shorten(replies[0], _MOST_NOTE_CHARS) if replies else ""
 
 
-def _without_thought(text: str) -> str:
+def _strip_thought(text: str) -> str:
     """A reply without the thought before it; "" if the thought did not end."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
-def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
+def _make_note_environment(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
     """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
     Because it is an environment, notes are sampled like actions: with deadlines, seeds and retries.
@@ -93,7 +93,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
 
     def start_note(task: Task) -> Episode:
         note_episode = types.SimpleNamespace(
-            reset=lambda: (Message("user", request(failures[task.id], room)),),
+            reset=lambda: (Message("user", write_request(failures[task.id], room)),),
             tools=lambda: (),
             step=lambda action: Observation(done=True),
             state=dict,
@@ -106,7 +106,7 @@ def _notebook(environment: Environment, failures: Mapping[str, Trajectory], room
     return Wrapped(environment, start_note)
 
 
-def request(failure: Trajectory, room: int) -> str:
+def write_request(failure: Trajectory, room: int) -> str:
     """The request for a note after a failure: the task, the actions and their results, in about `room` characters.
 
     The oldest actions are left out first.
@@ -114,7 +114,7 @@ def request(failure: Trajectory, room: int) -> str:
     task_text = shorten("\n".join(message.content for message in failure.opening), room // 2)
     step_texts = [
         "\n".join((
-            _without_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
+            _strip_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
             *(f"{_SPEAKERS.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
         ))
         for turn in failure.turns
@@ -122,10 +122,10 @@ def request(failure: Trajectory, room: int) -> str:
     recent_steps = [step for step in fit_texts(step_texts, room - len(task_text), extra_each=8) if step is not None]
     first_number = len(step_texts) - len(recent_steps) + 1
     record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first_number)) or "(nothing)"
-    return _REQUEST.format(task=task_text, record=record)
+    return _REQUEST_TEXT.format(task=task_text, record=record)
 
 
-def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
+def add_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
     """The environment with the notes of a task in its opening; `notes` maps a task id to notes, oldest first.
 
     The notes come first in the last opening message, because a template may not allow another message, and a long
@@ -134,11 +134,11 @@ def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> 
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
-        note_lines = "\n".join(f"{number}. {note}" for number, note in enumerate(notes.get(task.id, ()), 1))
+        note_lines = "\n".join(f"{note_number}. {note}" for note_number, note in enumerate(notes.get(task.id, ()), 1))
 
         def reset() -> tuple[Message, ...]:
             *earlier_messages, last = episode.reset()
-            return (*earlier_messages, Message(last.role, f"{_REMINDER}\n{note_lines}\n\n{last.content}"))
+            return (*earlier_messages, Message(last.role, f"{_REMINDER_TEXT}\n{note_lines}\n\n{last.content}"))
 
         return WrappedEpisode(episode, reset=reset) if note_lines else episode
 

@@ -14,17 +14,17 @@ from typing import Any
 from cojax.durable import own_file
 from cojax.host.processes import descendants, end
 from cojax.storage.files import RunDirectoryError, last_lines, lock_folder
-from .comparison import begun_otherwise
-from .launch import OTHERS, VARIABLES
+from .comparison import explain_other_variables
+from .launch import OTHER_VARIABLES, VARIABLES
 from .tables import ROOT, StudyRun
 
-_POLL_SECONDS = 0.5  # seconds
+_POLL_S = 0.5  # seconds
 # Seconds that a run may take to stop; it first completes its step and writes a checkpoint.
-_GRACE_SECONDS = 120.0
+_GRACE_S = 120.0
 
 
 def run_all(
-    jobs: Sequence[StudyRun],
+    runs: Sequence[StudyRun],
     folder: Path,
     cores: Sequence[int | None],
     timeout_s: float,
@@ -36,7 +36,7 @@ def run_all(
     `on_end(job, failure, seconds)` is called on the thread of the run, one call at a time; `failure` says why the run
     failed, "" if it finished. A run that takes longer than `timeout_s` seconds is stopped. Stopped runs can resume.
     """
-    pending, warm_starts = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
+    pending, warm_starts = list(runs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
     queue_lock, ending_lock = threading.Lock(), threading.Lock()
 
     def take_job() -> StudyRun | None:
@@ -50,7 +50,7 @@ def run_all(
                         return job
                 if not pending:
                     return None
-            stop.wait(_POLL_SECONDS)
+            stop.wait(_POLL_S)
         return None
 
     def run_jobs(core: int | None) -> None:
@@ -59,7 +59,7 @@ def run_all(
                 start_time = time.monotonic()
                 mark_warm = functools.partial(warm_starts.__setitem__, job.warm_start, True)
                 try:
-                    failure = make_run(job, folder / job.name, core, timeout_s, stop, mark_warm)
+                    failure = run_job(job, folder / job.name, core, timeout_s, stop, mark_warm)
                 finally:
                     with queue_lock:
                         if not warm_starts[job.warm_start]:  # another run may make it
@@ -72,20 +72,20 @@ def run_all(
 
     with concurrent.futures.ThreadPoolExecutor(len(cores)) as threads:
         futures = [threads.submit(run_jobs, core) for core in cores]
-        while concurrent.futures.wait(futures, _POLL_SECONDS).not_done:
+        while concurrent.futures.wait(futures, _POLL_S).not_done:
             pass  # signals reach the main thread between two waits
     for future in futures:
         future.result()
 
 
-def command(job: StudyRun, workdir: Path) -> list[str]:
+def make_command(job: StudyRun, workdir: Path) -> list[str]:
     """The interpreter's arguments for this run."""
     setting_flags = [f"--config.{setting}={value}" for setting, value in job.settings.items()]
     setting_flags.append(f"--config.workdir={workdir.absolute()}")
     return ["-m", "experiments.run", "--config=experiments/desk.py", *setting_flags]
 
 
-def make_run(
+def run_job(
     job: StudyRun, workdir: Path, core: int | None, timeout_s: float, stop: threading.Event, on_warm: Callable[[], None]
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
@@ -95,10 +95,10 @@ def make_run(
     log_path = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
     core_text = "-" if core is None else str(core)
-    launch = [sys.executable, "-m", f"{__package__}.launch", core_text, str(os.getpid()), *command(job, workdir)]
-    if failure := begun_otherwise(job, workdir):
+    launch = [sys.executable, "-m", f"{__package__}.launch", core_text, str(os.getpid()), *make_command(job, workdir)]
+    if failure := explain_other_variables(job, workdir):
         return failure
-    shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
+    shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHER_VARIABLES)}
     variables = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
     with open(log_path, "ab", opener=own_file) as log:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
@@ -107,14 +107,14 @@ def make_run(
         )
         start_time, terminated_at = time.monotonic(), 0.0
         while run_process.poll() is None:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_S)
             if (workdir / "model.json").exists():
                 on_warm()
             current_time = time.monotonic()
             if not terminated_at and (stop.is_set() or current_time - start_time > timeout_s):
                 run_process.terminate()
                 terminated_at = current_time
-            elif terminated_at and current_time - terminated_at > _GRACE_SECONDS:
+            elif terminated_at and current_time - terminated_at > _GRACE_S:
                 end(lambda: descendants(run_process.pid))
                 run_process.kill()
     if run_process.returncode == 0:
@@ -123,15 +123,15 @@ def make_run(
         return "stopped"
     if terminated_at:
         return f"took longer than {timeout_s:g} s; run the same command again to resume it, or raise --deadline"
-    return f"exit status {run_process.returncode}: {_last_words(log_path)}"
+    return f"exit status {run_process.returncode}: {_read_last_words(log_path)}"
 
 
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
     """Waits while another process holds the run directory: a run of a killed study first completes its step.
 
-    Returns whether it is free; it may not be after _GRACE_SECONDS, or when `stop` is set.
+    Returns whether it is free; it may not be after _GRACE_S, or when `stop` is set.
     """
-    deadline = time.monotonic() + _GRACE_SECONDS
+    deadline = time.monotonic() + _GRACE_S
     while not stop.is_set():
         try:
             lock_folder(workdir, "--runs").close()
@@ -139,29 +139,29 @@ def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
         except RunDirectoryError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_S)
     return False
 
 
-def available_cores(count: int) -> list[int | None]:
-    """`count` of the cores that this process may use, or None for each if processes cannot be pinned.
+def list_cores(most_cores: int) -> list[int | None]:
+    """`most_cores` of the cores that this process may use, or None for each if processes cannot be pinned.
 
     Raises ValueError if there are fewer.
     """
-    if count < 1:
-        raise ValueError(f"--jobs={count}; expected at least 1 run at a time")
+    if most_cores < 1:
+        raise ValueError(f"--jobs={most_cores}; expected at least 1 run at a time")
     if sys.platform != "linux":
-        return [None] * count
+        return [None] * most_cores
     cores = sorted(os.sched_getaffinity(0))
-    if count > len(cores):
-        raise ValueError(f"--jobs={count}, but this process may use {len(cores)} cores; give at most as many")
-    return list(cores[:count])
+    if most_cores > len(cores):
+        raise ValueError(f"--jobs={most_cores}, but this process may use {len(cores)} cores; give at most as many")
+    return list(cores[:most_cores])
 
 
-def _last_words(log: Path) -> str:
+def _read_last_words(log_path: Path) -> str:
     try:
-        log_lines = [line.strip() for line in last_lines(log) if line.strip()]
+        log_lines = [line.strip() for line in last_lines(log_path) if line.strip()]
     except OSError:
-        return f"its log {log} is gone; was the folder --runs deleted while it ran?"
+        return f"its log {log_path} is gone; was the folder --runs deleted while it ran?"
     error_lines = [line for line in log_lines if line.startswith("error: ")]
-    return f"{(error_lines or log_lines or ['no output'])[-1][:400]} (see {log})"
+    return f"{(error_lines or log_lines or ['no output'])[-1][:400]} (see {log_path})"

@@ -19,25 +19,25 @@ from cojax.report.figures import CONVERSION
 from cojax.signals import SIGNALS
 from cojax.storage.episodes import expand
 from cojax.storage.files import encode_record, parse_record, replace_file
-from .comparison import mismatch
-from .record import COLUMNS, CURVES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
+from .comparison import explain_mismatch
+from .record import COLUMNS, CURVE_COLUMNS, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
 from .tables import StudyRun
 
 # A larger number means damage, and means of such numbers would overflow.
-_GREATEST = 10**100
+_LARGEST_NUMBER = 10**100
 # How far a success may be from the share of solved tasks in `held_out`, which leaves out tasks whose episode was lost
 # before or after training.
 _MOST_DIFFERENCE = 0.05
-_Number = Annotated[float, Field(ge=-_GREATEST, le=_GREATEST)]
-_Amount = Annotated[float, Field(ge=0, le=_GREATEST)]
-_Positive = Annotated[float, Field(gt=0, le=_GREATEST)]
+_Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
+_Amount = Annotated[float, Field(ge=0, le=_LARGEST_NUMBER)]
+_Positive = Annotated[float, Field(gt=0, le=_LARGEST_NUMBER)]
 _Share = Annotated[float, Field(ge=0, le=1)] | None  # None if there was nothing to evaluate on
 _Correlation = Annotated[float, Field(ge=-1, le=1)] | None
-_Count = Annotated[int, Field(ge=0, le=_GREATEST)]
+_Count = Annotated[int, Field(ge=0, le=_LARGEST_NUMBER)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
-def _model(common_kinds: Mapping[str, Any] | None = None, extra_type: Any = Any, **kinds: Any) -> Any:
+def _make_model(common_kinds: Mapping[str, Any] | None = None, extra_type: Any = Any, **kinds: Any) -> Any:
     """A model with the keys of `common_kinds` and `kinds`; a key whose kind is a pair with a default may be missing.
 
     Values of other keys have the type `extra_type`.
@@ -48,52 +48,52 @@ def _model(common_kinds: Mapping[str, Any] | None = None, extra_type: Any = Any,
     return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required_kinds)
 
 
-def _live_at_most_all(origin: Any) -> Any:
+def _require_live_at_most_all(origin: Any) -> Any:
     if origin.live > origin.groups:
         raise ValueError(f"live is {origin.live}, more than the groups, {origin.groups}")
     return origin
 
 
-_all = dict.fromkeys
-_BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
+_with_kind = dict.fromkeys
+_BUDGET_KEYS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Older records have no measures of origins.
-_ORIGIN: Any = _model(_all(ORIGIN_COUNTS, _Count) | _all(ORIGIN_MEASURES, (_Amount | None, None)))
-_EVOLUTION: Any = _model(_all(CONVERSION, _Count), step=_Count, origin=str)
-_PREDICTION: Any = _model(rho=_Correlation, tasks=_Count)
-_TRIAL: Any = _model(episodes=_Count, success=_Number)
-_SCHEMA = _model(
+_ORIGIN: Any = _make_model(_with_kind(ORIGIN_COUNTS, _Count) | _with_kind(ORIGIN_MEASURES, (_Amount | None, None)))
+_EVOLUTION: Any = _make_model(_with_kind(CONVERSION, _Count), step=_Count, origin=str)
+_PREDICTION: Any = _make_model(rho=_Correlation, tasks=_Count)
+_TRIAL: Any = _make_model(episodes=_Count, success=_Number)
+_SCHEMA = _make_model(
     {
-        **_all(("arm", "split"), str),
-        **_all(("seed", "steps"), int),
-        **_all(("settings", "config"), dict),
-        **_all(("zero_shot", "final"), _Share),
+        **_with_kind(("arm", "split"), str),
+        **_with_kind(("seed", "steps"), int),
+        **_with_kind(("settings", "config"), dict),
+        **_with_kind(("zero_shot", "final"), _Share),
     },
-    facts=_model(commit=str, versions=dict[str, str], hardware=_model(processor=str)),
+    facts=_make_model(commit=str, versions=dict[str, str], hardware=_make_model(processor=str)),
     threads=dict[str, str],
-    held_out=_model(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
-    budget=_model(_all(_BUDGETS, _Count), _Count),
-    seconds=_model({"warm_start": _Amount, "total": _Positive}, _Amount),
+    held_out=_make_model(digest=str, tasks=_Count, zero_shot=_Bits, final=_Bits),
+    budget=_make_model(_with_kind(_BUDGET_KEYS, _Count), _Count),
+    seconds=_make_model({"warm_start": _Amount, "total": _Positive}, _Amount),
     evolution_seconds=_Amount,
-    curves=_model(_all(("step", *CURVES), list[_Number])),
-    signals=_model(_all(SIGNALS, list[_Count])),
+    curves=_make_model(_with_kind(("step", *CURVE_COLUMNS), list[_Number])),
+    signals=_make_model(_with_kind(SIGNALS, list[_Count])),
     refused=dict[str, _Count],
-    tasks=_model(_all(COLUMNS, list[_Number]) | _all(("origin", "tool"), list[str])),
-    quality=_model(
-        sr_at_k=_Number, turns=_Number, ed_rel=(_Number | None, None), max_similarity=(_model(mean=_Number), None)
+    tasks=_make_model(_with_kind(COLUMNS, list[_Number]) | _with_kind(("origin", "tool"), list[str])),
+    quality=_make_model(
+        sr_at_k=_Number, turns=_Number, ed_rel=(_Number | None, None), max_similarity=(_make_model(mean=_Number), None)
     ),
     dev=list[Annotated[list[_Number], Field(min_length=2, max_length=2)]],
     evolutions=list[_EVOLUTION],
     # Not every record has these: an older one, or one of a run without preferences or with one trial.
     learning=(dict[str, _Number], {}),
-    origins=(dict[str, Annotated[_ORIGIN, AfterValidator(_live_at_most_all)]], {}),
+    origins=(dict[str, Annotated[_ORIGIN, AfterValidator(_require_live_at_most_all)]], {}),
     predicted=(dict[str, _PREDICTION], {}),
     trials=(list[_TRIAL], []),
-    failures=(_model(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
+    failures=(_make_model(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
 )
 # Keys whose values have equal lengths, and the key of that length; if it is empty, the first value sets the length.
 _EQUAL_LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
     (("held_out.zero_shot", "held_out.final"), "held_out.tasks"),
-    ((*(f"curves.{name}" for name in ("step", *CURVES)), *(f"signals.{kind}" for kind in SIGNALS)), ""),
+    ((*(f"curves.{name}" for name in ("step", *CURVE_COLUMNS)), *(f"signals.{kind}" for kind in SIGNALS)), ""),
     (tuple(f"tasks.{column}" for column in COLUMNS), ""),
 )
 
@@ -112,9 +112,9 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
             expectation = "expected an object"
         raise ValueError(f"{key} is {quote(fault['input'])}; {expectation}") from None
     for keys, counter in _EQUAL_LENGTHS:
-        length = _at(record, counter) if counter else len(_at(record, keys[0]))
-        if wrong := [key for key in keys if len(_at(record, key)) != length]:
-            raise ValueError(f"{wrong[0]} has {len(_at(record, wrong[0]))} values; {counter or keys[0]} says {length}")
+        length = _get(record, counter) if counter else len(_get(record, keys[0]))
+        if wrong := [key for key in keys if len(_get(record, key)) != length]:
+            raise ValueError(f"{wrong[0]} has {len(_get(record, wrong[0]))} values; {counter or keys[0]} says {length}")
     for key in ("zero_shot", "final"):
         bits = record["held_out"][key]
         if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _MOST_DIFFERENCE:
@@ -124,7 +124,7 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
     return dict(record)
 
 
-def _at(record: Mapping[str, Any], key: str) -> Any:
+def _get(record: Mapping[str, Any], key: str) -> Any:
     """The value at a dotted key."""
     return functools.reduce(lambda value, key_part: value[key_part], key.split("."), record)
 
@@ -133,14 +133,14 @@ _FILE_ENDING = ".jsonl.gz"
 _STORE_LOCK = threading.Lock()
 
 
-def path_of(out: Path, arm: str) -> Path:
+def make_path(results_folder: Path, arm: str) -> Path:
     """The file with the records of an arm."""
-    return out / "runs" / f"{arm}{_FILE_ENDING}"
+    return results_folder / "runs" / f"{arm}{_FILE_ENDING}"
 
 
-def read_arm(out: Path, arm: str) -> dict[int, Record]:
+def read_arm(results_folder: Path, arm: str) -> dict[int, Record]:
     """Seed → record of an arm; empty if none is stored. Raises ValueError, with the path, for a damaged file."""
-    path = path_of(out, arm)
+    path = make_path(results_folder, arm)
     if not path.exists():
         return {}
     records: dict[int, Record] = {}
@@ -161,24 +161,24 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
 
 def read_all(out: Path) -> dict[tuple[str, int], Record]:
     """(arm, seed) → record, of all stored records. Raises ValueError, with the path, for a damaged file."""
-    return {(arm, seed): record for arm in _arms(out) for seed, record in read_arm(out, arm).items()}
+    return {(arm, seed): record for arm in _list_arms(out) for seed, record in read_arm(out, arm).items()}
 
 
-def _arms(out: Path) -> list[str]:
-    return sorted(path.name.removesuffix(_FILE_ENDING) for path in (out / "runs").glob(f"*{_FILE_ENDING}"))
+def _list_arms(results_folder: Path) -> list[str]:
+    return sorted(path.name.removesuffix(_FILE_ENDING) for path in (results_folder / "runs").glob(f"*{_FILE_ENDING}"))
 
 
-def read_run(out: Path, name: str) -> Record:
+def read_run(results_folder: Path, run_name: str) -> Record:
     """The record of the run ARM-SEED.
 
     Raises ValueError for a missing record, with the seeds or arms that are stored, and for a damaged file.
     """
-    arm, _, seed = name.rpartition("-")
-    records = read_arm(out, arm) if arm and seed.isascii() and seed.isdigit() else {}
+    arm, _, seed = run_name.rpartition("-")
+    records = read_arm(results_folder, arm) if arm and seed.isascii() and seed.isdigit() else {}
     if not records or int(seed) not in records:
-        seeds_text, arms_text = ", ".join(map(str, sorted(records))), ", ".join(_arms(out)) or "none"
+        seeds_text, arms_text = ", ".join(map(str, sorted(records))), ", ".join(_list_arms(results_folder)) or "none"
         hint = f"{arm} has the seeds {seeds_text}" if records else f"expected ARM-SEED, of the arms {arms_text}"
-        raise ValueError(f"no record {name!r} in {out / 'runs'}; {hint}")
+        raise ValueError(f"no record {run_name!r} in {results_folder / 'runs'}; {hint}")
     return records[int(seed)]
 
 
@@ -193,25 +193,25 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
     for job in jobs:
         if (record := records_by_arm[job.arm].get(job.seed)) is None:
             continue
-        if difference := mismatch(record, job.config):
+        if difference := explain_mismatch(record, job.config):
             raise ValueError(
-                f"{path_of(out, job.arm)} holds the run {job.name} with other settings: {difference}. Choose another "
+                f"{make_path(out, job.arm)} holds the run {job.name} with other settings: {difference}. Choose another "
                 "--out and --runs for these settings, or delete the file and the run directories of its arm"
             )
         records[job.arm, job.seed] = record
     return records
 
 
-def store(out: Path, record: Record) -> None:
+def store_record(results_folder: Path, record: Record) -> None:
     """Adds a record to those of its arm, in place of one with the same seed.
 
     Readers see the old file or the new one. Threads store one at a time, and only one process at a time holds OUT
     (`__main__`). Raises StorageError if writing fails, and ValueError for a damaged file and for a record that is not
     strict JSON.
     """
-    path, content = path_of(out, record["arm"]), io.BytesIO()
+    path, content = make_path(results_folder, record["arm"]), io.BytesIO()
     with _STORE_LOCK:
-        records = {**read_arm(out, record["arm"]), record["seed"]: record}
+        records = {**read_arm(results_folder, record["arm"]), record["seed"]: record}
         # gzip.compress writes a header that differs between versions of Python.
         with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as gzip_file:
             gzip_file.write(b"".join(encode_record(records[seed], path) for seed in sorted(records)))

@@ -19,54 +19,54 @@ from cojax.registry.source import short_commit
 from cojax.report.figures import student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
-from .record import FAILURE_SHARES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, environment_of, least_popular
+from .record import FAILURE_SHARES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, least_popular, load_environment
 from .tables import ARMS, TITLES, Table
 
 # Solutions of this many actions or more count as one kind.
 _OPEN_ROW = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the page reports the worst tenth.
-MANY = 60
+LEAST_TOOLS_FOR_TENTHS = 60
 LONG = 4  # a long task has at least this many actions, with the finish
-ENOUGH = 30  # the fewest long tasks that a page reports
+LEAST_LONG_TASKS = 30  # the fewest long tasks that a page reports
 
 
-def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
+def break_down(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
     """Criterion → one row for each kind of task: `kind`, number of `tasks`, and shares solved, as means over seeds.
 
     The shares are `zero_shot`, before training, and `arms`, after training by arm. The argument maps an arm to its
     records. Empty if the environment now has other held-out tasks than the records, or a run has an invalid episode.
     """
     all_records = [record for records in arms.values() for record in records]
-    environment, tasks = held_out_tasks(all_records[0])
+    environment, tasks = load_held_out_tasks(all_records[0])
     task_sets = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in all_records}
     if task_sets != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
-    kind_lists: dict[str, list[tuple[Any, str]]] = {"actions": [_actions_kind(task) for task in tasks]}
+    kind_lists: dict[str, list[tuple[Any, str]]] = {"actions": [_kind_by_actions(task) for task in tasks]}
     if isinstance(environment, Charted):
-        tool_names, popularity = _tools_of(all_records[0])
+        tool_names, popularity = _find_tools(all_records[0])
         # The most popular ones first.
         kind_lists["tool"] = [(-popularity.get(name, 1.0), name) for name in tool_names]
         tool_kinds = sorted(set(kind_lists["tool"]))
-        if len(tool_kinds) >= MANY:
+        if len(tool_kinds) >= LEAST_TOOLS_FOR_TENTHS:
             tenths = {kind: 1 + 10 * index // len(tool_kinds) for index, kind in enumerate(tool_kinds)}
             kind_lists["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kind_lists["tool"]]
-    return {criterion: _rows(task_kinds, arms) for criterion, task_kinds in kind_lists.items()}
+    return {criterion: _make_rows(task_kinds, arms) for criterion, task_kinds in kind_lists.items()}
 
 
-def _tools_of(record: Record) -> tuple[list[str], Mapping[str, float]]:
+def _find_tools(record: Record) -> tuple[list[str], Mapping[str, float]]:
     """The least popular tool of each held-out task's solution, by task id, and the popularity of the tools."""
-    environment, tasks = held_out_tasks(record)
+    environment, tasks = load_held_out_tasks(record)
     find_tool = least_popular(environment, record["config"]["explorer"]["ending"])
     return [find_tool(task) for task in tasks], environment.popularity() if isinstance(environment, Charted) else {}
 
 
 def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
-    """Seed → mean success over the worst tenth of the tools after training; None with fewer than MANY tools.
+    """Seed → mean success over the worst tenth of the tools after training; None with few tools.
 
     A task counts for the least popular tool of its solution. Each run has its own worst tenth, on the same held-out
     tasks, so the value is lower than these tools would reach on other tasks.
     """
-    return _tenth(records, lambda zero_shot, final, popularity: final)
+    return _average_tenth(records, lambda zero_shot, final, popularity: final)
 
 
 def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
@@ -74,45 +74,45 @@ def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
 
     So the same tools judge all arms of a seed, and no result after training decides which.
     """
-    return _tenth(records, lambda zero_shot, final, popularity: (zero_shot, popularity))
+    return _average_tenth(records, lambda zero_shot, final, popularity: (zero_shot, popularity))
 
 
-def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
+def _average_tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
     """Seed → mean success after training of the tenth of the tools that comes first by `order`.
 
     Its arguments are a tool's success before and after training, and its popularity.
     """
-    tool_names, popularity = _tools_of(records[0])
+    tool_names, popularity = _find_tools(records[0])
     sizes = Counter(tool_names)
-    if len(sizes) < MANY or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
+    if len(sizes) < LEAST_TOOLS_FOR_TENTHS or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
         return None
     success_by_seed = {}
     for record in records:
-        zero_shot, final = (_shares(tool_names, record["held_out"][when]) for when in ("zero_shot", "final"))
+        zero_shot, final = (_compute_shares(tool_names, record["held_out"][when]) for when in ("zero_shot", "final"))
         tools = sorted(sizes, key=lambda tool: (order(zero_shot[tool], final[tool], popularity.get(tool, 0.0)), tool))
-        success_by_seed[record["seed"]] = _mean([final[tool] for tool in tools[: max(1, round(len(tools) / 10))]])
+        success_by_seed[record["seed"]] = _average([final[tool] for tool in tools[: max(1, round(len(tools) / 10))]])
     return success_by_seed
 
 
 def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     """Seed → success after training over the held-out tasks of at least LONG actions, with the finish.
 
-    None if there are fewer than ENOUGH of them.
+    None if there are fewer than LEAST_LONG_TASKS of them.
     """
-    _, tasks = held_out_tasks(records[0])
+    _, tasks = load_held_out_tasks(records[0])
     is_long = [len(task.solution) >= LONG for task in tasks]
-    if sum(is_long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+    if sum(is_long) < LEAST_LONG_TASKS or any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
-    return {record["seed"]: _shares(is_long, record["held_out"]["final"])[True] for record in records}
+    return {record["seed"]: _compute_shares(is_long, record["held_out"]["final"])[True] for record in records}
 
 
-def _shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
+def _compute_shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
     """Kind → the share of its tasks that are solved. `kinds` holds the kind of each task, and `bits` its 1 or 0."""
     solved_counts = Counter(kind for kind, bit in zip(kinds, bits, strict=True) if bit == "1")
     return {kind: solved_counts[kind] / task_count for kind, task_count in Counter(kinds).items()}
 
 
-def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
+def count_tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
     """Least popular tool of a solution → arm → number of such tasks in the final set, mean over seeds.
 
     The most frequent tools over all arms come first. Empty if no tool's popularity is known.
@@ -125,7 +125,7 @@ def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, f
     return {tool: {arm: counts_by_arm[arm][tool] / len(records) for arm, records in arms.items()} for tool in tools}
 
 
-def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
+def estimate_prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
     """How well the policy could use the tools of added tasks before training.
 
     It is the mean over added tasks of the zero-shot success on held-out tasks with the same least popular tool. `rows`,
@@ -134,10 +134,10 @@ def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) 
     """
     success_by_tool = {row["kind"]: row["zero_shot"] for row in rows}
     pairs = (pair for record in records for pair in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True))
-    return _mean_of_known([success_by_tool.get(tool) for tool, step in pairs if step])
+    return _average_known([success_by_tool.get(tool) for tool, step in pairs if step])
 
 
-def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
+def _make_rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
     """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
     size_by_kind = Counter(kinds)
 
@@ -160,22 +160,22 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
     ]
 
 
-def held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
+def load_held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
     """The environment, and the tasks that the run was evaluated on, by id: the order of `held_out` in its record."""
-    return _held_out(
+    return _load_held_out(
         *(json.dumps(record["config"][section], sort_keys=True) for section in ("environment", "evaluation"))
     )
 
 
 @functools.lru_cache(maxsize=8)
-def _held_out(environment: str, evaluation: str) -> tuple[Environment, list[Task]]:
+def _load_held_out(environment: str, evaluation: str) -> tuple[Environment, list[Task]]:
     """Cached, because a grown desk takes a second to make and every part of a table asks for it."""
-    world, section = environment_of({"environment": json.loads(environment)}), json.loads(evaluation)
+    world, section = load_environment({"environment": json.loads(environment)}), json.loads(evaluation)
     tasks = world.tasks(section["split"], section["tasks"], section["seed"])
     return world, sorted(tasks, key=lambda task: task.id)
 
 
-def _actions_kind(task: Task) -> tuple[int, str]:
+def _kind_by_actions(task: Task) -> tuple[int, str]:
     action_count = len(task.solution)
     return (action_count, str(action_count)) if action_count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
 
@@ -200,7 +200,7 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(known_values)}
 
 
-def paired_difference(successes: Successes, other_successes: Successes) -> dict[str, Any]:
+def estimate_difference(successes: Successes, other_successes: Successes) -> dict[str, Any]:
     """`estimate` of `successes` − `other_successes` over the seeds that both have.
 
     Effects of the seed, above all of its warm start, cancel out. Raises ValueError if the two share no seed.
@@ -229,33 +229,33 @@ EXAMPLES: Mapping[str, str] = {
 }
 
 
-def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
+def list_complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
     """The seeds that have finished in every arm of the table."""
     return [seed for seed in seeds if all((arm, seed) in records for arm in table.arms)]
 
 
-def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -> dict[str, Any]:
+def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Records) -> dict[str, Any]:
     """The content of NAME.json. Shares are in [0, 1]; intervals are 95 % intervals over seeds.
 
     Only complete seeds count; the others are listed. Raises ValueError if no seed is complete, or if the runs were not
     all evaluated on the same tasks.
     """
-    common_seeds = complete_seeds(table, seeds, records)
+    common_seeds = list_complete_seeds(table, seeds, records)
     if not common_seeds:
-        raise ValueError(f"no seed of table {name!r} has finished in every arm ({', '.join(table.arms)})")
+        raise ValueError(f"no seed of table {table_name!r} has finished in every arm ({', '.join(table.arms)})")
     runs = [records[arm, seed] for seed in common_seeds for arm in table.arms]
     by_arm = {arm: [records[arm, seed] for seed in common_seeds] for arm in table.arms}
     if len(task_sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
-        raise ValueError(f"the runs of table {name!r} were evaluated on {len(task_sets)} different sets of tasks")
+        raise ValueError(f"the runs of table {table_name!r} were evaluated on {len(task_sets)} different sets of tasks")
     zero_shot_successes = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
-    by_kind = breakdowns(by_arm)
+    by_kind = break_down(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
     parts_by_name = {
         part: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
         for part, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
     return {
-        "name": name,
+        "name": table_name,
         "title": table.title,
         "reference": table.reference if table.reference in table.arms else None,
         "split": runs[0]["split"],
@@ -267,70 +267,70 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "common_settings": dict(
             item for item in runs[0]["settings"].items() if all(item in record["settings"].items() for record in runs)
         ),
-        "zero_shot": _estimate(zero_shot_successes),
+        "zero_shot": _estimate_by_seed(zero_shot_successes),
         # All arms of a seed share a warm start, so a different zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
             seed for seed in common_seeds if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
-            _row(arm, by_arm[arm], finals[arm], zero_shot_successes, by_kind.get("tool", ())) for arm in table.arms
+            _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, by_kind.get("tool", ())) for arm in table.arms
         ],
-        "differences": [_difference(arm, other, finals) for arm, other in table.differences],
+        "differences": [_make_difference(arm, other, finals) for arm, other in table.differences],
         # Success over a part of the held-out tasks, by arm, and its paired differences.
         **{
             name: {
-                "arms": {arm: _estimate(by_seed) for arm, by_seed in successes.items()},
-                "differences": [_difference(arm, other, successes) for arm, other in table.differences],
+                "arms": {arm: _estimate_by_seed(by_seed) for arm, by_seed in successes.items()},
+                "differences": [_make_difference(arm, other, successes) for arm, other in table.differences],
             }
             for name, successes in parts_by_name.items() if successes
         },
         "breakdowns": by_kind,
-        "tasks_by_tool": tasks_by_tool(by_arm),
-        "made_with": _made_with(runs),
+        "tasks_by_tool": count_tasks_by_tool(by_arm),
+        "made_with": _describe_machines(runs),
     }  # fmt: skip
 
 
-def _row(
+def _make_row(
     arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, by_tool: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     live_shares = [record["curves"]["live_groups"] for record in records]
-    budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
+    budgets = [{**record["budget"], "evaluation_episodes": _count_evaluation_episodes(record)} for record in records]
     learning_rows = [record.get("learning", {}) for record in records]
     metric_names = [name for name in learning_rows[0] if all(name in metrics for metrics in learning_rows)]
     return {
         "arm": arm,
         "title": TITLES[arm],
         "settings": dict(ARMS[arm]),
-        "final": _estimate(final),
-        "gain": paired_difference(final, zero_shot),
+        "final": _estimate_by_seed(final),
+        "gain": estimate_difference(final, zero_shot),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
         # None for an arm without steps.
-        "live_groups": _mean([_mean(groups) for groups in live_shares]) if all(live_shares) else None,
+        "live_groups": _average([_average(groups) for groups in live_shares]) if all(live_shares) else None,
         "budget": _mean_counts(budgets),
         # The metrics that all seeds have.
         "learning": _mean_counts([{metric: metrics[metric] for metric in metric_names} for metrics in learning_rows]),
         **{name: means for name, mean in _OPTIONAL_MEANS.items() if (means := mean(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(row["quality"]) for row in records]) for name, find in QUALITY.items()},
-        "mastered": prior_mastery(records, by_tool),
-        "seconds": _mean([record["seconds"]["total"] for record in records]),
-        "feedback_share": _mean([record["evolution_seconds"] / record["seconds"]["total"] for record in records]),
+        "mastered": estimate_prior_mastery(records, by_tool),
+        "seconds": _average([record["seconds"]["total"] for record in records]),
+        "feedback_share": _average([record["evolution_seconds"] / record["seconds"]["total"] for record in records]),
     }
 
 
 def _mean_counts(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each count over all records, in the counts' order; a missing count is 0."""
     count_names = dict.fromkeys(name for record in counts for name in record)
-    return {name: _mean([record.get(name, 0) for record in counts]) for name in count_names}
+    return {name: _average([record.get(name, 0) for record in counts]) for name in count_names}
 
 
-def _evaluation_episodes(record: Record) -> int:
+def _count_evaluation_episodes(record: Record) -> int:
     """Episodes of the final evaluation, which has more than one for a failed task that is tried again."""
     trials = record.get("trials")
     return sum(trial["episodes"] for trial in trials) if trials else record["held_out"]["tasks"]
 
 
-def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+def average_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Means over an arm's records by origin; {} unless all records have the counts.
 
     A count is 0 in a record without the origin. A measure is a mean over the records that know it, and None if none
@@ -342,26 +342,26 @@ def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
     rows_by_origin = {name: [record["origins"].get(name, {}) for record in records] for name in origins}
     return {
         origin: {
-            **{name: _mean([origin_row.get(name, 0) for origin_row in rows]) for name in ORIGIN_COUNTS},
-            **{name: _mean_of_known([origin_row.get(name) for origin_row in rows]) for name in ORIGIN_MEASURES},
+            **{name: _average([origin_row.get(name, 0) for origin_row in rows]) for name in ORIGIN_COUNTS},
+            **{name: _average_known([origin_row.get(name) for origin_row in rows]) for name in ORIGIN_MEASURES},
         }
         for origin, rows in rows_by_origin.items()
     }
 
 
-def mean_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+def average_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each predictor: the mean `rho` over the runs that give one, their number, and the mean number of tasks."""
     means: dict[str, dict[str, float | None]] = {}
     for name in PREDICTORS:
         predictions = [by_name[name] for record in records if name in (by_name := record.get("predicted", {}))]
         ranks = [row for row in predictions if row["rho"] is not None]
         if predictions:
-            tasks = _mean([row["tasks"] for row in predictions])
-            means[name] = {"rho": _mean_of_known([row["rho"] for row in ranks]), "runs": len(ranks), "tasks": tasks}
+            tasks = _average([row["tasks"] for row in predictions])
+            means[name] = {"rho": _average_known([row["rho"] for row in ranks]), "runs": len(ranks), "tasks": tasks}
     return means
 
 
-def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def average_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over those of an arm's records that report failures, with their number; {} if none does."""
     failure_records = [record["failures"] for record in records if record.get("failures")]
     if not failure_records:
@@ -383,10 +383,10 @@ def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # Keys of a row that not every record has, and the functions that average them over records.
-_OPTIONAL_MEANS = {"origins": mean_worth, "predicted": mean_predicted, "failures": mean_failures}
+_OPTIONAL_MEANS = {"origins": average_worth, "predicted": average_predicted, "failures": average_failures}
 
 
-def _difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
+def _make_difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
     by_seed = {
         str(seed): ours - theirs
         for seed, ours in finals[arm].items()
@@ -395,17 +395,17 @@ def _difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> di
     return {
         "one": arm,
         "other": other_arm,
-        **paired_difference(finals[arm], finals[other_arm]),
+        **estimate_difference(finals[arm], finals[other_arm]),
         "by_seed": by_seed,
         "seeds_above_0": sum(value > 0 for value in by_seed.values()),
     }
 
 
-def _estimate(by_seed: Successes) -> dict[str, Any]:
+def _estimate_by_seed(by_seed: Successes) -> dict[str, Any]:
     return {**estimate(list(by_seed.values())), "by_seed": {str(seed): value for seed, value in by_seed.items()}}
 
 
-def _made_with(records: Sequence[Record]) -> dict[str, Any]:
+def _describe_machines(records: Sequence[Record]) -> dict[str, Any]:
     """The distinct processors, commits, versions and threads of the runs, and core-hours."""
     facts = [record["facts"] for record in records]
     return {
@@ -419,16 +419,16 @@ def _made_with(records: Sequence[Record]) -> dict[str, Any]:
 
 def _mean_if_known(values: Sequence[float | None]) -> float | None:
     """The mean; None unless all are known."""
-    return None if None in values else _mean_of_known(values)
+    return None if None in values else _average_known(values)
 
 
-def _mean_of_known(values: Sequence[float | None]) -> float | None:
+def _average_known(values: Sequence[float | None]) -> float | None:
     """The mean of the known values; None if there are none."""
     known_values = [value for value in values if value is not None]
-    return _mean(known_values) if known_values else None
+    return _average(known_values) if known_values else None
 
 
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 

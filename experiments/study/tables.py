@@ -53,21 +53,21 @@ class StudyRun:
     @property
     def config(self) -> dict[str, Any]:
         """The whole configuration. Raises RegistryError for an unknown setting and for a wrong value."""
-        return plain_configuration(self.settings)
+        return make_plain_configuration(self.settings)
 
 
-def plain_configuration(settings: Settings) -> dict[str, Any]:
-    """`configuration_of` as a dict of JSON values."""
-    return json.loads(json.dumps(configuration_of(settings).to_dict()))
+def make_plain_configuration(settings: Settings) -> dict[str, Any]:
+    """`make_configuration` as a dict of JSON values."""
+    return json.loads(json.dumps(make_configuration(settings).to_dict()))
 
 
-def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
+def list_changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
     """Dotted names and values of the leaves in which `config` differs from `base`, without the run directory."""
     base_values = dict(leaves(base.to_dict()))
     return {name: value for name, value in leaves(config.to_dict()) if value != base_values[name] and name != "workdir"}
 
 
-def configuration_of(settings: Settings) -> ConfigDict:
+def make_configuration(settings: Settings) -> ConfigDict:
     """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
     config = desk.get_config()
     for setting, value in settings.items():
@@ -86,7 +86,7 @@ def configuration_of(settings: Settings) -> ConfigDict:
     return config
 
 
-def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
+def read_settings(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     value_by_setting = {}
     for argument in arguments:
@@ -104,20 +104,20 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
 _ARMS_TOML = Path(__file__).with_name("arms.toml").read_text("utf-8")
 _ARM_SECTIONS = tomllib.loads(_ARMS_TOML.replace('"experiments.', f'"{imports.within("experiments")}.'))
 _SMOLLM2 = desk_smollm2.get_config()
-_GROUPS: Mapping[str, Mapping[str, Any]] = {
+_SETTING_GROUPS: Mapping[str, Mapping[str, Any]] = {
     **_ARM_SECTIONS["groups"],
     # The batch is named even if it equals the desk's, because other tables have their own.
-    "smollm2": {**changes(_SMOLLM2, desk.get_config()), "batch_size": _SMOLLM2.batch_size},
+    "smollm2": {**list_changes(_SMOLLM2, desk.get_config()), "batch_size": _SMOLLM2.batch_size},
 }
 
 
-def _settings(section: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a section by dotted name, with a group's settings in place of its name."""
     value_by_setting: dict[str, Any] = {}
     for setting, value in leaves(section):
         if setting in ("ground", "groups"):
             for group in value:
-                value_by_setting |= _settings(_GROUPS[group])
+                value_by_setting |= _collect_settings(_SETTING_GROUPS[group])
         elif setting != "title":
             value_by_setting[setting] = tuple(value) if isinstance(value, list) else value
     return value_by_setting
@@ -128,11 +128,11 @@ _ARMS = _ARM_SECTIONS["arms"] | {
     for ground in ("wide", "deep")
     for name, method in _ARM_SECTIONS["methods"].items()
 }
-COMMON: Settings = _settings(_ARM_SECTIONS["common"])
+COMMON: Settings = _collect_settings(_ARM_SECTIONS["common"])
 # A development run evaluates this split instead of the held-out one, whatever the flags say.
-ON_DEVELOPMENT_TASKS: Settings = _settings(_ARM_SECTIONS["development"])
+ON_DEVELOPMENT_TASKS: Settings = _collect_settings(_ARM_SECTIONS["development"])
 TITLES: Mapping[str, str] = {arm: section["title"] for arm, section in _ARMS.items()}
-ARMS: Mapping[str, Settings] = {arm: _settings(section) for arm, section in _ARMS.items()}
+ARMS: Mapping[str, Settings] = {arm: _collect_settings(section) for arm, section in _ARMS.items()}
 
 _TABLES_TOML = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
 SEEDS: Mapping[str, tuple[int, ...]] = {name: tuple(seeds) for name, seeds in _TABLES_TOML["seeds"].items()}
@@ -171,7 +171,7 @@ TABLES: Mapping[str, Table] = {
 
 
 def jobs(
-    arms: Sequence[str], seeds: Sequence[int], development: bool = False, further: Settings = MappingProxyType({})
+    arms: Sequence[str], seeds: Sequence[int], is_development: bool = False, further: Settings = MappingProxyType({})
 ) -> list[StudyRun]:
     """The runs by seed, then by arm, so that finished runs are paired whenever the study is stopped.
 
@@ -182,7 +182,7 @@ def jobs(
         raise ValueError(f"arm {unknown_arms[0]!r} not found; available: {', '.join(ARMS)}")
     if conflicts := [name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm] for arm in arms)]:
         raise ValueError(f"{conflicts[0]} distinguishes the runs; choose runs with --arms and --seeds")
-    split = ON_DEVELOPMENT_TASKS if development else {}
+    split = ON_DEVELOPMENT_TASKS if is_development else {}
     return [
         StudyRun(arm, seed, {**COMMON, **further, **ARMS[arm], **split, "seed": seed}) for seed in seeds for arm in arms
     ]

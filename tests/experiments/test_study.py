@@ -21,8 +21,8 @@ from cojax.types import Signal
 from experiments import desk_smollm2
 from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms
-from experiments.study.figures import colours
-from experiments.study.summary import estimate, paired_difference
+from experiments.study.figures import choose_colours
+from experiments.study.summary import estimate, estimate_difference
 from experiments.study.tables import (
     ARMS,
     COMMON,
@@ -30,10 +30,10 @@ from experiments.study.tables import (
     ON_DEVELOPMENT_TASKS,
     SEEDS,
     TABLES,
-    changes,
-    configuration_of,
     jobs,
-    settings_of,
+    list_changes,
+    make_configuration,
+    read_settings,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -49,15 +49,15 @@ def test_means_have_students_interval():
 
 
 def test_differences_are_paired_by_the_seeds_that_both_have():
-    found = paired_difference(
+    found = estimate_difference(
         {1: 0.5, 2: 0.6, 3: 0.7}, {2: 0.4, 3: 0.6, 9: 1.0}
     )  # 0.2 and 0.1: s = 0.0707, t(1) = 12.7062
     assert found["count"] == 2
     assert (found["mean"], found["low"], found["high"]) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
     # What the seeds share cancels out: far apart from each other, one point apart in each pair.
-    assert paired_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8})["low"] == pytest.approx(0.1)
+    assert estimate_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8})["low"] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no value to estimate from"):
-        paired_difference({1: 0.5}, {2: 0.5})
+        estimate_difference({1: 0.5}, {2: 0.5})
 
 
 @pytest.mark.parametrize("development", [False, True])
@@ -66,7 +66,7 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
     made = jobs(list(ARMS), seeds, development)
     assert len(made) == len(ARMS) * len(seeds)
     for job in made[: len(ARMS)]:
-        config = configuration_of(job.settings)
+        config = make_configuration(job.settings)
         check(config)
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
         own = dict(ON_DEVELOPMENT_TASKS) if development else {}
@@ -93,17 +93,17 @@ def test_what_makes_an_arm_is_not_overridden():
     assert (retry.config["steps"], retry.config["evaluation"]["trials"]) == (0, 3)
     assert (static.config["steps"], static.config["evaluation"]["trials"]) == (60, 2)
     peeking = {"evaluation.split": "eval", "evaluation.dev_split": "eval"}
-    (developed,) = jobs(["static"], [21], development=True, further=peeking)
+    (developed,) = jobs(["static"], [21], is_development=True, further=peeking)
     assert {developed.config["evaluation"][name] for name in ("split", "dev_split")} == {"dev"}
 
 
 def test_arms_of_a_table_are_told_apart_by_colour():
     for table in TABLES.values():
-        shades = colours(table.arms)
+        shades = choose_colours(table.arms)
         assert list(shades) == list(table.arms)
         assert len(set(shades.values())) == len(table.arms)
-    assert list(colours(ARMS)) == list(ARMS)  # more than there are colours
-    assert colours(TABLES["main"].arms)["feedback"] == colours(TABLES["own"].arms)["feedback"]
+    assert list(choose_colours(ARMS)) == list(ARMS)  # more than there are colours
+    assert choose_colours(TABLES["main"].arms)["feedback"] == choose_colours(TABLES["own"].arms)["feedback"]
 
 
 def test_seeds_and_tables_are_sound():
@@ -113,11 +113,11 @@ def test_seeds_and_tables_are_sound():
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
     # What is taken away or added is all that tells an arm from feedback; the growth is the same a step.
     for period, arm in ((5, "period-5"), (20, "period-20")):
-        config = configuration_of(ARMS[arm])
+        config = make_configuration(ARMS[arm])
         assert config.evolve_every == period
         assert (
             config.synthesis.budget / period
-            == configuration_of({}).synthesis.budget / configuration_of({}).evolve_every
+            == make_configuration({}).synthesis.budget / make_configuration({}).evolve_every
         )
 
 
@@ -135,10 +135,10 @@ def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
 
 def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
     table = TABLES["pretrained"]
-    static, feedback = (configuration_of(job.settings) for job in jobs(table.arms, SEEDS["pretrained"][:1]))
-    assert changes(static, feedback) == {"preference.tasks": "static"}
+    static, feedback = (make_configuration(job.settings) for job in jobs(table.arms, SEEDS["pretrained"][:1]))
+    assert list_changes(static, feedback) == {"preference.tasks": "static"}
     # What all tables share and the preset does not say.
-    assert changes(feedback, desk_smollm2.get_config()) == {
+    assert list_changes(feedback, desk_smollm2.get_config()) == {
         "seed": 301, "engine.lanes": 1, "engine.slots": 16, "limits.concurrency": 16, "explorer.width": 1,
         "evaluation.seed": 2026,
     }  # fmt: skip
@@ -163,23 +163,23 @@ def test_losses_are_compared_in_as_many_episodes():
 
 def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
     with pytest.raises(RegistryError, match="nosuch is not a setting"):
-        configuration_of({"nosuch": 1})
+        make_configuration({"nosuch": 1})
     with pytest.raises(RegistryError, match=r"synthesis\.nosuch is not a setting"):
-        configuration_of({"synthesis.nosuch": 1})
+        make_configuration({"synthesis.nosuch": 1})
     with pytest.raises(RegistryError, match=r"nosuch\.steps is not a setting"):
-        configuration_of({"nosuch.steps": 1})
+        make_configuration({"nosuch.steps": 1})
     with pytest.raises(RegistryError, match="expected"):
-        configuration_of({"steps": "many"})
-    assert configuration_of({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
-    assert configuration_of({"signal_settings.rare.minimum": 9}).signal_settings.rare.minimum == 9
-    assert configuration_of({"signal_settings.mine.window": 3}).signal_settings.mine.window == 3
-    assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
+        make_configuration({"steps": "many"})
+    assert make_configuration({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
+    assert make_configuration({"signal_settings.rare.minimum": 9}).signal_settings.rare.minimum == 9
+    assert make_configuration({"signal_settings.mine.window": 3}).signal_settings.mine.window == 3
+    assert read_settings(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
         "steps": 4, "signals": "rare", "validate": False,
     }  # fmt: skip
     nested = "-" * 20_000 + "1"  # too deep for Python's parser
-    assert settings_of([f"--config.x={nested}"]) == {"x": nested}
+    assert read_settings([f"--config.x={nested}"]) == {"x": nested}
     with pytest.raises(ValueError, match="unexpected argument '--step=4'"):
-        settings_of(["--step=4"])
+        read_settings(["--step=4"])
     with pytest.raises(ValueError, match="arm 'uniform' is not in table 'main'; it has static"):
         select_arms("main", "static,uniform")
     assert select_arms("main", "static, feedback").differences == (("feedback", "static"),)

@@ -8,19 +8,19 @@ from study_records import known, record
 from cojax.run.checks import check
 from cojax.settings.presets import resolve
 from cojax.types import content_hash
-from experiments.study.record import budget, environment_of, least_popular
+from experiments.study.record import count_budget, least_popular, load_environment
 from experiments.study.summary import (
-    ENOUGH,
+    LEAST_LONG_TASKS,
+    LEAST_TOOLS_FOR_TENTHS,
     LONG,
-    MANY,
-    held_out_tasks,
+    load_held_out_tasks,
     long_tasks,
     render_page,
     summarise,
     weakest_tenth,
     worst_tenth,
 )
-from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, configuration_of, jobs
+from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, jobs, make_configuration
 
 GROUND_ARMS = sorted(arm for arm in ARMS if arm.startswith(("wide-", "deep-")))
 GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-growth", "deep")
@@ -30,7 +30,7 @@ PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-un
 @pytest.mark.parametrize("arm", GROUND_ARMS)
 def test_every_arm_is_a_run_that_can_be_made(arm):
     (job,) = jobs([arm], [201])
-    check(resolve(configuration_of(job.settings), job.settings))
+    check(resolve(make_configuration(job.settings), job.settings))
     assert job.config["environment"]["skew"] == 0.4
 
 
@@ -61,7 +61,7 @@ def test_the_seeds_of_the_grounds_are_of_no_other_table_but_the_one_of_losses():
 
 def test_the_main_ground_is_as_large_as_the_page_says():
     (job,) = jobs(["wide-uniform"], [201])
-    desk = environment_of(job.config)
+    desk = load_environment(job.config)
     tools = {entry["function"]["name"] for entry in desk.tools()} - {"finish"}
     lengths = collections.Counter(len(task.solution) - 1 for task in desk.tasks("eval", 1000, 2026))
     assert (len(tools), max(lengths)) == (207, 5)
@@ -72,7 +72,7 @@ def test_probes_count_as_episodes_and_environment_steps():
     probe = {"candidates": 160, "episodes": 1280, "turns": 3000, "tokens": 9000}
     evolution = {"triplets": 800, "drafts": 170, "probe": probe}
     rows = [{"outcomes": {"finished": 100, "cut": 28}, "turns": 3.0, "evolution": evolution}]
-    assert budget(summary, rows) == {
+    assert count_budget(summary, rows) == {
         "episodes": 1408, "probe_episodes": 1280, "turns": 3300, "tokens_sampled": 10_000, "tokens_trained": 400,
         "explorer_actions": 800, "drafts": 170, "tasks_added": 16,
     }  # fmt: skip
@@ -83,7 +83,7 @@ def held_out(arm, seed, solved):
     made = record(arm, seed, 0.5)
     made["config"]["evaluation"]["tasks"] = 600
     section = made["config"]["evaluation"]
-    environment = environment_of(made["config"])
+    environment = load_environment(made["config"])
     tasks = sorted(environment.tasks(section["split"], 600, section["seed"]), key=lambda task: task.id)
     tool = least_popular(environment, "finish")
     bits = "".join("1" if solved(tool(task)) else "0" for task in tasks)
@@ -94,7 +94,7 @@ def held_out(arm, seed, solved):
 
 def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
     _, tools = held_out("wide-uniform", 201, lambda tool: False)
-    assert len(tools) > MANY
+    assert len(tools) > LEAST_TOOLS_FOR_TENTHS
     few = set(tools[: round(len(tools) / 20)])
     half, _ = held_out("wide-uniform", 201, lambda tool: tool not in few)
     every, _ = held_out("wide-probe", 201, lambda tool: True)
@@ -116,7 +116,7 @@ def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
 
 def test_the_weakest_tenth_is_told_from_the_success_before_training():
     made, tools = held_out("wide-uniform", 201, lambda tool: True)
-    environment = environment_of(made["config"])
+    environment = load_environment(made["config"])
     popularity = environment.popularity()
     few = sorted(tools, key=lambda tool: (popularity[tool], tool))[: round(len(tools) / 10)]
     # Nothing is solved before training: the least popular are the weakest.
@@ -136,9 +136,9 @@ def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
 
 def test_long_tasks_are_told_apart():
     made, _ = held_out("wide-uniform", 201, lambda tool: True)
-    _, tasks = held_out_tasks(made)
+    _, tasks = load_held_out_tasks(made)
     long = [len(task.solution) >= LONG for task in tasks]
-    assert sum(long) >= ENOUGH
+    assert sum(long) >= LEAST_LONG_TASKS
     made["held_out"]["final"] = "".join("0" if one else "1" for one in long)
     assert long_tasks([made]) == {201: 0.0}
     other, _ = held_out("wide-probe", 201, lambda tool: True)

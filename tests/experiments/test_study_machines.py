@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from experiments.study.comparison import begun_otherwise, differing_facts, variables_of, with_stored_variables
+from experiments.study.comparison import (
+    adopt_stored_variables,
+    differing_facts,
+    explain_other_variables,
+    read_variables,
+)
 from experiments.study.launch import VARIABLES
 from experiments.study.tables import StudyRun
 
@@ -61,8 +66,8 @@ def test_each_difference_has_a_line():
 
 def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
     before = {"threads": {**VARIABLES, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
-    assert variables_of(before) == {**VARIABLES, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    assert variables_of({"threads": OLDER}) == OLDER
+    assert read_variables(before) == {**VARIABLES, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    assert read_variables({"threads": OLDER}) == OLDER
 
 
 def stored(arm, seed, threads, **settings):
@@ -72,7 +77,7 @@ def stored(arm, seed, threads, **settings):
 def test_a_new_run_has_the_variables_of_the_stored_runs_that_begin_like_it():
     jobs = [StudyRun(arm, seed, {}) for seed in (1, 2) for arm in ("static", "feedback")]
     other_ground = stored("static", 2, OLDER, **{"environment.suites": 4})
-    found = with_stored_variables(jobs, [stored("uniform", 1, {**OLDER, "LD_PRELOAD": "x"}, steps=3), other_ground])
+    found = adopt_stored_variables(jobs, [stored("uniform", 1, {**OLDER, "LD_PRELOAD": "x"}, steps=3), other_ground])
     assert [job.name for job in found] == ["static-1", "feedback-1", "static-2", "feedback-2"]
     assert [job.variables for job in found] == [OLDER, OLDER, VARIABLES, VARIABLES]
 
@@ -80,18 +85,18 @@ def test_a_new_run_has_the_variables_of_the_stored_runs_that_begin_like_it():
 def test_stored_runs_that_begin_alike_with_different_variables_are_refused():
     both = [stored("static", 1, OLDER), stored("uniform", 1, dict(VARIABLES))]
     with pytest.raises(ValueError, match="feedback-1 would share the warm start of the stored static-1 and uniform-1"):
-        with_stored_variables([StudyRun("feedback", 1, {})], both)
-    assert with_stored_variables([StudyRun("feedback", 2, {})], both)[0].variables == VARIABLES
+        adopt_stored_variables([StudyRun("feedback", 1, {})], both)
+    assert adopt_stored_variables([StudyRun("feedback", 2, {})], both)[0].variables == VARIABLES
 
 
 def test_a_run_does_not_go_on_with_other_variables(tmp_path):
-    assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
+    assert explain_other_variables(StudyRun("feedback", 1, {}), tmp_path) == ""
     environment = {name: VARIABLES[name] for name in ("XLA_FLAGS", "NPROC")}
     (tmp_path / "config.json").write_text(json.dumps({"hardware": {"environment": environment}}))
-    assert begun_otherwise(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
-    why = begun_otherwise(StudyRun("feedback", 1, {}), tmp_path)
+    assert explain_other_variables(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
+    why = explain_other_variables(StudyRun("feedback", 1, {}), tmp_path)
     name = "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"
     assert f"was started without {name}, and would go on with {name}='0', with other bits. Delete it or choose" in why
     for damaged in ("{", "[]", '{"hardware": {"environment": [1]}}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
+        assert explain_other_variables(StudyRun("feedback", 1, {}), tmp_path) == ""

@@ -10,17 +10,17 @@ from cojax.report.run import read_run
 from cojax.storage.files import Log, StorageError, write_json
 from environments import load
 from experiments.study import stored
-from experiments.study.comparison import differing_parts, mismatch
+from experiments.study.comparison import explain_mismatch, find_differing_parts
 from experiments.study.record import (
-    budget,
+    average_learning,
+    count_budget,
+    count_refusals,
     cross_table,
     describe_tasks,
-    evolutions,
-    learning,
     least_popular,
-    record_of,
-    refusal_counts,
-    solved_tasks,
+    list_evolutions,
+    list_solved,
+    make_record,
 )
 from experiments.study.stored import check_record
 from experiments.study.tables import COMMON, ROOT, jobs
@@ -29,10 +29,10 @@ from experiments.study.tables import COMMON, ROOT, jobs
 def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():
     before = {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.5, "e": 1.0}
     after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.5, "f": 1.0}  # e and f each lost an episode to the machinery
-    found = solved_tasks(before, after)
+    found = list_solved(before, after)
     assert (found["tasks"], found["zero_shot"], found["final"]) == (4, "1010", "1100")
     assert cross_table(found) == {"kept": 1, "recovered": 1, "lost": 1, "never": 1}
-    assert solved_tasks(before, before)["digest"] != found["digest"]
+    assert list_solved(before, before)["digest"] != found["digest"]
 
 
 def test_what_a_run_was_given_is_counted():
@@ -41,7 +41,7 @@ def test_what_a_run_was_given_is_counted():
         {"outcomes": {"finished": 4}, "turns": 2.5, "evolution": {"triplets": 9, "drafts": 4}},
     ]
     summary = {"tokens": {"sampled": 70, "trained": 30}, "tasks_initial": 10, "tasks_final": 13}
-    assert budget(summary, rows) == {
+    assert count_budget(summary, rows) == {
         "episodes": 8, "turns": 16, "tokens_sampled": 70, "tokens_trained": 30, "explorer_actions": 9, "drafts": 4,
         "tasks_added": 3,
     }  # fmt: skip
@@ -50,9 +50,9 @@ def test_what_a_run_was_given_is_counted():
 def test_updates_are_counted_and_averaged():
     rows = [{"updates": 3.0, "clip_fraction": 0.1, "grad_norm": 1.0}, {"updates": 1.0, "clip_fraction": 0.5,
              "grad_norm": 3.0}, {"updates": 0.0}, {}]  # fmt: skip
-    assert learning(rows) == {"updates": 4.0, "clip_fraction": 0.2, "grad_norm": 1.5}
-    assert learning([{"updates": 2.0, "grad_norm": 1.0}]) == {"updates": 2.0, "grad_norm": 1.0}
-    assert learning([{}]) == {"updates": 0}
+    assert average_learning(rows) == {"updates": 4.0, "clip_fraction": 0.2, "grad_norm": 1.5}
+    assert average_learning([{"updates": 2.0, "grad_norm": 1.0}]) == {"updates": 2.0, "grad_norm": 1.0}
+    assert average_learning([{}]) == {"updates": 0}
 
 
 def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone(tmp_path):
@@ -68,7 +68,7 @@ def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone(tmp_path):
     write_json(tmp_path / "config.json", {})
     Log(tmp_path / "expeditions.jsonl").append(expeditions)
     Log(tmp_path / "drafts.jsonl").append(drafts)
-    assert evolutions(read_run(tmp_path)) == [
+    assert list_evolutions(read_run(tmp_path)) == [
         {"step": 10, "origin": "boundary", "expeditions": 1, "fruitful": 0, "drafts": 0, "tasks": 0},
         {"step": 10, "origin": "rare", "expeditions": 3, "fruitful": 1, "drafts": 3, "tasks": 2},
     ]
@@ -86,7 +86,7 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
         draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
         draft("the query holds the answer 'wednesday'"), draft("the query holds the answer 'box 7: a'"),
     ]  # fmt: skip
-    assert refusal_counts(drafts) == {
+    assert count_refusals(drafts) == {
         "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1,
         "the query holds the answer": 2,
     }  # fmt: skip
@@ -110,27 +110,27 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     one = record("static", 101, 0.5)
     (job,) = jobs(["static"], [101])
     assert stored.read_runs(tmp_path, [job]) == {}
-    stored.store(tmp_path, one)
+    stored.store_record(tmp_path, one)
     assert stored.read_runs(tmp_path, [job]) == {("static", 101): one}
     other = jobs(["static"], [101], further={"steps": 3})[0]
-    assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
+    assert explain_mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
     with pytest.raises(ValueError, match=r"static.jsonl.gz holds the run static-101 with other settings: steps was"):
         stored.read_runs(tmp_path, [other])
     (pretrained,) = jobs(["pretrained-static"], [301])
     absolute = copy.deepcopy(pretrained.config)
     absolute["model"]["path"] = str(ROOT / "models/SmolLM2-135M-Instruct")
-    assert mismatch({"config": absolute}, pretrained.config) == ""
+    assert explain_mismatch({"config": absolute}, pretrained.config) == ""
     absolute["model"]["path"] = "/elsewhere/SmolLM2-135M-Instruct"
-    assert mismatch({"config": absolute}, pretrained.config).endswith("now 'models/SmolLM2-135M-Instruct'")
+    assert explain_mismatch({"config": absolute}, pretrained.config).endswith("now 'models/SmolLM2-135M-Instruct'")
     older = copy.deepcopy(one)
     del older["config"]["quorum"]  # a setting that the code did not have then
-    assert mismatch(older, job.config) == ""
+    assert explain_mismatch(older, job.config) == ""
     less = jobs(["static"], [101], further={"quorum": 0.5})[0]
-    assert mismatch(older, less.config) == "quorum was 1.0, now 0.5"
+    assert explain_mismatch(older, less.config) == "quorum was 1.0, now 0.5"
     rarer = jobs(["static"], [101], further={"signal_settings.rare.minimum": 3})[0]
-    assert mismatch(one, rarer.config) == "signal_settings.rare.minimum was not set, now 3"
+    assert explain_mismatch(one, rarer.config) == "signal_settings.rare.minimum was not set, now 3"
     elsewhere = {"config": {**job.config, "workdir": "elsewhere"}}
-    assert mismatch(elsewhere, job.config) == ""
+    assert explain_mismatch(elsewhere, job.config) == ""
 
 
 def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
@@ -140,22 +140,22 @@ def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
     write_json(tmp_path / "summary.json", {"steps": 2})
     write_json(tmp_path / "config.json", {"config": {**job.config, "batch_size": 5}})
     with pytest.raises(StorageError, match="other settings: batch_size was 5, now 16"):
-        record_of(job, tmp_path)
+        make_record(job, tmp_path)
     write_json(tmp_path / "config.json", {"config": {**job.config, "workdir": "there"}})
     with pytest.raises(StorageError, match="ended after 2 steps, not 3"):
-        record_of(job, tmp_path)
+        make_record(job, tmp_path)
     (tmp_path / "final.json").write_text("")
     with pytest.raises(StorageError, match=f"delete {tmp_path} and run the study again"):
-        record_of(job, tmp_path)
+        make_record(job, tmp_path)
 
 
 def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
     one = record("feedback", 1, 0.5)
     later = copy.deepcopy(one)
     later["seconds"]["total"] = 99.0
-    assert differing_parts(one, later) == []
+    assert find_differing_parts(one, later) == []
     later["curves"]["success"][0] += 1e-9
-    assert differing_parts(one, later) == ["curves"]
+    assert find_differing_parts(one, later) == ["curves"]
 
 
 def test_a_setting_of_an_entry_that_only_the_record_has_differs_unless_it_is_the_default():
@@ -165,7 +165,7 @@ def test_a_setting_of_an_entry_that_only_the_record_has_differs_unless_it_is_the
         config = copy.deepcopy(job.config)
         *sections, leaf = name.split(".")
         functools.reduce(lambda section, part: section.setdefault(part, {}), sections, config)[leaf] = value
-        return mismatch({"config": config}, job.config)
+        return explain_mismatch({"config": config}, job.config)
 
     for name, value in (
         ("environment.tables", 7), ("evolve_settings.floor", 0.9), ("admission_settings.attempts", 2),
@@ -179,16 +179,16 @@ def test_a_setting_of_an_entry_that_only_the_record_has_differs_unless_it_is_the
     spelled_out["learner"]["loss_settings"]["kl_coefficient"] = 0.001  # the paper's, with which GRPO runs
     unset = copy.deepcopy(job.config)
     del unset["learner"]["loss_settings"]["kl_coefficient"]
-    assert mismatch({"config": spelled_out}, unset) == ""
+    assert explain_mismatch({"config": spelled_out}, unset) == ""
 
 
 def test_measures_are_compared_where_both_records_have_them():
     older = record("feedback", 1, 0.5)
     one = {**older, "learning": {"updates": 8.0}, "origins": {"rare": {"groups": 4, "norm": 0.5}}}
-    assert differing_parts(older, one) == differing_parts(one, older) == []
-    assert differing_parts(one, {**one, "origins": {"rare": {"groups": 4}}}) == []
-    assert differing_parts(one, {**one, "origins": {"rare": {"groups": 4, "norm": 0.25}}}) == ["origins"]
-    assert differing_parts(one, {**one, "learning": {"updates": 9.0, "grad_norm": 1.0}}) == ["learning"]
+    assert find_differing_parts(older, one) == find_differing_parts(one, older) == []
+    assert find_differing_parts(one, {**one, "origins": {"rare": {"groups": 4}}}) == []
+    assert find_differing_parts(one, {**one, "origins": {"rare": {"groups": 4, "norm": 0.25}}}) == ["origins"]
+    assert find_differing_parts(one, {**one, "learning": {"updates": 9.0, "grad_norm": 1.0}}) == ["learning"]
 
 
 def test_similarities_may_fall_on_the_other_side_of_their_rounding_and_nothing_else_may_differ():
@@ -196,10 +196,10 @@ def test_similarities_may_fall_on_the_other_side_of_their_rounding_and_nothing_e
     similar = one["tasks"]["similarity"]
     near = {**one, "tasks": {**one["tasks"], "similarity": [similar[0] + 1e-4, *similar[1:]]}}
     far = {**one, "tasks": {**one["tasks"], "similarity": [similar[0] + 2e-4, *similar[1:]]}}
-    assert differing_parts(one, near) == []
-    assert differing_parts(one, far) == ["tasks"]
-    assert differing_parts(one, {**one, "tasks": {**one["tasks"], "tool": ["other"] * 4}}) == ["tasks"]
-    assert differing_parts(one, {**one, "final": one["final"] + 1e-7}) == ["final"]
+    assert find_differing_parts(one, near) == []
+    assert find_differing_parts(one, far) == ["tasks"]
+    assert find_differing_parts(one, {**one, "tasks": {**one["tasks"], "tool": ["other"] * 4}}) == ["tasks"]
+    assert find_differing_parts(one, {**one, "final": one["final"] + 1e-7}) == ["final"]
 
 
 MISSING = object()

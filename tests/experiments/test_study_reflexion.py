@@ -13,7 +13,7 @@ from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
-from experiments.study.reflexion import request, retry_failures, with_notes
+from experiments.study.reflexion import add_notes, retry_failures, write_request
 
 WORLD = CounterEnvironment()
 CHAT = Chat(byte_tokenizer([], 512), whole_document)
@@ -139,7 +139,7 @@ def test_a_request_holds_the_task_and_the_newest_of_the_record():
         for number in range(20)
     ]
     failure = Trajectory(task, opening=(Message("user", "count to 2"),), turns=tuple(turns))
-    whole, short = request(failure, 100_000), request(failure, 2_000)
+    whole, short = write_request(failure, 100_000), write_request(failure, 2_000)
     assert "1. step 0 " in whole
     assert "20. step 19 " in whole
     assert "→ seen 19" in whole
@@ -147,21 +147,21 @@ def test_a_request_holds_the_task_and_the_newest_of_the_record():
     assert "count to 2" in short
     assert "step 19" in short
     assert "step 0 " not in short
-    assert "(nothing)" in request(Trajectory(task), 1_000)
+    assert "(nothing)" in write_request(Trajectory(task), 1_000)
 
 
 def test_a_request_tells_what_a_user_said_from_what_came_of_an_action_and_leaves_thoughts_out():
     task = Task("dialogue", "book a flight", {})
     replies = (Message("tool", "booked"), Message("user", "and a hotel"))
     turns = (Turn(Action("<think>hm, a long thought</think>book()"), Observation(replies)),)
-    text = request(Trajectory(task, opening=(Message("user", "book a flight"),), turns=turns), 10_000)
+    text = write_request(Trajectory(task, opening=(Message("user", "book a flight"),), turns=turns), 10_000)
     assert "1. book()\n→ booked\nThe user said: and a hotel" in text
     assert "long thought" not in text
 
 
 def test_reminders_begin_the_last_opening_message():
     task = WORLD.tasks("eval", 1)[0]
-    world = with_notes(WORLD, {task.id: ("look first",)})
+    world = add_notes(WORLD, {task.id: ("look first",)})
     (opening,) = world.start(task).reset()
     assert opening.content.endswith(f"1. look first\n\n{task.query}")
     other = WORLD.tasks("eval", 2)[1]

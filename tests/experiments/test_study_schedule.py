@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
-    monkeypatch.setattr(schedule, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(schedule, "_POLL_S", 0.01)
     begun, goes = [], {name: threading.Event() for name in ("static-101", "static-102", "own-101")}
     all_three = threading.Barrier(3, timeout=patience(30))
 
@@ -31,7 +31,7 @@ def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
             assert goes[job.name].wait(patience(30))
         return ""
 
-    monkeypatch.setattr(schedule, "make_run", run)
+    monkeypatch.setattr(schedule, "run_job", run)
     made = [*jobs(["static", "feedback"], [101, 102]), StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})]
     ended = []
 
@@ -58,7 +58,7 @@ def test_a_study_that_is_stopped_begins_no_further_run(monkeypatch, tmp_path):
         stop.set()
         return "stopped"
 
-    monkeypatch.setattr(schedule, "make_run", run)
+    monkeypatch.setattr(schedule, "run_job", run)
     schedule.run_all(jobs(["static", "feedback"], [101]), tmp_path, [None] * 2, 60.0, stop, lambda *given: None)
     assert begun == ["static-101"]
 
@@ -128,7 +128,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     began = time.monotonic()
-    why = schedule.make_run(
+    why = schedule.run_job(
         StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None
     )
     assert why.startswith("took longer than 1 s; run the same command again")
@@ -147,7 +147,7 @@ def test_a_run_has_its_own_variables_and_not_those_of_the_shell(tmp_path, monkey
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
     job = StudyRun("wrong", 1, {}, {"NPROC": "1"})
     with pytest.raises(Launched) as launched:
-        schedule.make_run(job, tmp_path / "run", None, 1.0, threading.Event(), lambda: None)
+        schedule.run_job(job, tmp_path / "run", None, 1.0, threading.Event(), lambda: None)
     (environment,) = launched.value.args
     assert environment["NPROC"] == "1"
     assert environment["HOME"] == os.environ["HOME"]
@@ -156,19 +156,19 @@ def test_a_run_has_its_own_variables_and_not_those_of_the_shell(tmp_path, monkey
 
 def test_cores_are_those_that_the_process_may_use():
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    assert len(set(schedule.available_cores(count))) == count
+    assert len(set(schedule.list_cores(count))) == count
     if sys.platform == "linux":
         with pytest.raises(ValueError, match=f"--jobs={count + 1}, but this process may use {count} cores"):
-            schedule.available_cores(count + 1)
+            schedule.list_cores(count + 1)
 
 
 def test_a_folder_that_stays_in_use_is_not_called_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(schedule, "_GRACE_S", 0.0)
     with lock_folder(tmp_path, "--runs"):
         assert not schedule.wait_until_free(tmp_path, threading.Event())
     assert schedule.wait_until_free(tmp_path, threading.Event())
 
 
 def test_a_run_whose_log_was_deleted_says_so(tmp_path):
-    said = schedule._last_words(tmp_path / "static-101.log")
+    said = schedule._read_last_words(tmp_path / "static-101.log")
     assert said == f"its log {tmp_path / 'static-101.log'} is gone; was the folder --runs deleted while it ran?"

@@ -11,7 +11,7 @@ from study_records import record
 from cojax.storage.files import StorageError, lock_folder, write_json
 from experiments.study import __main__ as command
 from experiments.study import stored
-from experiments.study.comparison import mismatch
+from experiments.study.comparison import explain_mismatch
 from experiments.study.tables import ARMS, TABLES, jobs
 
 
@@ -22,12 +22,12 @@ def lines(path):
 def test_an_arm_has_one_file_with_a_line_for_each_seed_in_their_order(tmp_path):
     made = [record("static", seed, 0.5) for seed in (103, 101, 102)]
     for one in [*made, record("without-rare", 101, 0.75)]:
-        stored.store(tmp_path, one)
+        stored.store_record(tmp_path, one)
     assert sorted(path.name for path in (tmp_path / "runs").glob("*.gz")) == [
         "static.jsonl.gz",
         "without-rare.jsonl.gz",
     ]
-    assert [json.loads(line) for line in lines(stored.path_of(tmp_path, "static"))] == [made[1], made[2], made[0]]
+    assert [json.loads(line) for line in lines(stored.make_path(tmp_path, "static"))] == [made[1], made[2], made[0]]
     assert stored.read_arm(tmp_path, "static") == {one["seed"]: one for one in made}
     assert list(stored.read_all(tmp_path)) == [
         ("static", 101), ("static", 102), ("static", 103), ("without-rare", 101),
@@ -42,17 +42,17 @@ def test_an_arm_has_one_file_with_a_line_for_each_seed_in_their_order(tmp_path):
 
 def test_a_record_takes_the_place_of_one_of_its_seed(tmp_path):
     for final in (0.25, 0.75):
-        stored.store(tmp_path, record("static", 101, final))
-    assert [json.loads(line)["final"] for line in lines(stored.path_of(tmp_path, "static"))] == [0.75]
+        stored.store_record(tmp_path, record("static", 101, final))
+    assert [json.loads(line)["final"] for line in lines(stored.make_path(tmp_path, "static"))] == [0.75]
 
 
 def test_the_bytes_depend_on_the_records_alone(tmp_path):
     made = [record("static", seed, 0.5) for seed in (101, 102)]
     for folder, some in (("one", made), ("other", [record("static", 102, 0.25), *reversed(made)])):
         for one in some:
-            stored.store(tmp_path / folder, one)
-    content = stored.path_of(tmp_path / "one", "static").read_bytes()
-    assert content == stored.path_of(tmp_path / "other", "static").read_bytes()
+            stored.store_record(tmp_path / folder, one)
+    content = stored.make_path(tmp_path / "one", "static").read_bytes()
+    assert content == stored.make_path(tmp_path / "other", "static").read_bytes()
     # RFC 1952: magic, deflate, no flags (so no name), no time, slowest, unknown system.
     assert content[:10] == bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 2, 255])
 
@@ -63,7 +63,7 @@ def test_runs_that_end_at_once_are_all_stored(tmp_path):
     def end(seed):
         try:
             together.wait(patience(30))
-            stored.store(tmp_path, record("static", seed, 0.5))
+            stored.store_record(tmp_path, record("static", seed, 0.5))
         except Exception as error:
             errors.append(error)
 
@@ -77,19 +77,19 @@ def test_runs_that_end_at_once_are_all_stored(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    stored.store(tmp_path, record("static", 101, 0.5))
-    before = stored.path_of(tmp_path, "static").read_bytes()
+    stored.store_record(tmp_path, record("static", 101, 0.5))
+    before = stored.make_path(tmp_path, "static").read_bytes()
 
     def full(path, content):
         raise StorageError(f"cannot write {path}")
 
     monkeypatch.setattr(stored, "replace_file", full)
     with pytest.raises(StorageError, match="cannot write"):
-        stored.store(tmp_path, record("static", 102, 0.5))
+        stored.store_record(tmp_path, record("static", 102, 0.5))
     monkeypatch.undo()
     with pytest.raises(ValueError, match="a record is not strict JSON"):
-        stored.store(tmp_path, record("static", 102, 0.5) | {"final": float("nan")})
-    assert stored.path_of(tmp_path, "static").read_bytes() == before
+        stored.store_record(tmp_path, record("static", 102, 0.5) | {"final": float("nan")})
+    assert stored.make_path(tmp_path, "static").read_bytes() == before
 
 
 GOOD = record("static", 101, 0.5)
@@ -114,13 +114,13 @@ def packed(content: bytes) -> bytes:
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_refused_by_its_path_and_line_and_left_alone(tmp_path, content, why):
-    path = stored.path_of(tmp_path, "static")
+    path = stored.make_path(tmp_path, "static")
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"{path}.*{why}"):
         stored.read_runs(tmp_path, jobs(["static"], [101]))
     with pytest.raises(ValueError, match="restore the file, or delete it and run the study again"):
-        stored.store(tmp_path, record("static", 102, 0.5))
+        stored.store_record(tmp_path, record("static", 102, 0.5))
     assert path.read_bytes() == content
 
 
@@ -133,9 +133,9 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
             made.append(job.name)
 
     monkeypatch.setattr(command.schedule, "run_all", end_all)
-    monkeypatch.setattr(command.schedule, "make_run", lambda *given: "")
-    monkeypatch.setattr(command, "record_or_reason", lambda job, *given: (record(job.arm, job.seed, 0.5), ""))
-    monkeypatch.setattr(command, "publish", lambda *given: None)
+    monkeypatch.setattr(command.schedule, "run_job", lambda *given: "")
+    monkeypatch.setattr(command, "try_record", lambda job, *given: (record(job.arm, job.seed, 0.5), ""))
+    monkeypatch.setattr(command, "write_table", lambda *given: None)
     out = tmp_path / "out"
     given = ["--arms=static,feedback", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
     assert command.main([*given, "--seeds=1"]) == 0
@@ -143,7 +143,7 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
     assert made == ["static-101", "feedback-101", "static-102", "feedback-102"]
     assert sorted(stored.read_all(out)) == [(arm, seed) for arm in ("feedback", "static") for seed in (101, 102)]
     assert command.main(["--again=feedback-102", *given[1:]]) == 0
-    monkeypatch.setattr(command, "record_or_reason", lambda job, *given: (record(job.arm, job.seed, 0.75), ""))
+    monkeypatch.setattr(command, "try_record", lambda job, *given: (record(job.arm, job.seed, 0.75), ""))
     assert command.main(["--again=feedback-102", *given[1:]]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "4 runs, 2 of them stored" in said
@@ -173,9 +173,9 @@ def test_a_smaller_table_or_one_of_another_split_does_not_replace_a_kept_one(tmp
 
 
 def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch, capsys):
-    stored.store(tmp_path, record("static", 101, 0.5))
+    stored.store_record(tmp_path, record("static", 101, 0.5))
     workdir = tmp_path / "runs/again/static-101"
-    monkeypatch.setattr(command.schedule, "_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(command.schedule, "_GRACE_S", 0.0)
     with lock_folder(workdir, "--runs"):
         assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 2
         assert (workdir / ".lock").exists()
@@ -184,9 +184,9 @@ def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch
 
 def test_a_run_that_was_not_evaluated_is_compared_too(tmp_path, monkeypatch, capsys):
     bare = record("static", 101, 0.5) | {"zero_shot": None, "final": None}
-    stored.store(tmp_path, bare)
-    monkeypatch.setattr(command.schedule, "make_run", lambda *given: "")
-    monkeypatch.setattr(command, "record_or_reason", lambda *given: (bare, ""))
+    stored.store_record(tmp_path, bare)
+    monkeypatch.setattr(command.schedule, "run_job", lambda *given: "")
+    monkeypatch.setattr(command, "try_record", lambda *given: (bare, ""))
     assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 0
     assert "stored – %, now – %: the same to the last bit" in " ".join(capsys.readouterr().out.split())
 
@@ -215,4 +215,4 @@ def test_the_stored_records_are_of_todays_settings() -> None:
         if (job.arm, job.seed) in known
     ]
     assert {(job.arm, job.seed) for job in runs} == known.keys()
-    assert {job.name: found for job in runs if (found := mismatch(known[job.arm, job.seed], job.config))} == {}
+    assert {job.name: found for job in runs if (found := explain_mismatch(known[job.arm, job.seed], job.config))} == {}

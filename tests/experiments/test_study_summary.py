@@ -12,9 +12,9 @@ from cojax.storage.files import Log, StorageError, write_json
 from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
 from experiments.study import figures
-from experiments.study.record import failures_of, worth_of
+from experiments.study.record import average_failures, compute_worth
 from experiments.study.stored import check_record
-from experiments.study.summary import breakdowns, prior_mastery, render_page, summarise
+from experiments.study.summary import break_down, estimate_prior_mastery, render_page, summarise
 from experiments.study.tables import COMMON, Table, jobs
 
 
@@ -62,7 +62,7 @@ def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it(tmp_p
     played.write(1, [record_of(Trajectory(seed, "1-0", (), (), 1.0))])
     played.write(2, [record_of(Trajectory(task, f"2-{i}-{k}", (), (), float(k < i)))
                      for i, task in enumerate(tasks) for k in range(6)])  # fmt: skip
-    found = worth_of(read_run(tmp_path))
+    found = compute_worth(read_run(tmp_path))
     worth = found["origins"]
     assert worth == {
         "boundary": {"groups": 0, "live": 0, "actions": 0, "solved": 0, "norm": None},
@@ -103,7 +103,7 @@ def test_what_failures_were_like_is_told_over_the_seeds_whose_records_know_it():
                         "second": {**second, "distinct": 0.75, "distance": 0.5}}},
         {"preference": {"examples": {}, "target": {"episodes": 0, "failures": 0, "hard": 0}}},
     ]  # fmt: skip
-    found = failures_of(metrics)
+    found = average_failures(metrics)
     assert found == {
         "examples": {"own": 3, "failures": 3, "other": 4},
         "agents": {
@@ -111,9 +111,9 @@ def test_what_failures_were_like_is_told_over_the_seeds_whose_records_know_it():
             "second": {"failures": 0.8, "hard": 0.0, "distinct": 0.5, "ends": 0.25, "distance": 0.5},
         },
     }
-    assert failures_of([{"updates": 1.0}]) == {}
+    assert average_failures([{"updates": 1.0}]) == {}
     idle = {"examples": {"experts": 9}, "target": {"episodes": 0, "failures": 0, "hard": 0}}
-    assert failures_of([{"preference": idle}])["agents"]["target"]["failures"] is None
+    assert average_failures([{"preference": idle}])["agents"]["target"]["failures"] is None
     table = Table("A table", ("coevolving", "feedback"), ())
     known_by = {**record("coevolving", 1, 0.5), "failures": found}
     records = known(known_by, record("coevolving", 2, 0.5), *(record("feedback", seed, 0.5) for seed in (1, 2)))
@@ -192,7 +192,7 @@ def test_an_arm_without_steps_has_a_row_and_every_trial_counts(tmp_path):
     page = render_page(found)
     assert "| zero-shot, three trials | 50.0 ± 0.0 | +25.0 |  |" in page
     assert "| episodes of the final evaluation | 7 (+75 %) | 4 |" in page
-    drawn = figures.draw({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
+    drawn = figures.draw_all({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
     assert drawn == list(figures.FIGURES)
 
 
@@ -207,7 +207,7 @@ def test_success_is_told_by_kind_of_task():
         held_out = {**made["held_out"], "tasks": 40, "zero_shot": "0" * 40, "final": final}
         return {**made, "config": job.config, "held_out": held_out}
 
-    found = breakdowns({"static": [of("static", "0" * 40)], "feedback": [of("feedback", short), of("feedback", short)]})
+    found = break_down({"static": [of("static", "0" * 40)], "feedback": [of("feedback", short), of("feedback", short)]})
     by_actions = {row["kind"]: (row["tasks"], row["zero_shot"], row["arms"]) for row in found["actions"]}
     assert by_actions["2"] == (short.count("1"), 0.0, {"static": 0.0, "feedback": 1.0})
     assert by_actions["3"][2] == {"static": 0.0, "feedback": 0.0}
@@ -218,13 +218,13 @@ def test_success_is_told_by_kind_of_task():
     rows = [{"kind": "move", "zero_shot": 0.2}, {"kind": "read", "zero_shot": 1.0}]
     added = record("feedback", 1, 0.5, origins=("rare", "rare", "boundary"))
     added["tasks"]["tool"][-1] = "read"
-    assert prior_mastery([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
-    assert prior_mastery([record("static", 1, 0.5)], rows) is None
+    assert estimate_prior_mastery([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
+    assert estimate_prior_mastery([record("static", 1, 0.5)], rows) is None
     popularity = load("desk").popularity()
     order = [popularity[row["kind"]] for row in found["tool"]]
     assert order == sorted(order, reverse=True)
     assert "finish" not in {row["kind"] for row in found["tool"]}
-    assert breakdowns({"static": [record("static", 1, 0.5)]}) == {}  # of tasks that the desk does not have
+    assert break_down({"static": [record("static", 1, 0.5)]}) == {}  # of tasks that the desk does not have
 
 
 def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
@@ -248,14 +248,14 @@ def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
     assert found["arms"][0]["quality"] == {"sr_at_k": 0.5, "ed_rel": None, "max_similarity": None, "turns": 3.25}
     assert "| zero-shot | – |" in render_page(found)
     drawn = {arm: [records[arm, seed] for seed in (1, 2)] for arm in PAIR.arms}
-    assert figures.draw(drawn, tmp_path) == list(figures.FIGURES)
+    assert figures.draw_all(drawn, tmp_path) == list(figures.FIGURES)
 
 
 def test_pictures_are_drawn_of_what_arms_have(tmp_path):
     def arms(*names):
         return {arm: [record(arm, seed, 0.5) for seed in (1, 2)] for arm in names}
 
-    assert figures.draw(arms("static", "feedback"), tmp_path / "both") == list(figures.FIGURES)
+    assert figures.draw_all(arms("static", "feedback"), tmp_path / "both") == list(figures.FIGURES)
     for name in figures.FIGURES:
         assert (tmp_path / f"both/{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     missing = [name for name, make in figures.FIGURES.items() if make(arms("static")) is None]
@@ -267,12 +267,12 @@ def test_paired_differences_are_drawn_with_their_interval_and_a_dot_for_each_see
     records = known(*(record("static", seed, 0.0) for seed in (1, 2, 3)))
     records |= known(*(record("feedback", seed, value) for seed, value in zip((1, 2, 3), values, strict=True)))
     found = summarise("pair", PAIR, (1, 2, 3), records)["differences"]
-    (axes,) = figures.paired_differences(found).axes
+    (axes,) = figures.draw_differences(found).axes
     seeds, mean = (points.get_offsets()[:, 0].tolist() for points in axes.collections)
     assert (seeds, mean) == (pytest.approx([10, 20, 60]), pytest.approx([30]))
     assert axes.lines[0].get_xdata() == pytest.approx([100 * found[0]["low"], 100 * found[0]["high"]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["feedback (CoEvolve) − static D_0"]
-    assert figures.paired_differences([{**found[0], "mean": None}]) is None
+    assert figures.draw_differences([{**found[0], "mean": None}]) is None
 
 
 @pytest.mark.parametrize("probed", [1, 2])
@@ -286,9 +286,9 @@ def test_a_budget_that_a_run_does_not_have_counts_as_0(probed):
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "FIGURES", {"success": figures.success})
+    monkeypatch.setattr(figures, "FIGURES", {"success": figures.draw_success})
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"cannot write .*success\.png: .* A part of the path is a file"):
-        figures.draw({"static": [record("static", 1, 0.5)]}, tmp_path / "file")
-    figures.draw({"static": [record("static", 1, 0.5)]}, tmp_path / "folder")
+        figures.draw_all({"static": [record("static", 1, 0.5)]}, tmp_path / "file")
+    figures.draw_all({"static": [record("static", 1, 0.5)]}, tmp_path / "folder")
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["success.png"]
