@@ -25,9 +25,9 @@ def get_config(workdir: str) -> ConfigDict:
     try:
         check_shape(run_settings)
         tuple_settings = as_tuples(run_settings)
-        for setting, value in leaves(tuple_settings):
+        for setting, setting_value in leaves(tuple_settings):
             if setting in RANGES:
-                convert_setting(setting, RANGES[setting], value)
+                convert_setting(setting, RANGES[setting], setting_value)
         with config.unlocked(), config.ignore_type():
             config.update(tuple_settings)
             config.workdir = workdir  # the run may have been moved

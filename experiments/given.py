@@ -19,8 +19,8 @@ def get_config(config_file: str) -> ConfigDict:
     config = base.get_config()
     try:
         with config.unlocked(), config.ignore_type():
-            for setting, value in leaves(read_json(Path(config_file).resolve())):
-                base.put(config, setting, as_tuples(value))
+            for setting, setting_value in leaves(read_json(Path(config_file).resolve())):
+                base.put(config, setting, as_tuples(setting_value))
         check_kinds(config)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise FlagError(f"the configuration that was given: {error}") from error

@@ -85,15 +85,15 @@ def _generate(python_path: str, root: Path, say: Callable[[str], None]) -> None:
 
 def _link_official_games(root: Path) -> None:
     """Links to the official games on this machine. Raises InstallError if there are none."""
-    folder = _official_folder(root)
-    if missing := [split for split in SPLITS if not (folder / split).is_dir()]:
+    data_folder = _official_folder(root)
+    if missing := [split for split in SPLITS if not (data_folder / split).is_dir()]:
         raise InstallError(
-            f"ALFWorld's official games are not in {folder}: no folder {missing[0]}. {_advise('official')}"
+            f"ALFWorld's official games are not in {data_folder}: no folder {missing[0]}. {_advise('official')}"
         )
     (root / _LIST_FILE).unlink(missing_ok=True)
     link_path = root / f"{_GAMES_FOLDER}.part"
     link_path.unlink(missing_ok=True)
-    link_path.symlink_to(folder)
+    link_path.symlink_to(data_folder)
     link_path.replace(root / _GAMES_FOLDER)
 
 

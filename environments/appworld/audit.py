@@ -91,7 +91,7 @@ def _check_split(environment: AppWorld, split: str, most_tasks: int, *, drops_al
         figures = measures([group for group, _ in examples])
         ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
         theirs = _score_officially(environment, split, {group.task.setup["task"]: calls for group, calls in examples})
-        line += "".join(f" {f'{own}/{official}':>15}" for own, official in zip(ours, theirs, strict=True))
+        line += "".join(f" {f'{our_figure}/{official}':>15}" for our_figure, official in zip(ours, theirs, strict=True))
         if ours != theirs:
             faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {theirs}")
     print(line, flush=True)

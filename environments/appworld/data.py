@@ -146,13 +146,13 @@ def _move_into_place(root_name: str, workspace: Path) -> None:
 def _root_folder(root_name: str) -> Path:
     if root_name not in ROOTS:
         raise InstallError(f"AppWorld's data {root_name!r} not found; available: {', '.join(ROOTS)}")
-    folder = cache() / "appworld" / root_name
-    if "memory" in str(folder):
+    root_folder = cache() / "appworld" / root_name
+    if "memory" in str(root_folder):
         raise InstallError(
-            f"the path {folder} contains 'memory', which AppWorld takes for a database held in memory; "
+            f"the path {root_folder} contains 'memory', which AppWorld takes for a database held in memory; "
             "set COJAX_CACHE to a folder without it"
         )
-    return folder
+    return root_folder
 
 
 def _public_folder(root_name: str) -> Path:

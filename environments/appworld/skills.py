@@ -46,7 +46,7 @@ def _read_table(text: str) -> tuple[str, dict[str, ApiSkill]]:
             shared_code[heading] = code
         elif match := re.fullmatch(r"(\? )?([\w.]+) \[(.*)\] (.+)", heading):
             look_up_mark, skill_name, slot_list, wording = match.groups()
-            slots = {kind: tuple(names.split(",")) for kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
+            slots = {value_kind: tuple(names.split(",")) for value_kind, names in re.findall(r"(\w+):(\S+)", slot_list)}
             skills[skill_name] = ApiSkill(skill_name, slots, wording, code.rstrip("\n"), bool(look_up_mark))
         else:
             raise ValueError(f"skills.txt: {heading!r} is no heading of a skill")

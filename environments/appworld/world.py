@@ -277,7 +277,7 @@ class Access:
         It opens no route to an unknown API, or if an argument in the path could lead elsewhere.
         """
         path, route = self._routes.get((app, api), ("", None))
-        slots = {name: str(value) for name, value in arguments.items() if f"{{{name}}}" in path}
+        slots = {slot: str(value) for slot, value in arguments.items() if f"{{{slot}}}" in path}
         if not slots.keys() <= set(_PATH_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None
         with self._turn:

@@ -116,7 +116,7 @@ class Bfcl:
         turn_calls = [self._parse_call(call_text) for call_text in call_texts]
         step_count = min(len(turn_calls), _MOST_TURN_ACTIONS)
         bounds = [round(step * len(turn_calls) / step_count) for step in range(step_count + 1)] if step_count else []
-        chunks = [turn_calls[start:stop] for start, stop in itertools.pairwise(bounds)]
+        chunks = [turn_calls[first:stop] for first, stop in itertools.pairwise(bounds)]
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
     def _parse_call(self, call_text: str) -> Call:

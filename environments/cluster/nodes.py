@@ -150,9 +150,9 @@ class Nodes:
     `description` is what all of them say of the environment.
     """
 
-    def __init__(self, cluster: RayCluster, name: str, settings: Mapping[str, Any]) -> None:
-        self.cluster, self.name = cluster, name
-        self.order = wire.encode({"name": name, "settings": dict(settings), "code": host.hash_code(name)})
+    def __init__(self, cluster: RayCluster, world_name: str, settings: Mapping[str, Any]) -> None:
+        self.cluster, self.name = cluster, world_name
+        self.order = wire.encode({"name": world_name, "settings": dict(settings), "code": host.hash_code(world_name)})
         self.description: dict[str, Any] = {}
         self.live: list[Node] = []
         self._starting: list[Node] = []

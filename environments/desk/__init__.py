@@ -72,9 +72,9 @@ def examine(**settings: Any) -> None:
         "suites": (0, 40), "applications": (1, len(growth.RECORD_KINDS)), "longest": (1, 12), "more": (0.0, 1.0),
         "skew": (-5.0, 5.0), "steep": (0.0, 100.0),
     }  # fmt: skip
-    for setting_name, (low, high) in bounds.items():
-        if setting_name in settings and not low <= settings[setting_name] <= high:
-            raise ValueError(f"environment.{setting_name} is {settings[setting_name]}; expected {low} to {high}")
+    for setting_name, (least, most) in bounds.items():
+        if setting_name in settings and not least <= settings[setting_name] <= most:
+            raise ValueError(f"environment.{setting_name} is {settings[setting_name]}; expected {least} to {most}")
     keywords = inspect.signature(make).parameters
     names = [name for name in settings if name not in ("isolated", "suites")]
     if not settings.get("suites") and (faults := [name for name in names if settings[name] != keywords[name].default]):

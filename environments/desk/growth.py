@@ -32,7 +32,7 @@ class Application:
     `tool_of_form` maps a form (`add`, `set_day` …) to the name of the tool.
     """
 
-    name: str
+    app_name: str
     record_kind: str
     attributes: tuple[str, ...]
     tool_of_form: Mapping[str, str]
@@ -49,10 +49,10 @@ def make_suites(suite_count: int, app_count: int, seed: int) -> tuple[Suite, ...
 def _invent_names(rng: random.Random) -> Iterator[str]:
     used_names = {word for kind_words in WORDS.values() for word in kind_words}
     while True:
-        name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
-        if name not in used_names:
-            used_names.add(name)
-            yield name
+        new_name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
+        if new_name not in used_names:
+            used_names.add(new_name)
+            yield new_name
 
 
 def _draw_application(app_name: str, record_kind: str, rng: random.Random) -> Application:
@@ -70,9 +70,9 @@ def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suit
     skills = [skill for app in applications for skill in _make_skills(app, applications, tools, rng)]
     rng.shuffle(skills)
     return Suite(
-        kind_of_noun={app.name: app.record_kind for app in applications},
-        shelves={app.name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
-        shelf_of={app.name: app.name for app in applications},
+        kind_of_noun={app.app_name: app.record_kind for app in applications},
+        shelves={app.app_name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
+        shelf_of={app.app_name: app.app_name for app in applications},
         choices={"text": 3, "day": 3, "address": 3},
         tools=tools,
         skills=tuple(skills),
@@ -89,7 +89,7 @@ def _new_office(applications: Sequence[Application], rng: random.Random) -> Stat
         return rng.choice(WORDS["day"]) if attribute == "day" else next(unused_words[attribute])
 
     return {
-        app.name: {
+        app.app_name: {
             record_name: {**{attribute: draw_value(attribute) for attribute in app.attributes}, **_NEW_RECORD_VALUES}
             for record_name in rng.sample(WORDS[app.record_kind], _RECORD_COUNT)
         }
@@ -102,7 +102,7 @@ _NEW_RECORD_VALUES: Mapping[str, Any] = {"marked": False, "locked": False, "link
 
 def _make_tools(app: Application) -> Iterator[Tool]:
     """Yields the application's tools; `Tool.slots` maps a parameter to the slot that it takes."""
-    shelf, attributes = app.name, app.attributes
+    shelf, attributes = app.app_name, app.attributes
     record = {"record": shelf}
     attribute_slots = {attribute: attribute for attribute in attributes}
 
@@ -132,7 +132,7 @@ def _make_skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
     """Yields the skills that a query can ask of the application: one for most tools, and some that need look-ups."""
-    tool_of, a, arguments = app.tool_of_form, app.name, ", ".join(app.attributes)
+    tool_of, a, arguments = app.tool_of_form, app.app_name, ", ".join(app.attributes)
     attribute_slots = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
     def make_skill(wording: str, script: str, **branches: Any) -> Skill:
@@ -153,9 +153,9 @@ def _make_skills(
         yield make_skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
         yield make_skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
         yield make_skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
-        for b, other in _find_source(attribute, applications, app):
+        for b, read_tool in _find_source(attribute, applications, app):
             wording = f"give {{{a}}} in {a} the {attribute} of {{{b}}} in {b}"
-            yield make_skill(wording, f"{other}({b}) > found; {put}({a}, found)")
+            yield make_skill(wording, f"{read_tool}({b}) > found; {put}({a}, found)")
     first_attribute = app.attributes[0]
     yield make_skill(
         f"if the {first_attribute} of {{{a}}} in {a} is {{{first_attribute}}} remove it otherwise mark it",
@@ -169,9 +169,9 @@ def _make_skills(
         sources = [source for source in matches if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
-            one, other = app.attributes
+            one, read_tool = app.attributes
             yield make_skill(
-                f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {other} of {{{c}}} in {c}",
+                f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {read_tool} of {{{c}}} in {c}",
                 f"{get_b}({b}) > found; {get_c}({c}) > seen; {tool_of['add']}(new_{a}, found, seen)",
             )
 
@@ -181,7 +181,7 @@ def _find_source(attribute: str, applications: Sequence[Application], app: Appli
     position = applications.index(app)
     for other_app in (*applications[position + 1 :], *applications[:position]):
         if attribute in other_app.attributes:
-            yield other_app.name, other_app.tool_of_form[f"get_{attribute}"]
+            yield other_app.app_name, other_app.tool_of_form[f"get_{attribute}"]
             return
 
 
@@ -193,5 +193,5 @@ def _pick_wrong_tool(tool_name: str, app: Application, tools: Mapping[str, Tool]
         for other in tools.values()
         if len(other.slots) == len(right.slots) and other != right and not (other.gives and other.gives == right.gives)
     ]
-    neighbours = [other for other in candidates if other.application == app.name]
+    neighbours = [other for other in candidates if other.application == app.app_name]
     return rng.choice(neighbours or candidates).name

@@ -29,7 +29,7 @@ from ..tools.toolset import Refused, to_document
 def read_words(file_name: str) -> Mapping[str, tuple[str, ...]]:
     """Reads the words of a file in this folder, by kind."""
     text = Path(__file__).with_name(file_name).read_text(encoding="utf-8")
-    return {kind: tuple(words.split()) for kind, words in re.findall(r"^(\w+): (.+)$", text, re.MULTILINE)}
+    return {word_kind: tuple(words.split()) for word_kind, words in re.findall(r"^(\w+): (.+)$", text, re.MULTILINE)}
 
 
 # The kinds share no word, so a word determines its kind.
@@ -59,9 +59,9 @@ def copy_office(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str
     if set(office) != set(shelves):
         raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
     for shelf, attributes in shelves.items():
-        for name, entity in office[shelf].items():
+        for entity, entity in office[shelf].items():
             if entity.keys() != attributes:
-                raise ValueError(f"{shelf}/{name} has the attributes {sorted(entity)}; expected {sorted(attributes)}")
+                raise ValueError(f"{shelf}/{entity} has the attributes {sorted(entity)}; expected {sorted(attributes)}")
     return {shelf: dict(office[shelf]) for shelf in shelves}
 
 
@@ -86,9 +86,9 @@ def new_office(rng: random.Random) -> State:
 def facts_of(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
     """The office as path → value, one fact for each attribute of each entity."""
     return {
-        f"{shelf}/{name}/{attribute}": value
+        f"{shelf}/{entity_name}/{attribute}": value
         for shelf, entities in office.items()
-        for name, entity in entities.items()
+        for entity_name, entity in entities.items()
         for attribute, value in entity.items()
     }
 

@@ -35,7 +35,7 @@ class Template:
 
     def fill(self, words: Mapping[str, str]) -> Call:
         """Makes the call, with words in place of the names."""
-        arguments = (words[name] for name in self.names)
+        arguments = (words[word_name] for word_name in self.names)
         return Call(self.tool_name, dict(zip(self.parameters, arguments, strict=True)))
 
 
@@ -73,9 +73,9 @@ class Skill:
             for script in scripts
         )
 
-    def template(self, tool: str, names: tuple[str, ...], binds: str = "") -> Template:
+    def template(self, tool: str, word_names: tuple[str, ...], binds: str = "") -> Template:
         """The call of this tool with these names."""
-        return Template(tool, names, ("answer",) if tool == FINISH else tuple(self.tools[tool].slots), binds)
+        return Template(tool, word_names, ("answer",) if tool == FINISH else tuple(self.tools[tool].slots), binds)
 
     @property
     def is_answer(self) -> bool:

@@ -71,11 +71,11 @@ def name_start(start_number: int) -> str:
     return f"start-{start_number:02d}"
 
 
-def fill_database(folder: Path, start_number: int) -> None:
+def fill_database(start_folder: Path, start_number: int) -> None:
     """A database shop.db of stock and orders."""
     rng = random.Random(f"database {start_number}")
     fruits = rng.sample(_FRUITS, 4)
-    with contextlib.closing(sqlite3.connect(folder / "shop.db")) as connection, connection:
+    with contextlib.closing(sqlite3.connect(start_folder / "shop.db")) as connection, connection:
         connection.execute("CREATE TABLE stock (id INTEGER PRIMARY KEY, name TEXT, amount INTEGER)")
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, name TEXT, city TEXT, amount INTEGER)")
         connection.executemany(
@@ -88,25 +88,25 @@ def fill_database(folder: Path, start_number: int) -> None:
         )
 
 
-def fill_git(folder: Path, start_number: int) -> None:
+def fill_git(start_folder: Path, start_number: int) -> None:
     """A git repository of two commits and two branches, with changes that are not staged."""
     rng = random.Random(f"repository {start_number}")
     first_file_name, second_file_name, third_file_name = (f"{fruit}.txt" for fruit in rng.sample(_FRUITS, 3))
-    _run_git(folder, "init", "--quiet", "--initial-branch=main", "--template=")
+    _run_git(start_folder, "init", "--quiet", "--initial-branch=main", "--template=")
     for file_name in (first_file_name, second_file_name):
-        (folder / file_name).write_text(f"{rng.choice(_CITIES)}\n")
-        _run_git(folder, "add", file_name)
-        _run_git(folder, "commit", "--quiet", f"--message=Add {file_name}")
-    _run_git(folder, "branch", rng.choice(_CITIES).lower())
+        (start_folder / file_name).write_text(f"{rng.choice(_CITIES)}\n")
+        _run_git(start_folder, "add", file_name)
+        _run_git(start_folder, "commit", "--quiet", f"--message=Add {file_name}")
+    _run_git(start_folder, "branch", rng.choice(_CITIES).lower())
     for file_name in (first_file_name, third_file_name):
-        (folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
+        (start_folder / file_name).write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 
-def notes(folder: Path, start_number: int) -> None:
+def notes(start_folder: Path, start_number: int) -> None:
     """Four notes of one line each."""
     rng = random.Random(f"notes {start_number}")
     for fruit in rng.sample(_FRUITS, 4):
-        (folder / f"{fruit}.txt").write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
+        (start_folder / f"{fruit}.txt").write_text(f"{rng.choice(_CITIES)} {rng.randint(1, 99)}\n")
 
 
 def _run_git(folder: Path, *arguments: str) -> None:

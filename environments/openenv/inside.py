@@ -169,7 +169,7 @@ class SessionEpisode:
     def state(self) -> Mapping[str, Any]:
         """The environment's state, and what the reader adds."""
         full_state = self._environment.state.model_dump(mode="json")
-        state = {name: value for name, value in full_state.items() if name not in self._ignore}
+        state = {key: value for key, value in full_state.items() if key not in self._ignore}
         return state if self._read is None else {**state, "read": to_jsonable_python(self._read(self._environment))}
 
     def affordances(self) -> tuple[Action, ...]:
@@ -188,7 +188,7 @@ class SessionEpisode:
 
     def _write_reset(self) -> str:
         """The arguments of the reset in one line."""
-        return ", ".join(f"{name}={value!r}" for name, value in self._reset_arguments.items())[:200]
+        return ", ".join(f"{argument_name}={value!r}" for argument_name, value in self._reset_arguments.items())[:200]
 
     def _call_environment(self, method: str, *arguments: Any, **keywords: Any) -> Any:
         """The observation of a step or a reset, by its own asynchronous form if it has one, as its server does it."""
@@ -237,7 +237,7 @@ class SessionEpisode:
     def _list_shown_fields(self, observation: Any) -> dict[str, Any]:
         """An observation without its reward, which is for training, and without empty values."""
         fields = serialize_observation(observation)["observation"]
-        return {name: value for name, value in fields.items() if value not in (None, {}, [])}
+        return {field_name: value for field_name, value in fields.items() if value not in (None, {}, [])}
 
 
 def _to_text(fields: Any) -> str:

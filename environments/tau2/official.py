@@ -257,7 +257,7 @@ def _make_numbering_tools() -> type:
 
 
 def _write_assertion(assertion: Any) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in assertion.arguments.items())
+    arguments = ", ".join(f"{argument_name}={value}" for argument_name, value in assertion.arguments.items())
     return f"{assertion.func_name}({arguments})"
 
 
@@ -286,15 +286,15 @@ def read_stop_texts() -> tuple[str, ...]:
     return _read_texts("tau2.user.base", "STOP", "TRANSFER", "OUT_OF_SCOPE")
 
 
-def _read_texts(module: str, *names: str) -> tuple[str, ...]:
+def _read_texts(module: str, *text_names: str) -> tuple[str, ...]:
     """The texts that a module of the wheel assigns to these names. Raises ValueError for one that it does not."""
     texts: dict[str, str] = {}
     for node in ast.parse(_find_file(module).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and target.id in names:
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name) and target.id in text_names:
             texts[target.id] = _to_text(node.value)
-    if missing_names := [name for name in names if not texts.get(name)]:
+    if missing_names := [text_name for text_name in text_names if not texts.get(text_name)]:
         raise ValueError(f"{module} of the wheel has no text {missing_names[0]}; adapt environments/tau2/official.py")
-    return tuple(texts[name] for name in names)
+    return tuple(texts[text_name] for text_name in text_names)
 
 
 def _to_text(node: Any) -> str:

@@ -75,12 +75,12 @@ def normalise_name(name: str) -> str:
     return re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).casefold().strip("_")
 
 
-def singularise(name: str) -> str:
+def singularise(noun: str) -> str:
     """An English name without the ending of its plural."""
     for plural, ending in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("s", "")):
-        if name.endswith(plural) and len(name) > len(plural) + 1 and not name.endswith("ss"):
-            return name[: -len(plural)] + ending
-    return name
+        if noun.endswith(plural) and len(noun) > len(plural) + 1 and not noun.endswith("ss"):
+            return noun[: -len(plural)] + ending
+    return noun
 
 
 def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
@@ -91,14 +91,14 @@ def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Rando
     schema = tool.parameters
     required_names = set(schema.get("required", ()))
     values_by_name: dict[str, list[Any]] = {}
-    for name, parameter_schema in schema["properties"].items():
-        if depth and name not in required_names and len(values_by_name) >= _MOST_CANDIDATES:
+    for parameter, parameter_schema in schema["properties"].items():
+        if depth and parameter not in required_names and len(values_by_name) >= _MOST_CANDIDATES:
             continue
-        values = find_candidates(name, parameter_schema, schema, index, rng, depth)
-        if name in required_names and not values:
+        values = find_candidates(parameter, parameter_schema, schema, index, rng, depth)
+        if parameter in required_names and not values:
             return
         # An optional argument is left out in half of the draws.
-        values_by_name[name] = values if name in required_names else [_OMITTED] * max(1, len(values)) + values
+        values_by_name[parameter] = values if parameter in required_names else [_OMITTED] * max(1, len(values)) + values
     if not values_by_name:
         yield Call(tool.name, {})
         return

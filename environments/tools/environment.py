@@ -515,7 +515,7 @@ _END_SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "
 def choose_end_name(tool_names: Collection[str]) -> str:
     """The name of the tool that ends an episode in a world whose tools have the names `tool_names`."""
     candidates = itertools.chain((_END_NAME, _OTHER_NAME), (f"{_OTHER_NAME}_{suffix}" for suffix in itertools.count(2)))
-    return next(name for name in candidates if name not in tool_names)
+    return next(candidate for candidate in candidates if candidate not in tool_names)
 
 
 def find_end_tool(tools: Mapping[str, Tool], tool_name: str | None) -> Tool:

@@ -205,9 +205,9 @@ class RolloutEpisode:
         a bool."""
         for stop in self._task.hooks("stop"):
             answer = invoke(stop, {vf.Trace: self._trace})
-            if not isinstance(holds := await answer if inspect.isawaitable(answer) else answer, bool):
-                raise TypeError(f"the stop {stop.__name__} returned {type(holds).__name__}; expected True or False")
-            if holds:
+            if not isinstance(has_fired := await answer if inspect.isawaitable(answer) else answer, bool):
+                raise TypeError(f"the stop {stop.__name__} returned {type(has_fired).__name__}; expected True or False")
+            if has_fired:
                 return stop.__name__
         return ""
 

@@ -152,11 +152,11 @@ class Connection:
         self.close = weakref.finalize(self, _shut_down, our_end, process, os.getpid())
         _SOCKETS.add(our_end)
         sources = [path for _, file, paths in (*roots, *own_roots) for path in (paths or [os.path.dirname(file or "")])]
-        order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*sources, *launch["visible"]]}
-        order |= {"roots": own_roots, "boot": boot_code}
+        start_order = {**launch, "bounds": dataclasses.asdict(self.bounds), "visible": [*sources, *launch["visible"]]}
+        start_order |= {"roots": own_roots, "boot": boot_code}
         first_reply = self.pending_replies[0]
         threading.Thread(target=_read, args=(weakref.ref(self), our_end), name="worker-replies", daemon=True).start()
-        self._send(order)
+        self._send(start_order)
         self.description = self._await_value(first_reply, 0)
 
     def call(self, episode_id: int, op: str, arguments: list[Any], timeout_s: float) -> Any:

@@ -23,10 +23,10 @@ from .bounds import Bounds, Layers
 _SWEEP_TIMEOUT_S = 5.0
 
 
-def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: Bounds | None = None) -> Layers:
+def enclose(visible: Iterable[str] | None, hidden_paths: Iterable[str] = (), bounds: Bounds | None = None) -> Layers:
     """Cuts this process and its future forks off the network and all files except `visible` and the system's.
 
-    If `visible` is None, network and files stay as they are. `hidden` folders within visible ones appear empty.
+    If `visible` is None, network and files stay as they are. `hidden_paths` folders within visible ones appear empty.
     """
     # The user's umask may keep files from others; children may have another user id.
     os.umask(0o022)
@@ -41,7 +41,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     scratch = ""
     if can_cut_off and kernel.succeeds(lambda: kernel.unshare(kernel.NEWNS)):
         with contextlib.suppress(OSError, AttributeError, StopIteration):
-            scratch = view.show_only(visible_paths, list(hidden), bounds)
+            scratch = view.show_only(visible_paths, list(hidden_paths), bounds)
     hides_files = bool(scratch)
     hides_processes = has_capabilities and kernel.possible(lambda: separate(Layers(files=hides_files, processes=True)))
     first_uid = kernel.find_first_uid() if is_root else 0
@@ -56,7 +56,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     is_unprivileged, is_cut_off = not is_root or first_uid > 0, visible is not None
     layers = Layers(no_network, hides_files, hides_processes, is_unprivileged, first_uid=first_uid, enclosed=is_cut_off)
     if not hides_files and is_cut_off and kernel.landlock_version():
-        readable_paths = tuple(view.list_readable(visible_paths, [os.path.abspath(path) for path in hidden]))
+        readable_paths = tuple(view.list_readable(visible_paths, [os.path.abspath(path) for path in hidden_paths]))
         if kernel.possible(lambda: _set_file_rules(readable_paths, "/tmp")):
             layers = dataclasses.replace(layers, readable_paths=readable_paths)
     layers = dataclasses.replace(layers, filters_calls=kernel.possible(lambda: _refuse_calls(layers)))
@@ -69,9 +69,9 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
     return _grant_reading(layers, visible_paths)
 
 
-def _grant_reading(layers: Layers, visible: list[str]) -> Layers:
+def _grant_reading(layers: Layers, visible_paths: list[str]) -> Layers:
     """Lets children with a user id of their own read files of our user, where another layer limits which files."""
-    if not layers.first_uid or not (private := view.find_private(visible, parents=not layers.files)):
+    if not layers.first_uid or not (private := view.find_private(visible_paths, parents=not layers.files)):
         return layers
     if layers.filters_calls and (layers.files or layers.readable_paths):
         return dataclasses.replace(layers, reads_private_files=True)

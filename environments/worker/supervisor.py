@@ -75,21 +75,21 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
     order_line = await reader.readline()
     if not order_line:
         return
-    order = wire.decode(order_line)
+    start_order = wire.decode(order_line)
     control, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
     with their_end:
         try:
-            fork_server = _launch(order, their_end)
+            fork_server = _launch(start_order, their_end)
         except OSError as error:
-            failure = wire.explain(wire.START, f"cannot run {order['python']}: {error}")
+            failure = wire.explain(wire.START, f"cannot run {start_order['python']}: {error}")
             writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failure}))
             await writer.drain()
             return
     first_reply: dict[str, Any] = {"failure": wire.START}
     try:
-        start_task = asyncio.create_task(_await_start(control, order))
-        timer, last_beat = Timer(order["bounds"]["start_deadline"]), running()
+        start_task = asyncio.create_task(_await_start(control, start_order))
+        timer, last_beat = Timer(start_order["bounds"]["start_deadline"]), running()
         timer.follow(fork_server.pid)
         while not start_task.done() and not stop_event.is_set() and not reader.at_eof():
             await asyncio.wait({start_task}, timeout=0.1)
@@ -105,7 +105,7 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
         first_reply = start_task.result()
         writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": first_reply}))
         if "failure" not in first_reply:
-            await Children(reader, writer, control, Bounds(**order["bounds"]), stop_event).serve()
+            await Children(reader, writer, control, Bounds(**start_order["bounds"]), stop_event).serve()
         await writer.drain()
     except ConnectionError:
         pass
@@ -119,12 +119,12 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
             fork_server.kill()
 
 
-def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
+def _launch(start_order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
     """Starts the fork server with the environment's own interpreter and almost none of our environment variables."""
     variables = {variable: os.environ[variable] for variable in _PASSED_VARIABLES if variable in os.environ}
     # Sets have one order in every child of every fork server.
     variables |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
-    return start_process(order["python"], order["boot"], "forkserver", control, variables)
+    return start_process(start_order["python"], start_order["boot"], "forkserver", control, variables)
 
 
 async def _await_start(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:

@@ -52,19 +52,19 @@ def cache() -> Path:
     return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser().absolute()
 
 
-def home(name: str) -> Path:
+def home(env_name: str) -> Path:
     """The folder of the environment's virtual environment."""
-    return cache() / "environments" / name
+    return cache() / "environments" / env_name
 
 
-def interpreter(name: str, recipe: Recipe) -> str:
+def interpreter(env_name: str, recipe: Recipe) -> str:
     """The Python of its virtual environment. Raises InstallError unless it is installed by this very recipe."""
-    if not _is_installed(home(name), recipe):
+    if not _is_installed(home(env_name), recipe):
         raise InstallError(
-            f"environment {name!r} is not installed in {home(name)}, or by another version of its recipe; "
-            f"run: cojax install {name}"
+            f"environment {env_name!r} is not installed in {home(env_name)}, or by another version of its recipe; "
+            f"run: cojax install {env_name}"
         )
-    return str(home(name) / "bin" / "python")
+    return str(home(env_name) / "bin" / "python")
 
 
 def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], None]) -> Path:

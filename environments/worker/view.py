@@ -44,12 +44,12 @@ def list_needed_files() -> list[str]:
     return sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})
 
 
-def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
+def show_only(visible_paths: list[str], hidden_paths: list[str], bounds: Bounds) -> str:
     """Moves into a new root, with empty mounts over hidden folders. Returns the folder for scratch files.
 
     That folder is /tmp, unless /tmp itself is visible.
     """
-    paths = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
+    paths = sorted({os.path.abspath(path) for path in visible_paths if os.path.exists(path)})
     if "/" in paths:
         raise ValueError(
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
@@ -74,7 +74,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
         if not any(lies_in(path, bound_path) for bound_path in bound_paths):
             _bind_mount(path, root + path)
             bound_paths.append(path)
-    for path in hidden:
+    for path in hidden_paths:
         if os.path.isdir(root + os.path.abspath(path)):
             kernel.mount("tmpfs", root + os.path.abspath(path), "tmpfs", kernel.RDONLY | kernel.NODEV, "mode=755")
     for path in bound_paths:
@@ -128,19 +128,19 @@ def _mounts() -> dict[int, str]:
     return {int(fields[0]): _OCTAL_ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), fields[4]) for fields in lines}
 
 
-def list_readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
+def list_readable(visible_paths: list[str], hidden_paths: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
     yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{file_name}" for file_name in _ETC_NAMES), "/proc"))
-    yield from _list_without(sorted({os.path.abspath(path) for path in visible}), hidden)
+    yield from _list_without(sorted({os.path.abspath(path) for path in visible_paths}), hidden_paths)
 
 
-def _list_without(paths: list[str], hidden: list[str]) -> Iterator[str]:
+def _list_without(paths: list[str], hidden_paths: list[str]) -> Iterator[str]:
     """The paths that exist; a folder that contains a hidden one is replaced by its other entries."""
     for path in paths:
-        if any(lies_in(hidden_path, path) for hidden_path in hidden):
-            entry_names = [] if path in hidden else sorted(os.listdir(path))
-            yield from _list_without([os.path.join(path, entry_name) for entry_name in entry_names], hidden)
-        elif os.path.exists(path) and not any(lies_in(path, hidden_path) for hidden_path in hidden):
+        if any(lies_in(hidden_path, path) for hidden_path in hidden_paths):
+            entry_names = [] if path in hidden_paths else sorted(os.listdir(path))
+            yield from _list_without([os.path.join(path, entry_name) for entry_name in entry_names], hidden_paths)
+        elif os.path.exists(path) and not any(lies_in(path, hidden_path) for hidden_path in hidden_paths):
             yield path
 
 
@@ -148,8 +148,8 @@ def find_private(visible: Iterable[str], *, parents: bool) -> list[str]:
     """The files and folders among these that other users cannot read; with `parents`, also those they cannot reach."""
     private_paths = []
     for path in map(os.path.realpath, visible):
-        mode = os.stat(path).st_mode if os.path.exists(path) else 0o777
-        is_private = mode & 0o004 == 0 or (os.path.isdir(path) and mode & 0o001 == 0)
+        permissions = os.stat(path).st_mode if os.path.exists(path) else 0o777
+        is_private = permissions & 0o004 == 0 or (os.path.isdir(path) and permissions & 0o001 == 0)
         if is_private or (parents and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
             private_paths.append(path)
     return private_paths

@@ -166,16 +166,16 @@ def explain_other_variables(job: StudyRun, workdir: Path) -> str:
     variable = next((name for name in _BIT_VARIABLES if old_variables.get(name) != job.variables.get(name)), None)
     if variable is None:
         return ""
-    was, now = (
+    start, rest = (
         f"with {variable}={variables[variable]!r}" if variable in variables else f"without {variable}"
         for variables in (old_variables, job.variables)
     )
-    return f"{workdir} was started {was}, and would go on {now}, with other bits. Delete it or choose another --runs"
+    return f"{workdir} was started {start}, and would go on {rest}, with other bits. Delete it or choose another --runs"
 
 
 def read_variables(record: Mapping[str, Any]) -> dict[str, str]:
     """The VARIABLES that a record was made with, from its key `threads`. One that it lacks was not set."""
-    return {name: str(record["threads"][name]) for name in VARIABLES if name in record["threads"]}
+    return {variable: str(record["threads"][variable]) for variable in VARIABLES if variable in record["threads"]}
 
 
 def _write_difference(old: Any, new: Any) -> str:

@@ -39,7 +39,7 @@ def make_figure(panel_count: int = 1, width: float = 6.4, height: float = 3.8) -
 def choose_colours(arms: Collection[str]) -> dict[str, str]:
     """Arm → its own colour, or the first that no other arm has; with too many arms, some share a colour."""
     own_colours = {arm: _PALETTE[_PALETTE_INDEX_OF_ARM[arm]] for arm in arms if arm in _PALETTE_INDEX_OF_ARM}
-    free_colours = itertools.cycle(shade for shade in _PALETTE if shade not in own_colours.values())
+    free_colours = itertools.cycle(colour for colour in _PALETTE if colour not in own_colours.values())
     return {arm: own_colours.get(arm) or next(free_colours) for arm in arms}
 
 
@@ -77,8 +77,8 @@ def _add_legend(axes: Axes, **options: Any) -> None:
 def draw_shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
     """Draws stacked horizontal bars, one for each name; `parts` maps a part to its value for each name."""
     starts = np.zeros(len(names))
-    for (part_name, values), shade in zip(parts.items(), colours, strict=True):
-        axes.barh(range(len(names)), values, left=starts, color=shade, label=part_name)
+    for (part_name, values), colour in zip(parts.items(), colours, strict=True):
+        axes.barh(range(len(names)), values, left=starts, color=colour, label=part_name)
         starts += np.asarray(values, float)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
@@ -160,7 +160,7 @@ def draw_task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
     picture, panels = make_figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
     first_record = next(iter(arms.values()))[0]
-    points_by_arm = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
+    points_by_arm = {arm: [np.asarray(records[0]["tasks"][column]) for column in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
     last = max(record["steps"] for records in arms.values() for record in records)
     axis_limits = []  # one scale for all panels
@@ -222,9 +222,9 @@ def draw_interaction_lengths(arms: Arms) -> Figure:
 def draw_cross_table(arms: Arms) -> Figure:
     """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
     tables_by_arm = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
-    sizes = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
+    counts = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
     shares_by_part = {
-        outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / sizes[arm] for arm in arms]
+        outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / counts[arm] for arm in arms]
         for outcome in ("kept", "recovered", "lost", "never")
     }
     picture, (axes,) = make_figure(height=1.4 + 0.4 * len(arms))
@@ -271,10 +271,10 @@ def draw_all(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] 
     """
     plots = {"differences": draw_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
     picture_by_name = {name: picture for name, picture in plots.items() if picture is not None}
-    for name, picture in picture_by_name.items():
+    for figure_name, picture in picture_by_name.items():
         png_buffer = io.BytesIO()
         picture.savefig(png_buffer, format="png", metadata={"Software": None})
-        replace_file(folder / f"{name}.png", png_buffer.getvalue())
+        replace_file(folder / f"{figure_name}.png", png_buffer.getvalue())
     return list(picture_by_name)
 
 
@@ -296,13 +296,13 @@ def _compute_rates(record: Record, part_key: str, whole_key: str) -> list[tuple[
 def _draw_histogram(arms: Arms, column: str, bins: Sequence[float], label: str) -> Figure:
     picture, (axes,) = make_figure()
 
-    def draw_tasks(records: Iterable[Record], are_new: bool, shade: str, name: str) -> None:
+    def draw_tasks(records: Iterable[Record], are_new: bool, colour: str, label: str) -> None:
         pools = [record["tasks"] for record in records]
         values = [v for pool in pools for v, s in zip(pool[column], pool["step"], strict=True) if bool(s) is are_new]
         if values or not are_new:
             weights = np.full(len(values), 100 / max(1, len(values)))
             style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"
-            axes.hist(values, bins, weights=weights, histtype=style, color=shade, label=name, linewidth=1.5)
+            axes.hist(values, bins, weights=weights, histtype=style, color=colour, label=label, linewidth=1.5)
 
     draw_tasks(itertools.chain(*arms.values()), False, START_COLOUR, "D_0")
     shades = choose_colours(arms)

@@ -83,7 +83,7 @@ def frontier(
 def _find_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
     """The first valid trajectory of the last step; None if all of them were lost."""
     last_step = max(map(step_of, episodes))
-    return next((one for task_id in episodes if step_of(task_id) == last_step and (one := find(task_id)).valid), None)
+    return next((one for id in episodes if step_of(id) == last_step and (one := find(id)).valid), None)
 
 
 def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:

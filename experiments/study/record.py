@@ -90,8 +90,8 @@ def _find_plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     centre = embeddings.mean(axis=0)
     deviations = embeddings - centre
     # Computed from inner products of tasks: there are far fewer tasks than dimensions.
-    eigenvalues, vectors = np.linalg.eigh(deviations @ deviations.T)
-    axes = (vectors[:, -2:].T @ deviations)[::-1] / np.sqrt(eigenvalues[-2:][::-1])[:, None]
+    eigenvalues, eigenvectors = np.linalg.eigh(deviations @ deviations.T)
+    axes = (eigenvectors[:, -2:].T @ deviations)[::-1] / np.sqrt(eigenvalues[-2:][::-1])[:, None]
     return centre, axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
 
 
@@ -161,7 +161,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
         "held_out": list_solved(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
         "budget": count_budget(summary, metrics),
         **({"trials": trials} if trials else {}),
-        "seconds": {part: round(seconds, 2) for part, seconds in summary["seconds"].items()},
+        "seconds": {phase: round(seconds, 2) for phase, seconds in summary["seconds"].items()},
         # The seconds of `feedback` after D_0 was made.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
@@ -204,8 +204,8 @@ def list_solved(scores_before: Mapping[str, float], scores_after: Mapping[str, f
         "digest": content_hash(sorted(scores_before.keys() | scores_after.keys())),
         "tasks": len(task_ids),
         **{
-            name: "".join("1" if scores[task_id] >= 1.0 else "0" for task_id in task_ids)
-            for name, scores in (("zero_shot", scores_before), ("final", scores_after))
+            evaluation: "".join("1" if scores[task_id] >= 1.0 else "0" for task_id in task_ids)
+            for evaluation, scores in (("zero_shot", scores_before), ("final", scores_after))
         },
     }
 
@@ -217,8 +217,8 @@ def count_budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]
     evolutions = [row.get("evolution", {}) for row in step_records]
     probes = [evolution.get("probe", {}) for evolution in evolutions]
 
-    def add_up(records: Iterable[Mapping[str, Any]], name: str) -> int:
-        return sum(record.get(name, 0) for record in records)
+    def add_up(records: Iterable[Mapping[str, Any]], key: str) -> int:
+        return sum(record.get(key, 0) for record in records)
 
     # Episodes in which an admission tried candidates count as episodes of the policy.
     turns, probe_episodes = add_up(probes, "turns"), add_up(probes, "episodes")
@@ -253,7 +253,7 @@ def average_learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def list_evolutions(run: Run) -> list[dict[str, Any]]:
     """The counts CONVERSION of each evolution and origin."""
     return [
-        {"step": step, "origin": origin, **{name: counts[name] for name in CONVERSION}}
+        {"step": step, "origin": origin, **{count_name: counts[count_name] for count_name in CONVERSION}}
         for (step, origin), counts in sorted(conversions(run).items())
     ]
 
@@ -302,8 +302,8 @@ def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 continue
             agent_totals, failure_count = totals_by_agent.setdefault(agent, Counter()), counts["failures"]
             agent_totals.update(episodes=counts["episodes"], failures=failure_count, hard=counts["hard"])
-            for name in ("distinct", "ends"):
-                agent_totals[name] += counts.get(name, 0.0) * failure_count
+            for count_name in ("distinct", "ends"):
+                agent_totals[count_name] += counts.get(count_name, 0.0) * failure_count
             if counts.get("distance") is not None:
                 distance_by_agent[agent] = counts["distance"]
 

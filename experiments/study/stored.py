@@ -43,7 +43,7 @@ def _make_model(common_kinds: Mapping[str, Any] | None = None, extra_type: Any =
     Values of other keys have the type `extra_type`.
     """
     fields: dict[str, Any] = {**(common_kinds or {}), **kinds}
-    required_kinds: dict[str, Any] = {name: (kind, ...) for name, kind in fields.items() if not isinstance(kind, tuple)}
+    required_kinds: dict[str, Any] = {key: (kind, ...) for key, kind in fields.items() if not isinstance(kind, tuple)}
     required_kinds["__pydantic_extra__"] = (dict[str, extra_type], ...)  # type: ignore[valid-type]
     return create_model("Part", __config__=ConfigDict(strict=True, extra="allow"), **fields | required_kinds)
 

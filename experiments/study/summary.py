@@ -45,7 +45,7 @@ def break_down(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     if isinstance(environment, Charted):
         tool_names, popularity = _find_tools(all_records[0])
         # The most popular ones first.
-        kind_lists["tool"] = [(-popularity.get(name, 1.0), name) for name in tool_names]
+        kind_lists["tool"] = [(-popularity.get(tool_name, 1.0), tool_name) for tool_name in tool_names]
         tool_kinds = sorted(set(kind_lists["tool"]))
         if len(tool_kinds) >= LEAST_TOOLS_FOR_TENTHS:
             tenths = {kind: 1 + 10 * index // len(tool_kinds) for index, kind in enumerate(tool_kinds)}
@@ -275,12 +275,12 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
         "arms": [
             _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, by_kind.get("tool", ())) for arm in table.arms
         ],
-        "differences": [_make_difference(arm, other, finals) for arm, other in table.differences],
+        "differences": [_make_difference(arm, other_arm, finals) for arm, other_arm in table.differences],
         # Success over a part of the held-out tasks, by arm, and its paired differences.
         **{
             name: {
                 "arms": {arm: _estimate_by_seed(by_seed) for arm, by_seed in successes.items()},
-                "differences": [_make_difference(arm, other, successes) for arm, other in table.differences],
+                "differences": [_make_difference(arm, other_arm, successes) for arm, other_arm in table.differences],
             }
             for name, successes in parts_by_name.items() if successes
         },
@@ -320,8 +320,8 @@ def _make_row(
 
 def _mean_counts(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each count over all records, in the counts' order; a missing count is 0."""
-    count_names = dict.fromkeys(name for record in counts for name in record)
-    return {name: _average([record.get(name, 0) for record in counts]) for name in count_names}
+    count_names = dict.fromkeys(count_name for record in counts for count_name in record)
+    return {count_name: _average([record.get(count_name, 0) for record in counts]) for count_name in count_names}
 
 
 def _count_evaluation_episodes(record: Record) -> int:
