@@ -26,52 +26,58 @@ class Spread:
         return Spread(tuple(function(value) for value in self.values))
 
 
-def timed(
-    run: Callable[[], object], repeats: int, prepare: Callable[[], object] = lambda: None
+def time_calls(
+    run: Callable[[], object], repeat_count: int, prepare: Callable[[], object] = lambda: None
 ) -> tuple[float, Spread]:
-    """Seconds of a first call, which warms up, and of `repeats` further ones; `prepare` runs before each, untimed.
+    """Seconds of a first call, which warms up, and of `repeat_count` further ones; `prepare` runs before each, untimed.
 
     `run` must wait until its work is done.
     """
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(repeat_count + 1):
         prepare()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         run()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
     return seconds[0], Spread(tuple(seconds[1:]))
 
 
-def compile_seconds(first: float, warm: Spread) -> float:
+def compute_compile_s(first_s: float, warm_seconds: Spread) -> float:
     """Seconds that the first call took longer than a warm one: tracing, compiling and loading the program."""
-    return max(0.0, first - warm.median)
+    return max(0.0, first_s - warm_seconds.median)
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def row_to_json(row: Row) -> dict[str, Any]:
     """The row with the median of each spread, and all repetitions under \"values\"."""
-    values = {name: list(figure.values) for name, figure in row.items() if isinstance(figure, Spread)}
-    plain = {name: figure.median if isinstance(figure, Spread) else figure for name, figure in row.items()}
-    return {**plain, "values": values}
+    values = {figure_name: list(figure.values) for figure_name, figure in row.items() if isinstance(figure, Spread)}
+    figures = {
+        figure_name: figure.median if isinstance(figure, Spread) else figure for figure_name, figure in row.items()
+    }
+    return {**figures, "values": values}
 
 
-def table(suite: str, rows: Sequence[Row]) -> Table:
+def make_table(suite_name: str, rows: Sequence[Row]) -> Table:
     """A table with a line for each figure and a column for each row."""
-    grid = Table(title=f"{suite}: median (smallest to largest)", title_justify="left", show_header=False)
+    grid = Table(title=f"{suite_name}: median (smallest to largest)", title_justify="left", show_header=False)
     grid.add_column(no_wrap=True)
     for _ in rows:
         grid.add_column(justify="right")
-    for name in dict.fromkeys(name for row in rows for name in row):
-        grid.add_row(name.replace("_", " "), *(_cell(row[name]) if name in row else "" for row in rows))
+    for figure_name in dict.fromkeys(name for row in rows for name in row):
+        grid.add_row(
+            figure_name.replace("_", " "),
+            *(_format_cell(row[figure_name]) if figure_name in row else "" for row in rows),
+        )
     return grid
 
 
-def _cell(figure: Any) -> str:
+def _format_cell(figure: Any) -> str:
     if isinstance(figure, Spread):
-        return f"{_number(figure.median)} ({_number(min(figure.values))} to {_number(max(figure.values))})"
-    return _number(figure)
+        least, most = _format_number(min(figure.values)), _format_number(max(figure.values))
+        return f"{_format_number(figure.median)} ({least} to {most})"
+    return _format_number(figure)
 
 
-def _number(figure: Any) -> str:
+def _format_number(figure: Any) -> str:
     if isinstance(figure, float):
         return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
     return f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else str(figure)

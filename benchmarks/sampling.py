@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
-from benchmarks.results import Row, Spread, compile_seconds
+from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import decode_bytes, decode_flops, parameter_bytes
 from cojax.compile.programs import forward_flops, parameter_count
 from cojax.policy.config import ModelConfig
@@ -44,7 +44,7 @@ def decode(
     took. It is meaningful only for a model far larger than the processor's caches. `share_of_bound` is the same for the
     longer of reading and computing (`machine.bound_seconds`).
     """
-    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
+    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
     return [_decode_row(job, _play(job, repeats))]
 
@@ -68,7 +68,7 @@ def prefill(
     MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
     `share_of_bound` also counts the time that reading all parameters once takes (`machine.bound_seconds`).
     """
-    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
+    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)
     return [_prefill_row(job, _play(job, repeats))]
 
@@ -78,7 +78,9 @@ def conversations_of(
 ) -> list[Row]:
     """The rows of `prefill` and of `decode`, of the same conversations."""
     model = choose_model(shape, None, layers, (), dtype)
-    job = _Job(model, batch, machine.lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length))
+    job = _Job(
+        model, batch, machine.choose_lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length)
+    )
     times = _play(job, repeats)
     return [_prefill_row(job, times), _decode_row(job, times)]
 
@@ -138,16 +140,16 @@ def _play(job: _Job, repeats: int) -> _Played:
                 times.decoding.append(time.perf_counter() - opening_end)
                 times.busy.append((conversations.engine.busy_seconds - at_work) / times.decoding[-1])
             conversations.release(number)
-        times.memory = machine.memory()
+        times.memory = machine.read_peak_memory()
     return times
 
 
 def _decode_row(job: _Job, played: _Played) -> Row:
-    bandwidth, rate = machine.memory_bandwidth(), machine.matmul_rate(job.config.dtype)
+    bandwidth, rate = machine.measure_memory_bandwidth(), machine.measure_matmul_rate(job.config.dtype)
     # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
     context, count = job.prompt_length + (1 + job.completion_length) / 2, job.completion_length
     read = decode_bytes(job.config, job.batch, context) * count
-    bound = machine.bound_seconds(decode_flops(job.config, job.batch, context) * count, read, rate, bandwidth)
+    bound = machine.compute_bound_s(decode_flops(job.config, job.batch, context) * count, read, rate, bandwidth)
     seconds = Spread(tuple(played.decoding[1:]))
     return {
         **job.about,
@@ -160,15 +162,15 @@ def _decode_row(job: _Job, played: _Played) -> Row:
         "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
         "matmul_tflops_per_second": rate / 1e12,
         "share_of_bound": seconds.map(lambda value: bound / value),
-        "compile_seconds": compile_seconds(played.opening[0], Spread(tuple(played.opening[1:]))),
+        "compile_seconds": compute_compile_s(played.opening[0], Spread(tuple(played.opening[1:]))),
         **played.memory,
     }
 
 
 def _prefill_row(job: _Job, played: _Played) -> Row:
-    rate, bandwidth = machine.matmul_rate(job.config.dtype), machine.memory_bandwidth()
+    rate, bandwidth = machine.measure_matmul_rate(job.config.dtype), machine.measure_memory_bandwidth()
     flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
-    bound = machine.bound_seconds(flops, parameter_bytes(job.config), rate, bandwidth)
+    bound = machine.compute_bound_s(flops, parameter_bytes(job.config), rate, bandwidth)
     seconds = Spread(tuple(played.opening[1:]))
     return {
         **job.about,
@@ -178,7 +180,7 @@ def _prefill_row(job: _Job, played: _Played) -> Row:
         "matmul_tflops_per_second": rate / 1e12,
         "mfu": seconds.map(lambda value: flops / value / rate),
         "share_of_bound": seconds.map(lambda value: bound / value),
-        "compile_seconds": compile_seconds(played.opening[0], seconds),
+        "compile_seconds": compute_compile_s(played.opening[0], seconds),
         **played.memory,
     }
 

@@ -129,7 +129,7 @@ def _row(count: int, on_setup: int, repeats: int) -> Row:
         write_report(folder)
         row["report_seconds"] = Spread((time.perf_counter() - began,))
         row["folder_gb"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9
-        return row | machine.memory()
+        return row | machine.read_peak_memory()
 
 
 def _steps(run: _Run, repeats: int) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _steps(run: _Run, repeats: int) -> dict[str, Any]:
         time_of("checkpoint_seconds", run.checkpoint)
     run.directory.close()
     # The first repetition also sets up what the others reuse.
-    return {name: Spread(tuple(all_[1:])) for name, all_ in seconds.items()} | machine.resident()
+    return {name: Spread(tuple(all_[1:])) for name, all_ in seconds.items()} | machine.read_resident_memory()
 
 
 def _detectors() -> dict[str, Detector]:

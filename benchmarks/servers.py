@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cojax
-from benchmarks.folders import model_of, read_plainly, size_of, temporary_folder, write_plainly, write_random
+from benchmarks.folders import choose_config, count_bytes, read_plainly, temporary_folder, write_plainly, write_random
 from benchmarks.results import Row, Spread
 from cojax.compile.programs import parameter_count
 from cojax.policy.config import ModelConfig
@@ -35,11 +35,11 @@ def sync(
 
     Each repetition also times a plain copy: the same bytes written to one file, fsynced and read again.
     """
-    return [_synced(model_of(size, dtype), python, repeats) for size in sizes]
+    return [_synced(choose_config(size, dtype), python, repeats) for size in sizes]
 
 
 def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
-    with temporary_folder(6 * size_of(config)) as folder:
+    with temporary_folder(6 * count_bytes(config)) as folder:
         write_random(folder / "source", config)
         params = cojax.load(folder / "source").params
         launch = _launch(python, folder / "logs", config.param_dtype)
@@ -54,7 +54,7 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
             write_weights(folder / "apart", config, to_hf(config, params))
 
         def copy() -> None:
-            write_plainly(folder / "copy", size_of(config))
+            write_plainly(folder / "copy", count_bytes(config))
             read_plainly(folder / "copy")
 
         try:
@@ -79,7 +79,7 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
     return {
         "parameters": parameter_count(config),
         "dtype": config.dtype,
-        "gigabytes": size_of(config) / 1e9,
+        "gigabytes": count_bytes(config) / 1e9,
         **figures,
         "times_plain": Spread(tuple(whole / plain for whole, plain in pairs)),
     }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.results import Row, Spread, compile_seconds
+from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import model_config
 from cojax.compile.programs import forward_flops, parameter_count
 from cojax.learner.learner import Learner
@@ -84,7 +84,7 @@ def step(
     if config.vocab_size <= _RESERVED:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
     workload = Workload(prompts, samples, prompt_length, completion_length)
-    lanes = machine.lanes(workload.conversations, lanes)
+    lanes = machine.choose_lanes(workload.conversations, lanes)
     learner, state = _learner(
         config, workload, learning_rate, moments_dtype, remat, row_length or workload.length, micro_rows
     )
@@ -97,8 +97,8 @@ def step(
             "moments_dtype": moments_dtype or param_dtype,
             "parameters": parameter_count(config),
             **(figures := _summary(records)),
-            **machine.memory(),
-            **_shares(config, workload, figures, machine.matmul_rate(dtype)),
+            **machine.read_peak_memory(),
+            **_shares(config, workload, figures, machine.measure_matmul_rate(dtype)),
             "row_length": learner.row_length,
             "micro_rows": micro_rows,
             "lanes": lanes,
@@ -250,7 +250,7 @@ def _summary(records: Sequence[dict[str, Any]]) -> Row:
     seconds = {name: Spread(tuple(record[name] for record in warm)) for name in first if name.endswith("_seconds")}
     return {
         **seconds,
-        "compile_seconds": compile_seconds(first["step_seconds"], seconds["step_seconds"]),
+        "compile_seconds": compute_compile_s(first["step_seconds"], seconds["step_seconds"]),
         "first_step_seconds": first["step_seconds"],
         "steps": len(records),
         "updates": sum(record["updates"] for record in records),

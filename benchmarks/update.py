@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from benchmarks import machine
 from benchmarks.models import Model, choose_model
-from benchmarks.results import Row, Spread, compile_seconds, timed
+from benchmarks.results import Row, Spread, compute_compile_s, time_calls
 from benchmarks.shapes import parameter_bytes, update_flops
 from cojax.compile.programs import parameter_count
 from cojax.learner.batch import RowShape, TrainBatch, pack_sequences
@@ -86,7 +86,7 @@ def update(
     results = [
         _measure(model, layout, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats) for model in models
     ]
-    rate, bandwidth = machine.matmul_rate(models[0].config.dtype), machine.memory_bandwidth()
+    rate, bandwidth = machine.measure_matmul_rate(models[0].config.dtype), machine.measure_memory_bandwidth()
     return [
         {
             "shape": model.name,
@@ -122,15 +122,15 @@ def _measure(
         jax.block_until_ready(state)
 
     with _dumped_programs() as folder:
-        first, seconds = timed(run, repeats)
+        first, seconds = time_calls(run, repeats)
         size = max((path.stat().st_size for path in folder.iterdir()), default=0)
     return {
         "reference": reference,
         "remat": learner.remat,
         "update_seconds": seconds,
-        "compile_seconds": compile_seconds(first, seconds),
+        "compile_seconds": compute_compile_s(first, seconds),
         "program_kb": size / 1e3,
-        **machine.memory(),
+        **machine.read_peak_memory(),
     }
 
 
@@ -188,7 +188,7 @@ def _rates(figures: Row, rows: Rows, config: ModelConfig, matmul_rate: float, ba
     seconds: Spread = figures["update_seconds"]
     tokens = rows.count * rows.length
     flops = update_flops(config, rows.lengths, reference=figures["reference"])
-    bound = machine.bound_seconds(flops, parameter_bytes(config), matmul_rate, bandwidth)
+    bound = machine.compute_bound_s(flops, parameter_bytes(config), matmul_rate, bandwidth)
     return {
         **figures,
         "tokens": tokens,

@@ -21,25 +21,25 @@ import numpy as np
 
 from benchmarks.gpu import start, wheels
 from benchmarks.gpu.children import ROOT
-from benchmarks.gpu.numbers import CASES, computed
-from benchmarks.gpu.parts import EXPECTED, PREDICTED
-from benchmarks.gpu.records import COMMIT
+from benchmarks.gpu.numbers import CASES, compute_values
+from benchmarks.gpu.parts import EXPECTED_FILE, PREDICTED_FILE
+from benchmarks.gpu.records import COMMIT_FILE
 from cojax.command import CommandLineParser
 from cojax.convert import smollm2
 from cojax.registry.source import commit
 from cojax.storage.files import write_text
 from cojax.warm_start import cache
 
-_CODE = ("cojax", "environments", "experiments", "benchmarks", "setup.py", "pyproject.toml", "LICENSE")
-_UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_LEAST = 2**16
-_COMPILING = 1_800  # seconds
+_CODE_PATHS = ("cojax", "environments", "experiments", "benchmarks", "setup.py", "pyproject.toml", "LICENSE")
+_BYTES_OF_UNIT = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_LEAST_PIECE_BYTES = 2**16
+_COMPILE_TIMEOUT_S = 1_800  # seconds
 
 
-def size(text: str) -> int:
+def parse_size(text: str) -> int:
     """Bytes of a size as 50MiB. Raises ValueError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B)", text.strip(), re.IGNORECASE)
-    if not found or (value := int(float(found[1]) * _UNITS[found[2].upper()])) < _LEAST:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B)", text.strip(), re.IGNORECASE)
+    if not match or (value := int(float(match[1]) * _BYTES_OF_UNIT[match[2].upper()])) < _LEAST_PIECE_BYTES:
         raise ValueError(f"the size of a piece is {text!r}; expected 64KiB or more, as 50MiB")
     return value
 
@@ -51,21 +51,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--python", default="3.12", help="the version on the card's machine, for compiled wheels (3.12)"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     try:
-        names = prepare(given.out, size(given.piece), given.python)
+        piece_names = prepare(options.out, parse_size(options.piece), options.python)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(
-        f"{given.out} has start.py and {', '.join(names)}; copy them, and run: python3 start.py --minutes=8 --out=DIR"
+        f"{options.out} has start.py and {', '.join(piece_names)}; copy them, and run: "
+        "python3 start.py --minutes=8 --out=DIR"
     )
     return 0
 
 
-def prepare(out: Path, piece: int, python: str, cases: Iterable[tuple[str, str]] = CASES) -> list[str]:
-    """Makes the kit, and returns the names of its pieces; `cases` are those of `computed`.
+def prepare(out: Path, piece_bytes: int, python_version: str, cases: Iterable[tuple[str, str]] = CASES) -> list[str]:
+    """Makes the kit, and returns the names of its pieces; `cases` are those of `compute_values`.
 
     Raises OSError and ValueError, which say what to do.
     """
@@ -73,72 +74,81 @@ def prepare(out: Path, piece: int, python: str, cases: Iterable[tuple[str, str]]
         shutil.rmtree(out)
     content = out / "content"
     (content / "packages").mkdir(parents=True)
-    head = commit(__file__, [f":(top){name}" for name in _CODE])
-    carried = wheels.download(content / "wheels", python)
+    head_commit = commit(__file__, [f":(top){name}" for name in _CODE_PATHS])
+    wheel_records = wheels.download(content / "wheels", python_version)
     shutil.copy(smollm2.package(), content / "packages")
-    values: Any = computed(cases)
-    np.savez_compressed(content / EXPECTED, **values)
-    predicted = _predicted(content / PREDICTED)
+    cpu_values: Any = compute_values(cases)
+    np.savez_compressed(content / EXPECTED_FILE, **cpu_values)
+    has_prediction = _write_prediction(content / PREDICTED_FILE)
     archives = {
-        "code": _code(head, [content / name for name in (EXPECTED, PREDICTED)[: 1 + predicted]]),
-        "wheels": _tar({f"wheels/{wheel['file']}": content / "wheels" / wheel["file"] for wheel in carried}),
-        "model": _tar({f"packages/{path.name}": path for path in (content / "packages").iterdir()}),
+        "code": _pack_code(
+            head_commit, [content / name for name in (EXPECTED_FILE, PREDICTED_FILE)[: 1 + has_prediction]]
+        ),
+        "wheels": _pack({f"wheels/{wheel['file']}": content / "wheels" / wheel["file"] for wheel in wheel_records}),
+        "model": _pack({f"packages/{path.name}": path for path in (content / "packages").iterdir()}),
     }
-    pieces = {name: _cut(out, name, archive, piece) for name, archive in archives.items()}
+    pieces_by_archive = {name: _write_pieces(out, name, archive, piece_bytes) for name, archive in archives.items()}
     manifest = {
-        "name": f"{head[:10]}-{hashlib.sha256(archives['code']).hexdigest()[:10]}",
-        "python": python,
-        "archives": pieces,
-        "wheels": carried,
+        "name": f"{head_commit[:10]}-{hashlib.sha256(archives['code']).hexdigest()[:10]}",
+        "python": python_version,
+        "archives": pieces_by_archive,
+        "wheels": wheel_records,
     }
-    literal = json.dumps(json.dumps(manifest))
-    write_text(out / "start.py", Path(start.__file__).read_text().replace('json.loads("{}")', f"json.loads({literal})"))
-    return [one["name"] for cut in pieces.values() for one in cut]
+    manifest_literal = json.dumps(json.dumps(manifest))
+    write_text(
+        out / "start.py",
+        Path(start.__file__).read_text().replace('json.loads("{}")', f"json.loads({manifest_literal})"),
+    )
+    return [piece["name"] for pieces in pieces_by_archive.values() for piece in pieces]
 
 
-def _predicted(file: Path) -> bool:
+def _write_prediction(prediction_path: Path) -> bool:
     """The memory that the updates take, as the compiler for an H100 says; False where that is not installed."""
     compiler = cache() / "compilers" / "bin" / "python"
     if not compiler.exists():
         print("no memory is predicted: make compilers installs the compiler for that", file=sys.stderr)
         return False
-    command = [str(compiler), "-m", "benchmarks.gpu.predict", str(file.resolve())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_COMPILING, check=False)
-    if done.returncode:
+    command = [str(compiler), "-m", "benchmarks.gpu.predict", str(prediction_path.resolve())]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    if process.returncode:
         raise OSError(
-            f"the compiler for an H100 failed: {(done.stderr.strip().splitlines() or ['no reason'])[-1][:300]}"
+            f"the compiler for an H100 failed: {(process.stderr.strip().splitlines() or ['no reason'])[-1][:300]}"
         )
     return True
 
 
-def _code(head: str, beside: Sequence[Path]) -> bytes:
+def _pack_code(head_commit: str, further_files: Sequence[Path]) -> bytes:
     """The tracked files of the code, their commit, and files beside them."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *_CODE], cwd=ROOT, capture_output=True, text=True, check=True
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--", *_CODE_PATHS], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    files = {f"code/{name}": ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
-    return _tar({**files, **{path.name: path for path in beside}}, {f"code/{COMMIT}": f"{head}\n".encode()})
+    files = {f"code/{name}": ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()}
+    return _pack(
+        {**files, **{path.name: path for path in further_files}}, {f"code/{COMMIT_FILE}": f"{head_commit}\n".encode()}
+    )
 
 
-def _tar(files: Mapping[str, Path], texts: Mapping[str, bytes] | None = None) -> bytes:
-    memory = io.BytesIO()
-    with tarfile.open(fileobj=memory, mode="w:gz", compresslevel=6) as tar:
+def _pack(files: Mapping[str, Path], texts: Mapping[str, bytes] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as tar:
         for name, path in files.items():
             tar.add(path, name, recursive=False)
         for name, text in (texts or {}).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text)
             tar.addfile(entry, io.BytesIO(text))
-    return memory.getvalue()
+    return buffer.getvalue()
 
 
-def _cut(out: Path, name: str, archive: bytes, piece: int) -> list[dict[str, Any]]:
+def _write_pieces(out: Path, archive_name: str, archive: bytes, piece_bytes: int) -> list[dict[str, Any]]:
     """Writes the pieces of an archive, and says their names, sizes and digests."""
     pieces = []
-    for number, begin in enumerate(range(0, len(archive), piece), 1):
-        part = archive[begin : begin + piece]
-        pieces.append({"name": f"{name}.{number}", "bytes": len(part), "sha256": hashlib.sha256(part).hexdigest()})
-        (out / f"{name}.{number}").write_bytes(part)
+    for piece_number, offset in enumerate(range(0, len(archive), piece_bytes), 1):
+        piece = archive[offset : offset + piece_bytes]
+        pieces.append(
+            {"name": f"{archive_name}.{piece_number}", "bytes": len(piece), "sha256": hashlib.sha256(piece).hexdigest()}
+        )
+        (out / f"{archive_name}.{piece_number}").write_bytes(piece)
     return pieces
 
 

@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
 import jax
 
-from benchmarks.gpu.parts import UPDATE
+from benchmarks.gpu.parts import UPDATE_SETTINGS
 from benchmarks.shapes import model_config
 from benchmarks.update import Rows, learner_of
 from cojax.compile import targets
@@ -23,24 +23,24 @@ from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize
 from cojax.storage.files import write_json
 
-_TARGET = "h100x1"
+_TARGET_NAME = "h100x1"
 
 
-def predicted(shape: str, rows: Rows) -> dict[str, float]:
+def predict(shape: str, rows: Rows) -> dict[str, float]:
     """GB that the update's program takes at most, of arguments and in all."""
-    target = targets.find(_TARGET)
-    config = model_config(shape, None, (), UPDATE["dtype"], "float32")
+    target = targets.find(_TARGET_NAME)
+    config = model_config(shape, None, (), UPDATE_SETTINGS["dtype"], "float32")
     mesh = make_mesh(devices=targets.devices(target))
-    learner = learner_of(config, rows, adamw(1e-6), UPDATE["remat"], mesh=mesh)
+    learner = learner_of(config, rows, adamw(1e-6), UPDATE_SETTINGS["remat"], mesh=mesh)
     state = learner.init(jax.eval_shape(lambda: initialize(config, 0)))
-    found = report(learner, state, [1] * rows.count, target.chip)
-    return {"predicted_gb": found["bytes_peak"] / 1e9}
+    memory_report = report(learner, state, [1] * rows.count, target.chip)
+    return {"predicted_gb": memory_report["bytes_peak"] / 1e9}
 
 
 def main() -> None:
-    rows = Rows(UPDATE["rows"], UPDATE["row_length"], 1, UPDATE["micro_rows"])
-    found = {shape: predicted(shape, rows) for shape in ("1.7b", "4b")}
-    write_json(Path(sys.argv[1]), found)
+    rows = Rows(UPDATE_SETTINGS["rows"], UPDATE_SETTINGS["row_length"], 1, UPDATE_SETTINGS["micro_rows"])
+    prediction_by_shape = {shape: predict(shape, rows) for shape in ("1.7b", "4b")}
+    write_json(Path(sys.argv[1]), prediction_by_shape)
 
 
 if __name__ == "__main__":

@@ -6,37 +6,41 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import children
-from benchmarks.results import Row, as_json
+from benchmarks.results import Row, row_to_json
 from cojax.run.machine import facts
 from cojax.storage.files import read_json, write_json
 
 Record = Mapping[str, Any]
-COMMIT = "COMMIT"  # beside the kit's code, which is no repository
+COMMIT_FILE = "COMMIT"  # beside the kit's code, which is no repository
 
 
-def write(out: Path, name: str, rows: Sequence[Row], seconds: float, about: Record | None = None) -> None:
+def write_result(
+    results_folder: Path, part_name: str, rows: Sequence[Row], seconds: float, about: Record | None = None
+) -> None:
     """The result of a part that took `seconds`. Raises OSError with the fix where the disk refuses."""
-    _write(out, name, {"rows": [as_json(row) for row in rows]}, seconds, about)
+    _write(results_folder, part_name, {"rows": [row_to_json(row) for row in rows]}, seconds, about)
 
 
-def write_failure(out: Path, name: str, reason: str, seconds: float, about: Record | None = None) -> None:
+def write_failure(
+    results_folder: Path, part_name: str, reason: str, seconds: float, about: Record | None = None
+) -> None:
     """In place of a result, one line that says why there is none."""
-    _write(out, name, {"failed": reason}, seconds, about)
+    _write(results_folder, part_name, {"failed": reason}, seconds, about)
 
 
-def _write(out: Path, name: str, found: Record, seconds: float, about: Record | None) -> None:
+def _write(results_folder: Path, part_name: str, outcome: Record, seconds: float, about: Record | None) -> None:
     """`about` without hardware is for a process that must not take the card."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    said = {"part": name, "when": now, "seconds": round(seconds, 1), **(about or facts()), **found}
-    if (file := children.ROOT / COMMIT).exists():
-        said["commit"] = file.read_text().strip()
-    write_json(out / f"{name}.json", said)
+    record = {"part": part_name, "when": now, "seconds": round(seconds, 1), **(about or facts()), **outcome}
+    if (commit_path := children.ROOT / COMMIT_FILE).exists():
+        record["commit"] = commit_path.read_text().strip()
+    write_json(results_folder / f"{part_name}.json", record)
 
 
-def read(out: Path, name: str) -> Record | None:
+def read_record(results_folder: Path, part_name: str) -> Record | None:
     """The result of a part; None where there is none yet, or where the file is damaged: then it is measured again."""
     try:
-        found = read_json(out / f"{name}.json")
+        record = read_json(results_folder / f"{part_name}.json")
     except (OSError, ValueError):
         return None
-    return found if "rows" in found or "failed" in found else None
+    return record if "rows" in record or "failed" in record else None

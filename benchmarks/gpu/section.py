@@ -24,35 +24,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--kit", type=Path, required=True)
     parser.add_argument("parts", nargs="+", choices=list(PARTS))
-    given = parser.parse_args()
-    lines = sys.stdout
+    options = parser.parse_args()
+    report_stream = sys.stdout
     # Compilation must take the same time whatever was compiled here before.
     jax.config.update("jax_enable_compilation_cache", False)
-    for name in given.parts:
-        print(f"begin {name}", file=lines, flush=True)
+    for part_name in options.parts:
+        print(f"begin {part_name}", file=report_stream, flush=True)
         with contextlib.redirect_stdout(sys.stderr):
-            measure(name, given.kit, given.out)
-        print(f"end {name}", file=lines, flush=True)
+            measure_part(part_name, options.kit, options.out)
+        print(f"end {part_name}", file=report_stream, flush=True)
 
 
-def measure(name: str, kit: Path, out: Path) -> None:
+def measure_part(part_name: str, kit_folder: Path, results_folder: Path) -> None:
     """Whatever stops a part is its result: the others follow."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     try:
-        rows = PARTS[name].run(kit)
+        rows = PARTS[part_name].run(kit_folder)
     except (Exception, MemoryError) as error:
-        records.write_failure(out, name, _reason(error), time.monotonic() - began)
+        records.write_failure(results_folder, part_name, _explain_failure(error), time.monotonic() - started_at)
     else:
-        records.write(out, name, rows, time.monotonic() - began)
+        records.write_result(results_folder, part_name, rows, time.monotonic() - started_at)
     jax.clear_caches()
     gc.collect()
 
 
-def _reason(error: BaseException) -> str:
-    said = " ".join(str(error).split())[:300]
-    if "RESOURCE_EXHAUSTED" in said or "Out of memory" in said or isinstance(error, MemoryError):
-        return f"it does not fit into the card's memory: {said}"
-    return said if isinstance(error, ValueError) else f"{type(error).__name__}: {said}"
+def _explain_failure(error: BaseException) -> str:
+    message = " ".join(str(error).split())[:300]
+    if "RESOURCE_EXHAUSTED" in message or "Out of memory" in message or isinstance(error, MemoryError):
+        return f"it does not fit into the card's memory: {message}"
+    return message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from cojax.run.machine import versions_and_commit
 
 KIT = "build/gpu-kit/content"
 # The share of the minutes that measurements may have; the rest is for the main command.
-_MEASURING = 0.65
-_START = 90.0  # seconds in which a process begins its first part: it imports JAX and finds the card
+_MEASURING_SHARE = 0.65
+_START_TIMEOUT_S = 90.0  # seconds in which a process begins its first part: it imports JAX and finds the card
 
 
 def gpu(*, minutes: int = 8, out: str = "build/gpu", kit: str = KIT) -> list[Row]:
@@ -33,72 +33,85 @@ def gpu(*, minutes: int = 8, out: str = "build/gpu", kit: str = KIT) -> list[Row
     `kit` is the folder that `make gpu-kit` made: what a CPU computed, and the pretrained model.
     """
     try:
-        return _measured_within(60.0 * minutes, Path(out).resolve(), Path(kit).resolve())
+        return _measure_within(60.0 * minutes, Path(out).resolve(), Path(kit).resolve())
     except KeyboardInterrupt:
         print("stopped; run the same command again to go on", file=sys.stderr)
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _measured_within(seconds: float, out: Path, kit: Path) -> list[Row]:
-    began = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
-    for names in _open(out):
-        _measure(names, kit, out, began + seconds * _MEASURING)
-    runs.play(kit, out, began + seconds)
-    return [_told(name, records.read(out, name)) for name in (*PARTS, *runs.RUNS)]
+def _measure_within(duration_s: float, results_folder: Path, kit_folder: Path) -> list[Row]:
+    started_at = time.monotonic()
+    results_folder.mkdir(parents=True, exist_ok=True)
+    for part_names in _list_open_parts(results_folder):
+        _measure_parts(part_names, kit_folder, results_folder, started_at + duration_s * _MEASURING_SHARE)
+    runs.play_runs(kit_folder, results_folder, started_at + duration_s)
+    return [
+        _summarise_part(part_name, records.read_record(results_folder, part_name)) for part_name in (*PARTS, *runs.RUNS)
+    ]
 
 
-def _open(out: Path) -> Iterator[list[str]]:
+def _list_open_parts(results_folder: Path) -> Iterator[list[str]]:
     """Names of parts to measure, section by section: those without a result, then those that failed before."""
-    found = {name: records.read(out, name) for name in PARTS}
-    for again in (False, True):
-        left = [name for name, record in found.items() if (record is not None) == again and not _measured(record)]
-        for _, names in groupby(left, key=lambda name: PARTS[name].section):
-            yield list(names)
+    record_by_part = {part_name: records.read_record(results_folder, part_name) for part_name in PARTS}
+    for has_failed in (False, True):
+        open_parts = [
+            part_name
+            for part_name, record in record_by_part.items()
+            if (record is not None) == has_failed and not _has_result(record)
+        ]
+        for _, part_names in groupby(open_parts, key=lambda part_name: PARTS[part_name].section):
+            yield list(part_names)
 
 
-def _measured(record: records.Record | None) -> bool:
+def _has_result(record: records.Record | None) -> bool:
     return record is not None and "rows" in record
 
 
-def _measure(names: Sequence[str], kit: Path, out: Path, until: float) -> None:
+def _measure_parts(part_names: Sequence[str], kit_folder: Path, results_folder: Path, deadline: float) -> None:
     """Has the parts measured by one process after another: one that hangs or dies costs the part that it was at."""
-    left = list(names)
-    while left and time.monotonic() < until:
-        done = _one_process(left, kit, out, until)
-        del left[:done]
+    remaining_names = list(part_names)
+    while remaining_names and time.monotonic() < deadline:
+        done_count = _run_one_process(remaining_names, kit_folder, results_folder, deadline)
+        del remaining_names[:done_count]
 
 
-def _one_process(names: Sequence[str], kit: Path, out: Path, until: float) -> int:
+def _run_one_process(part_names: Sequence[str], kit_folder: Path, results_folder: Path, deadline: float) -> int:
     """The number of parts that are done with."""
-    command = ["-m", "benchmarks.gpu.section", f"--out={out}", f"--kit={kit}", *names]
-    with open(out / "log.txt", "ab", opener=own_file) as log:
-        child = children.start(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    command = ["-m", "benchmarks.gpu.section", f"--out={results_folder}", f"--kit={kit_folder}", *part_names]
+    with open(results_folder / "log.txt", "ab", opener=own_file) as log:
+        child = children.start_child(command, stdout=subprocess.PIPE, stderr=log, text=True)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_pass_on, args=(child, lines), daemon=True).start()
-    done, began, allowed = 0, time.monotonic(), _START
+    done_count, part_start, timeout_s = 0, time.monotonic(), _START_TIMEOUT_S
     try:
         while True:
             try:
-                line = lines.get(timeout=max(0.0, min(began + allowed, until) - time.monotonic()))
+                line = lines.get(timeout=max(0.0, min(part_start + timeout_s, deadline) - time.monotonic()))
             except queue.Empty:
-                if time.monotonic() >= until:
-                    return len(names)  # no minutes are left for measurements
-                return done + _failed(out, names[done], f"it did not end within {allowed:.0f} s", allowed)
-            word, _, name = line.partition(" ")
-            began = time.monotonic()
-            if word == "begin":
-                allowed = PARTS[name].seconds
-                print(f"{name} …", file=sys.stderr, flush=True)
-            elif word == "end":
-                done, allowed = done + 1, _START
-            elif done < len(names):
-                status = child.wait()
-                return done + _failed(out, names[done], f"its process ended with status {status}; see log.txt", 0.0)
+                if time.monotonic() >= deadline:
+                    return len(part_names)  # no minutes are left for measurements
+                return done_count + _record_failure(
+                    results_folder, part_names[done_count], f"it did not end within {timeout_s:.0f} s", timeout_s
+                )
+            event, _, part_name = line.partition(" ")
+            part_start = time.monotonic()
+            if event == "begin":
+                timeout_s = PARTS[part_name].timeout_s
+                print(f"{part_name} …", file=sys.stderr, flush=True)
+            elif event == "end":
+                done_count, timeout_s = done_count + 1, _START_TIMEOUT_S
+            elif done_count < len(part_names):
+                exit_status = child.wait()
+                return done_count + _record_failure(
+                    results_folder,
+                    part_names[done_count],
+                    f"its process ended with status {exit_status}; see log.txt",
+                    0.0,
+                )
             else:
-                return done
+                return done_count
     finally:
-        children.end(child)
+        children.end_child(child)
 
 
 def _pass_on(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
@@ -108,22 +121,22 @@ def _pass_on(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> Non
     lines.put("")
 
 
-def _failed(out: Path, name: str, reason: str, seconds: float) -> int:
-    records.write_failure(out, name, reason, seconds, versions_and_commit())
+def _record_failure(results_folder: Path, part_name: str, reason: str, seconds: float) -> int:
+    records.write_failure(results_folder, part_name, reason, seconds, versions_and_commit())
     return 1
 
 
-def _told(name: str, record: records.Record | None) -> Row:
+def _summarise_part(part_name: str, record: records.Record | None) -> Row:
     if record is None:
-        return {"part": name, "result": "no time was left"}
+        return {"part": part_name, "result": "no time was left"}
     if "failed" in record:
-        return {"part": name, "result": record["failed"]}
+        return {"part": part_name, "result": record["failed"]}
     row = record["rows"][-1]
-    figures = (f"{key.replace('_', ' ')} {row[key]:.3g}" for key in _HEADLINES if _is_number(row.get(key)))
-    return {"part": name, "result": ", ".join(figures) or "measured", "seconds": record["seconds"]}
+    figures = (f"{key.replace('_', ' ')} {row[key]:.3g}" for key in _HEADLINE_FIGURES if _is_number(row.get(key)))
+    return {"part": part_name, "result": ", ".join(figures) or "measured", "seconds": record["seconds"]}
 
 
-_HEADLINES = (
+_HEADLINE_FIGURES = (
     "matmul_tflops_per_second", "bandwidth_gb_per_second", "logits_difference", "grad_norm_difference",
     "update_seconds", "mfu", "decode_seconds", "tokens_per_second", "share_of_bound", "peak_device_gb", "predicted_gb",
     "steps", "step_seconds",

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import folders
-from benchmarks.machine import bound_seconds
-from benchmarks.results import Spread, as_json, timed
+from benchmarks.machine import compute_bound_s
+from benchmarks.results import Spread, row_to_json, time_calls
 from benchmarks.shapes import SHAPES, decode_bytes, decode_flops, model_config, update_flops
 from benchmarks.update import update
 from cojax.compile.programs import forward_flops, layer_weights, parameter_count
@@ -95,12 +95,12 @@ def test_a_shape_with_other_fields():
 def test_a_warm_up_is_not_counted():
     calls = iter([5.0, 1.0, 2.0])
     prepared = []
-    first, spread = timed(lambda: next(calls), 2, lambda: prepared.append(1))
+    first, spread = time_calls(lambda: next(calls), 2, lambda: prepared.append(1))
     assert next(calls, None) is None
     assert len(prepared) == 3
     assert first >= 0
     assert len(spread.values) == 2
-    assert as_json({"seconds": Spread((3.0, 1.0, 5.0)), "shape": "nano"}) == {
+    assert row_to_json({"seconds": Spread((3.0, 1.0, 5.0)), "shape": "nano"}) == {
         "seconds": 3.0,
         "shape": "nano",
         "values": {"seconds": [3.0, 1.0, 5.0]},
@@ -150,7 +150,7 @@ def updates() -> list[dict]:
         depths=(2, 8), override=TINY.split(","), rows=4, micro_rows=2, row_length=32, segments=2, reference=True,
         remat="layers", repeats=2,
     )  # fmt: skip
-    return [as_json(row) for row in rows]
+    return [row_to_json(row) for row in rows]
 
 
 @pytest.mark.real
@@ -191,8 +191,8 @@ def test_decode_and_prefill(capsys: pytest.CaptureFixture[str]):
 
 def test_bytes_and_operations_bound_the_time():
     # 600 operations at 100 a second take longer than 50 bytes at 10 a second; 700 bytes take longer than both.
-    assert bound_seconds(600, 50, rate=100, bandwidth=10) == 6
-    assert bound_seconds(600, 700, rate=100, bandwidth=10) == 70
+    assert compute_bound_s(600, 50, rate=100, bandwidth=10) == 6
+    assert compute_bound_s(600, 700, rate=100, bandwidth=10) == 70
     # 432 weights and 40 of the head, two operations each; 5 tokens of width 4 in 3 layers by two products.
     assert decode_flops(DENSE, batch=7, context=5) == 7 * (2 * 472 + 4 * 3 * 4 * 5) == 8288
 

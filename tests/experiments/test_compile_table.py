@@ -25,7 +25,7 @@ def folders(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROOT", tmp_path)
     monkeypatch.setattr(table, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(table, "PAGE", tmp_path / "pods.md")
-    (tmp_path / "pods.md").write_text(f"before\n{table.MARKS[0]}\nold\n{table.MARKS[1]}\nafter\n")
+    (tmp_path / "pods.md").write_text(f"before\n{table.TABLE_MARKS[0]}\nold\n{table.TABLE_MARKS[1]}\nafter\n")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def compiler(monkeypatch):
 
 
 def test_every_target_has_each_model_whole_and_with_adapters_in_rows_of_two_lengths():
-    cells = table.cells()
+    cells = table.list_cells()
     assert len(cells) == len({cell.path for cell in cells}) == 4 * 3 * 2 * 2
     assert {cell.row_length for cell in cells} == {16_384, 32_768}
 
@@ -63,7 +63,7 @@ def test_a_stored_cell_is_not_compiled_again_and_one_that_does_not_fit_is_follow
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
     assert len(commands) == 13
     assert "--config.optimizer.moments_dtype=bfloat16" in commands[1]
-    assert table.stored(CELL)["command"][:4] == ["python", "-m", "experiments.compile", "--target=v5e-16"]
+    assert table.read_result(CELL)["command"][:4] == ["python", "-m", "experiments.compile", "--target=v5e-16"]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
     assert len(commands) == 13
 
@@ -73,7 +73,7 @@ def test_an_error_is_told_and_the_other_cells_are_compiled(compiler, capsys):
     answers += [(1, {}), *[(0, FITTING)] * 11]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 1
     assert len(commands) == 12
-    assert table.stored(CELL) is None
+    assert table.read_result(CELL) is None
     assert "error: Qwen3-4B-full-16384 on v5e-16: {}why" in capsys.readouterr().err
 
 
@@ -87,8 +87,8 @@ def test_the_page_shows_stored_cells_and_those_that_were_not_compiled(compiler):
     table.compile_cell(CELL, 1.0)
     table.write_page()
     page = (table.PAGE).read_text()
-    assert page.startswith(f"before\n{table.MARKS[0]}\n| target |")
-    assert page.endswith(f"|\n{table.MARKS[1]}\nafter\n")
+    assert page.startswith(f"before\n{table.TABLE_MARKS[0]}\n| target |")
+    assert page.endswith(f"|\n{table.TABLE_MARKS[1]}\nafter\n")
     assert (
         "| v5e-16 | Qwen3-4B | full | 16,384 | fsdp 8 × tensor 2 | yes | 1.0 + 2.0 → 3.0 of 16.0 | 6 | 7 | 27 s "
         "(compute) | splash attention | 166 s |\n"
@@ -100,10 +100,10 @@ def test_the_page_says_whether_a_suggestion_was_compiled(compiler):
     compiler[1].append((3, TOO_LARGE))
     table.compile_cell(CELL, 1.0)
     said = "| no; with `optimizer.moments_dtype=bfloat16` it is estimated to take 15.0 |"
-    assert said in table.table()
+    assert said in table.make_table()
     compiler[1].append((0, FITTING))
-    table.compile_cell(table.suggested(CELL), 1.0)
-    assert "| no; with `optimizer.moments_dtype=bfloat16` it fits, compiled: 3.0 |" in table.table()
+    table.compile_cell(table.follow_suggestion(CELL), 1.0)
+    assert "| no; with `optimizer.moments_dtype=bfloat16` it fits, compiled: 3.0 |" in table.make_table()
 
 
 def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
@@ -113,18 +113,20 @@ def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
     assert {"--config.optimizer.moments_dtype=bfloat16", "--config.learner.row_length=8192"} <= set(commands[2])
     said = "with `optimizer.moments_dtype=bfloat16`, `learner.row_length=8192` it fits, compiled: 3.0"
-    assert said in table.table()
+    assert said in table.make_table()
 
 
 def test_suggestions_come_to_an_end(compiler):
     commands, answers = compiler
-    answers += [*[(3, TOO_LARGE)] * (1 + table.SUGGESTIONS), *[(0, FITTING)] * 11]
+    answers += [*[(3, TOO_LARGE)] * (1 + table.MOST_SUGGESTIONS), *[(0, FITTING)] * 11]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
-    assert len(commands) == 12 + table.SUGGESTIONS
-    assert "`optimizer.moments_dtype=bfloat16` it does not fit either" in table.table()
+    assert len(commands) == 12 + table.MOST_SUGGESTIONS
+    assert "`optimizer.moments_dtype=bfloat16` it does not fit either" in table.make_table()
 
 
 def test_the_committed_page_is_made_from_the_committed_cells(monkeypatch):
     root = Path(__file__).parents[2]
     monkeypatch.setattr(table, "RESULTS", root / "benchmarks/compiled")
-    assert f"{table.MARKS[0]}\n{table.table()}\n{table.MARKS[1]}" in (root / "docs/pods.md").read_text()
+    assert (
+        f"{table.TABLE_MARKS[0]}\n{table.make_table()}\n{table.TABLE_MARKS[1]}" in (root / "docs/pods.md").read_text()
+    )

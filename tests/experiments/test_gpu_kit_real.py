@@ -34,7 +34,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COJAX_CACHE", str(cache))
         out = tmp_path_factory.mktemp("kit") / "made"
-        names = kit.prepare(out, kit.size("40MiB"), VERSION, [("grouped-query", "float32")])
+        names = kit.prepare(out, kit.parse_size("40MiB"), VERSION, [("grouped-query", "float32")])
     assert {"code.1", "wheels.1", "model.1", "model.3"} <= set(names)
     assert max(path.stat().st_size for path in out.iterdir()) <= 40 * 2**20
     return out
@@ -85,7 +85,7 @@ def test_it_runs_from_its_pieces_alone(pieces: Path, bare: Path, tmp_path: Path)
 
 
 def test_the_licence_of_what_it_carries_is_known_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wheels.licence("openai") == "Apache-2.0"
-    monkeypatch.setattr(wheels, "_FREE", wheels.re.compile("GPL"))
+    assert wheels.find_licence("openai") == "Apache-2.0"
+    monkeypatch.setattr(wheels, "_FREE_LICENCE", wheels.re.compile("GPL"))
     with pytest.raises(ValueError, match=r"openai .* has the licence 'Apache-2.0', which is not known to be free"):
-        wheels.licence("openai")
+        wheels.find_licence("openai")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import start
-from benchmarks.gpu.kit import size
+from benchmarks.gpu.kit import parse_size
 from benchmarks.gpu.start import KitError, prepare
 
 ABSENT = "absent-1-py3-none-any.whl"
@@ -152,10 +152,10 @@ def test_a_full_disk_leaves_nothing_half_done(
     ("text", "expected"), [("50MiB", 50 * 2**20), ("64 kib", 2**16), ("0.5GiB", 2**29), ("3MB", 3_000_000)]
 )
 def test_sizes_of_pieces(text: str, expected: int) -> None:
-    assert size(text) == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "50", "1KiB", "-3MiB", "nanMiB", "50MiB!", "1e3MB"])
 def test_what_is_no_size_of_a_piece(text: str) -> None:
     with pytest.raises(ValueError, match="expected 64KiB or more, as 50MiB"):
-        size(text)
+        parse_size(text)

@@ -45,14 +45,14 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     """Plays the suite with three parts and no runs; the parts that began, in order."""
     deeds: dict[str, str] = {}
     sections = {name: Part("first" if name != "three" else "second", 2, lambda kit: []) for name in NAMES}
-    real = children.start
+    real = children.start_child
 
     def start(command: list[str], **settings: object) -> object:
         out = command[2].removeprefix("--out=")
         return real(["-c", PLAYED, out, json.dumps(deeds), *command[4:]], **settings)
 
     monkeypatch.setattr(suite, "PARTS", sections)
-    monkeypatch.setattr(suite.children, "start", start)
+    monkeypatch.setattr(suite.children, "start_child", start)
     monkeypatch.setattr(runs, "RUNS", {})
 
     def played(**given: str) -> list[str]:
@@ -66,7 +66,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
 
 def found(folder: Path) -> dict[str, str]:
-    said = {name: records.read(folder, name) or {} for name in NAMES}
+    said = {name: records.read_record(folder, name) or {} for name in NAMES}
     return {name: record.get("failed", "measured" if "rows" in record else "") for name, record in said.items()}
 
 
@@ -106,14 +106,14 @@ def test_it_goes_on_with_what_was_not_measured_and_then_with_what_failed(
 def test_it_ends_in_its_minutes_and_does_not_blame_the_part(
     play: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suite, "_MEASURING", 1 / 60)  # one second of the minute
+    monkeypatch.setattr(suite, "_MEASURING_SHARE", 1 / 60)  # one second of the minute
     play(one="hangs")
     assert found(tmp_path) == dict.fromkeys(NAMES, "")
 
 
 def test_what_a_suite_started_ends_where_the_suite_is_killed(tmp_path: Path) -> None:
     child = ["-c", "import time; print('begun', flush=True); time.sleep(600)", str(tmp_path)]
-    program = f"from benchmarks.gpu import children; children.start({child}).wait()"
+    program = f"from benchmarks.gpu import children; children.start_child({child}).wait()"
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
     assert killed.stdout is not None
     killed.stdout.readline()
@@ -139,7 +139,7 @@ def test_a_card_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 81.9 GiB")
 
     monkeypatch.setattr(section, "PARTS", {"one": Part("first", 2, refused)})
-    section.measure("one", tmp_path, tmp_path)
+    section.measure_part("one", tmp_path, tmp_path)
     assert found(tmp_path)["one"].startswith("it does not fit into the card's memory: RESOURCE_EXHAUSTED")
 
 
@@ -149,10 +149,10 @@ def test_a_card_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.Mo
 def test_runs_share_a_card_that_is_large_enough(
     memory: float, rounds: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records.write(tmp_path, "ceilings", [{"memory_gb": memory}], 1.0, ABOUT)
+    records.write_result(tmp_path, "ceilings", [{"memory_gb": memory}], 1.0, ABOUT)
     played: list[list[str]] = []
-    monkeypatch.setattr(runs, "_together", lambda names, *rest, miniature: played.append(names))
-    runs.play(tmp_path, tmp_path, time.monotonic() + 100)
+    monkeypatch.setattr(runs, "_run_side_by_side", lambda names, *rest, is_miniature: played.append(names))
+    runs.play_runs(tmp_path, tmp_path, time.monotonic() + 100)
     assert played == rounds
 
 
@@ -163,12 +163,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyt
 
 
 def test_it_runs_only_where_it_is_named() -> None:
-    assert "gpu" in bench.ASKED
+    assert "gpu" in bench.SUITES_ON_REQUEST
 
 
 def test_without_the_values_of_a_cpu_the_numbers_say_what_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected\.npz is missing, the values of a CPU; make gpu-kit makes it"):
-        parts.against_the_cpu(tmp_path)
+        parts.compare_numbers(tmp_path)
 
 
 def test_every_part_has_a_place_in_the_tables(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_every_part_has_a_place_in_the_tables(tmp_path: Path) -> None:
         "logits_difference": 1e-5, "steps": 20, "step_seconds": 0.25,
     }  # fmt: skip
     for name in (*PARTS, *runs.RUNS):
-        records.write(tmp_path, name, [figures], 1.0, ABOUT)
+        records.write_result(tmp_path, name, [figures], 1.0, ABOUT)
     records.write_failure(tmp_path, "update-4b", "it does not fit into the card's memory: asked too much", 2.0, ABOUT)
-    shown = tables.tables(tmp_path)
+    shown = tables.make_tables(tmp_path)
     assert "### A card, " in shown
     assert "Measured ceilings: 700 TFLOP/s in bfloat16, 50 in float32, 3,000 GB/s." in shown
     for line in ("| s, 2 × 64 tokens | 1.50 | 0.50 |", "| dense, bfloat16 | 1.0e-05 |", "| desk | 20 | 0.25 | 1.50 |"):
@@ -194,12 +194,12 @@ def test_the_page_has_the_tables_of_the_committed_records() -> None:
     text = (ROOT / "docs" / "performance.md").read_text()
     folders = sorted(path for path in (ROOT / "results" / "gpu").iterdir() if path.is_dir())
     assert folders
-    assert tables.page(text, folders) == text
+    assert tables.update_page(text, folders) == text
 
 
 def test_a_page_without_a_place_for_tables_and_a_file_that_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no lines <!-- begin"):
-        tables.page("# Performance\n", [])
+        tables.update_page("# Performance\n", [])
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"other\.json is no record of the suite gpu"):
-        tables.tables(tmp_path)
+        tables.make_tables(tmp_path)

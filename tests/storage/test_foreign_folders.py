@@ -109,8 +109,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "study's arm": ("runs/a.jsonl.gz", lambda folder: stored.read_arm(folder, "a")),
     "study's log": ("run.log", lambda folder: schedule._read_last_words(folder / "run.log")),
     "times": ("config.json", times.read),
-    "bench": ("part.json", lambda folder: records.read(folder, "part")),
-    "bench's table": ("part.json", tables.tables),
+    "bench": ("part.json", lambda folder: records.read_record(folder, "part")),
+    "bench's table": ("part.json", tables.make_tables),
     **{f"run's {name}": (name, claimed) for name in ("config.json", "summary.json", "tasks.jsonl", "checksums.jsonl")},
 }
 OWN_ERRORS = (CheckpointError, RunDirectoryError)
