@@ -15,11 +15,11 @@ DEFAULT_SHAPE, DEFAULT_DTYPE = "nano", "float32"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """`name` is that of the shape or the folder; `make` returns new parameters each time, in `config.param_dtype`."""
+    """`name` is that of the shape or the folder; `make_params` returns new parameters each time, in `config.param_dtype`."""
 
     name: str
     config: ModelConfig
-    make: Callable[[], Params]
+    make_params: Callable[[], Params]
 
 
 def choose_model(

@@ -46,7 +46,7 @@ def decode(
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
-    return [_decode_row(job, _play(job, repeats))]
+    return [_make_decode_row(job, _play_job(job, repeats))]
 
 
 def prefill(
@@ -70,10 +70,10 @@ def prefill(
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)
-    return [_prefill_row(job, _play(job, repeats))]
+    return [_make_prefill_row(job, _play_job(job, repeats))]
 
 
-def conversations_of(
+def measure_conversations(
     shape: str, layers: int | None, dtype: str, batch: int, prompt_length: int, completion_length: int, repeats: int
 ) -> list[Row]:
     """The rows of `prefill` and of `decode`, of the same conversations."""
@@ -81,8 +81,8 @@ def conversations_of(
     job = _Job(
         model, batch, machine.choose_lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length)
     )
-    times = _play(job, repeats)
-    return [_prefill_row(job, times), _decode_row(job, times)]
+    timings = _play_job(job, repeats)
+    return [_make_prefill_row(job, timings), _make_decode_row(job, timings)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _Job:
         return self.model.config
 
     @property
-    def about(self) -> Row:
+    def facts(self) -> Row:
         return {
             "shape": self.model.name,
             "layers": self.config.num_hidden_layers,
@@ -117,71 +117,75 @@ class _Job:
 
 
 @dataclasses.dataclass
-class _Played:
-    """Seconds of each repetition, the first of which warms up: `opening` up to the first sampled token, `decoding` the
-    others; `busy` is the share of decoding in which the engine computed. `memory` are the peaks at the end."""
+class _Timings:
+    """Seconds of each repetition, the first of which warms up: `opening_seconds` up to the first sampled token,
+    `decoding_seconds` the others; `busy_shares` of decoding in which the engine computed. `memory` are the peaks at the end."""
 
-    opening: list[float] = dataclasses.field(default_factory=list)
-    decoding: list[float] = dataclasses.field(default_factory=list)
-    busy: list[float] = dataclasses.field(default_factory=list)
+    opening_seconds: list[float] = dataclasses.field(default_factory=list)
+    decoding_seconds: list[float] = dataclasses.field(default_factory=list)
+    busy_shares: list[float] = dataclasses.field(default_factory=list)
     memory: Row = dataclasses.field(default_factory=dict)
 
 
-def _play(job: _Job, repeats: int) -> _Played:
-    times = _Played()
-    with _conversations(job) as conversations:
-        for number in range(repeats + 1):
-            began = time.perf_counter()
-            texts = conversations.generate(number, conversations.prompts(job.prompt_length, number), 1)
-            opening_end, at_work = time.perf_counter(), conversations.engine.busy_seconds
-            times.opening.append(opening_end - began)
+def _play_job(job: _Job, repeats: int) -> _Timings:
+    timings = _Timings()
+    with _open_conversations(job) as conversations:
+        for repetition in range(repeats + 1):
+            started_at = time.perf_counter()
+            texts = conversations.generate(repetition, conversations.draw_prompts(job.prompt_length, repetition), 1)
+            opening_end, busy_before = time.perf_counter(), conversations.engine.busy_seconds
+            timings.opening_seconds.append(opening_end - started_at)
             if job.completion_length:
-                conversations.generate(number, texts, job.completion_length)
-                times.decoding.append(time.perf_counter() - opening_end)
-                times.busy.append((conversations.engine.busy_seconds - at_work) / times.decoding[-1])
-            conversations.release(number)
-        times.memory = machine.read_peak_memory()
-    return times
+                conversations.generate(repetition, texts, job.completion_length)
+                timings.decoding_seconds.append(time.perf_counter() - opening_end)
+                timings.busy_shares.append(
+                    (conversations.engine.busy_seconds - busy_before) / timings.decoding_seconds[-1]
+                )
+            conversations.release(repetition)
+        timings.memory = machine.read_peak_memory()
+    return timings
 
 
-def _decode_row(job: _Job, played: _Played) -> Row:
+def _make_decode_row(job: _Job, timings: _Timings) -> Row:
     bandwidth, rate = machine.measure_memory_bandwidth(), machine.measure_matmul_rate(job.config.dtype)
     # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
-    context, count = job.prompt_length + (1 + job.completion_length) / 2, job.completion_length
-    read = decode_bytes(job.config, job.batch, context) * count
-    bound = machine.compute_bound_s(decode_flops(job.config, job.batch, context) * count, read, rate, bandwidth)
-    seconds = Spread(tuple(played.decoding[1:]))
+    context, completion_length = job.prompt_length + (1 + job.completion_length) / 2, job.completion_length
+    read_bytes = decode_bytes(job.config, job.batch, context) * completion_length
+    bound_s = machine.compute_bound_s(
+        decode_flops(job.config, job.batch, context) * completion_length, read_bytes, rate, bandwidth
+    )
+    seconds = Spread(tuple(timings.decoding_seconds[1:]))
     return {
-        **job.about,
-        "completion_tokens": job.batch * count,
+        **job.facts,
+        "completion_tokens": job.batch * completion_length,
         "decode_seconds": seconds,
-        "tokens_per_second": seconds.map(lambda value: job.batch * count / value),
-        "engine_busy_share": Spread(tuple(played.busy[1:])),
-        "read_gb_per_token": read / count / job.batch / 1e9,
+        "tokens_per_second": seconds.map(lambda value: job.batch * completion_length / value),
+        "engine_busy_share": Spread(tuple(timings.busy_shares[1:])),
+        "read_gb_per_token": read_bytes / completion_length / job.batch / 1e9,
         "bandwidth_gb_per_second": bandwidth / 1e9,
-        "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
+        "bandwidth_share": seconds.map(lambda value: read_bytes / bandwidth / value),
         "matmul_tflops_per_second": rate / 1e12,
-        "share_of_bound": seconds.map(lambda value: bound / value),
-        "compile_seconds": compute_compile_s(played.opening[0], Spread(tuple(played.opening[1:]))),
-        **played.memory,
+        "share_of_bound": seconds.map(lambda value: bound_s / value),
+        "compile_seconds": compute_compile_s(timings.opening_seconds[0], Spread(tuple(timings.opening_seconds[1:]))),
+        **timings.memory,
     }
 
 
-def _prefill_row(job: _Job, played: _Played) -> Row:
+def _make_prefill_row(job: _Job, timings: _Timings) -> Row:
     rate, bandwidth = machine.measure_matmul_rate(job.config.dtype), machine.measure_memory_bandwidth()
     flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
-    bound = machine.compute_bound_s(flops, parameter_bytes(job.config), rate, bandwidth)
-    seconds = Spread(tuple(played.opening[1:]))
+    bound_s = machine.compute_bound_s(flops, parameter_bytes(job.config), rate, bandwidth)
+    seconds = Spread(tuple(timings.opening_seconds[1:]))
     return {
-        **job.about,
+        **job.facts,
         "prefill_seconds": seconds,
         "tokens_per_second": seconds.map(lambda value: job.batch * job.prompt_length / value),
         "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
         "matmul_tflops_per_second": rate / 1e12,
         "mfu": seconds.map(lambda value: flops / value / rate),
-        "share_of_bound": seconds.map(lambda value: bound / value),
-        "compile_seconds": compute_compile_s(played.opening[0], seconds),
-        **played.memory,
+        "share_of_bound": seconds.map(lambda value: bound_s / value),
+        "compile_seconds": compute_compile_s(timings.opening_seconds[0], seconds),
+        **timings.memory,
     }
 
 
@@ -194,28 +198,28 @@ class _Conversations:
     vocabulary: int
     batch: int
 
-    def prompts(self, length: int, seed: int) -> list[list[int]]:
+    def draw_prompts(self, length: int, seed: int) -> list[list[int]]:
         """A random prompt for each."""
         return np.random.default_rng(seed).integers(0, self.vocabulary, (self.batch, length)).tolist()
 
-    def generate(self, number: int, texts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-        """Continues each text by exactly `max_tokens` tokens; returns the texts so far. `number` is the repetition."""
+    def generate(self, repetition: int, texts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+        """Continues each text by exactly `max_tokens` tokens; returns the texts so far."""
         sampling = Sampling(max_tokens=max_tokens)
 
-        def one(index: int) -> list[int]:
-            seed = (number, index, len(texts[index]))
-            completion = self.engine.generate(texts[index], sampling, session=f"{number}-{index}", seed=seed)
+        def continue_one(index: int) -> list[int]:
+            seed = (repetition, index, len(texts[index]))
+            completion = self.engine.generate(texts[index], sampling, session=f"{repetition}-{index}", seed=seed)
             return [*texts[index], *completion.tokens]
 
-        return list(self.pool.map(one, range(self.batch)))
+        return list(self.pool.map(continue_one, range(self.batch)))
 
-    def release(self, number: int) -> None:
+    def release(self, repetition: int) -> None:
         for index in range(self.batch):
-            self.engine.release(f"{number}-{index}")
+            self.engine.release(f"{repetition}-{index}")
 
 
 @contextlib.contextmanager
-def _conversations(job: _Job) -> Iterator[_Conversations]:
+def _open_conversations(job: _Job) -> Iterator[_Conversations]:
     """An engine that holds the job's conversations, until the block ends."""
     engine = LocalEngine(
         job.config,
@@ -227,14 +231,14 @@ def _conversations(job: _Job) -> Iterator[_Conversations]:
         prefill_chunks=(job.prefill_chunk,),
     )
     try:
-        _load(engine, job.model)
+        _load_weights(engine, job.model)
         with concurrent.futures.ThreadPoolExecutor(job.batch) as pool:
             yield _Conversations(engine, pool, job.config.vocab_size, job.batch)
     finally:
         engine.close()
 
 
-def _load(engine: LocalEngine, model: Model) -> None:
+def _load_weights(engine: LocalEngine, model: Model) -> None:
     """Loads the weights; in a function of its own, so that only the engine holds them afterwards."""
-    params = model.make()
+    params = model.make_params()
     engine.load(Weights(0, lambda: to_hf(model.config, params)))

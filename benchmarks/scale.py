@@ -28,147 +28,158 @@ from cojax.types import Action, Call, Group, Observation, Signal, Task, Trajecto
 from cojax.validation import Exclusions
 
 _T = TypeVar("_T")
-_BATCH, _GROUP = 16, 8
+_TASKS_PER_STEP, _GROUP_SIZE = 16, 8
 # Tasks that an evolution adds, and drafts that it examines.
-_ADDED, _DRAFTS = 32, 64
-_EVALUATION = 500
+_ADDED_TASKS, _EXAMINED_DRAFTS = 32, 64
+_EVALUATION_TASKS = 500
 # Bytes of a run directory for each episode and its task, with room to spare.
-_BYTES = 4_000
+_BYTES_PER_EPISODE = 4_000
 _VERBS = ("move", "copy", "share", "rename", "archive", "print")
 _THINGS = ("report", "budget", "plan", "letter", "photo", "invoice", "chart", "memo")
 
 
 def scale(*, episodes: Sequence[int] = (10_000, 100_000, 1_000_000), on_setup: int = 50, repeats: int = 5) -> list[Row]:
     """A row for each number of episodes, and a last one with the exponents of growth, log seconds by log episodes."""
-    rows = [_row(count, on_setup, repeats) for count in sorted(set(episodes))]
+    rows = [_make_row(episode_count, on_setup, repeats) for episode_count in sorted(set(episodes))]
     if len(rows) > 1:
         first, last = rows[0], rows[-1]
         decades = math.log10(last["episodes"] / first["episodes"])
-        names = [name for name, figure in first.items() if isinstance(figure, Spread)]
+        figure_names = [figure_name for figure_name, figure in first.items() if isinstance(figure, Spread)]
         rows.append(
             {"episodes": "exponent"}
-            | {name: math.log10(last[name].median / first[name].median) / decades for name in names}
+            | {
+                figure_name: math.log10(last[figure_name].median / first[figure_name].median) / decades
+                for figure_name in figure_names
+            }
         )
     return rows
 
 
-class _Run:
+class _GrownRun:
     """A run with `count` episodes and tasks behind it, and what a step of it reads and writes."""
 
-    def __init__(self, folder: Path, count: int, on_setup: int) -> None:
+    def __init__(self, folder: Path, episode_count: int, on_setup: int) -> None:
         self.directory = RunDirectory(folder, checkpoints_kept=2)
-        self.rng = random.Random(count)
-        self.detectors = _detectors()
+        self.rng = random.Random(episode_count)
+        self.detectors = _make_detectors()
         self.memory: Memory = init(self.detectors)
         self.directory.claim({"workdir": str(folder)}, {})
         self.directory.begin()
-        self.tasks = _tasks(self.rng, max(1, count // on_setup))
+        self.tasks = _draw_tasks(self.rng, max(1, episode_count // on_setup))
         self.pool = TaskPool()
-        for start in range(0, count, 10_000):
-            self.add_tasks(min(10_000, count - start))
+        for start in range(0, episode_count, 10_000):
+            self.add_tasks(min(10_000, episode_count - start))
         self.step = 0
-        while self.step * _BATCH * _GROUP < count:
+        while self.step * _TASKS_PER_STEP * _GROUP_SIZE < episode_count:
             self.train()
         self.near_duplicates = NearDuplicates(0.9)
         self.near_duplicates.update(self.pool)
-        self.held_out = tuple(itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION))
+        self.held_out = tuple(itertools.islice(_draw_tasks(random.Random(0), _EVALUATION_TASKS), _EVALUATION_TASKS))
         self.exclusions = Exclusions.of(self.held_out, similarity=0.7)
         self.embed = hashed_ngrams()
 
-    def add_tasks(self, count: int) -> None:
-        new_tasks = tuple(itertools.islice(self.tasks, count))
+    def add_tasks(self, task_count: int) -> None:
+        new_tasks = tuple(itertools.islice(self.tasks, task_count))
         self.directory.add_tasks(new_tasks)
         self.pool = self.pool.add(new_tasks)
 
     def train(self) -> None:
         """Samples tasks, detects signals in their episodes, and stores all of a step."""
         self.step += 1
-        groups = [self.group(task) for task in self.pool.sample(_BATCH, (self.step,))]
-        self.store(groups, self.signals(groups))
+        groups = [self.make_group(task) for task in self.pool.sample(_TASKS_PER_STEP, (self.step,))]
+        self.store_step(groups, self.detect_signals(groups))
 
-    def group(self, task: Task) -> Group:
-        episodes = (self.trajectory(task, f"{self.step}-{task.id}-{sample}") for sample in range(_GROUP))
+    def make_group(self, task: Task) -> Group:
+        episodes = (
+            self.make_trajectory(task, f"{self.step}-{task.id}-{sample_index}") for sample_index in range(_GROUP_SIZE)
+        )
         return Group(task, tuple(episodes))
 
-    def trajectory(self, task: Task, episode: str) -> Trajectory:
-        names = self.rng.choices(_VERBS, weights=[1 / rank for rank in range(1, len(_VERBS) + 1)], k=5)
-        turns = tuple(Turn(Action(calls=(Call(name, {"what": "x"}),)), Observation()) for name in names)
-        return Trajectory(task, episode, turns=turns, reward=float(self.rng.random() < 0.5))
+    def make_trajectory(self, task: Task, episode_id: str) -> Trajectory:
+        verbs = self.rng.choices(_VERBS, weights=[1 / rank for rank in range(1, len(_VERBS) + 1)], k=5)
+        turns = tuple(Turn(Action(calls=(Call(verb, {"what": "x"}),)), Observation()) for verb in verbs)
+        return Trajectory(task, episode_id, turns=turns, reward=float(self.rng.random() < 0.5))
 
-    def signals(self, groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
+    def detect_signals(self, groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         changes, signals = detect(self.detectors, self.memory, groups)
         apply(self.memory, changes)
         return changes, signals
 
-    def store(self, groups: Sequence[Group], detected: tuple[dict[str, Any], list[Signal]]) -> None:
+    def store_step(self, groups: Sequence[Group], detected: tuple[dict[str, Any], list[Signal]]) -> None:
         self.directory.memory.append([{"step": self.step, "changes": detected[0]}])
         self.directory.add_episodes(self.step, groups, detected[1])
         self.directory.metrics.append([{"step": self.step, "success": 0.5, "tasks": len(self.pool)}])
 
-    def checkpoint(self) -> None:
-        self.directory.save(self.step, {"parameters": np.arange(10.0)}, {"evolved": self.step, "fresh": _ADDED})
+    def save_checkpoint(self) -> None:
+        self.directory.save(self.step, {"parameters": np.arange(10.0)}, {"evolved": self.step, "fresh": _ADDED_TASKS})
 
-    def drafts(self) -> list[Task]:
-        return list(itertools.islice(self.tasks, _DRAFTS))
+    def draw_drafts(self) -> list[Task]:
+        return list(itertools.islice(self.tasks, _EXAMINED_DRAFTS))
 
 
-def _row(count: int, on_setup: int, repeats: int) -> Row:
+def _make_row(episode_count: int, tasks_per_setup: int, repeats: int) -> Row:
     """The seconds of each part of a step and of an evolution, and of reading the whole run; memory in GB."""
-    with temporary_folder(count * _BYTES, "--episodes") as folder:
-        row: dict[str, Any] = {"episodes": count} | _steps(_Run(folder, count, on_setup), repeats)
-        began = time.perf_counter()
+    with temporary_folder(episode_count * _BYTES_PER_EPISODE, "--episodes") as folder:
+        row: dict[str, Any] = {"episodes": episode_count} | _time_steps(
+            _GrownRun(folder, episode_count, tasks_per_setup), repeats
+        )
+        started_at = time.perf_counter()
         directory = RunDirectory(folder, checkpoints_kept=2)
         directory.claim({"workdir": str(folder)}, {})
-        state = directory.resume({"parameters": np.arange(10.0)}, init(_detectors()))
-        row["resume_seconds"] = Spread((time.perf_counter() - began,))
+        state = directory.resume({"parameters": np.arange(10.0)}, init(_make_detectors()))
+        row["resume_seconds"] = Spread((time.perf_counter() - started_at,))
         assert state is not None
-        assert len(state.pool) >= count
+        assert len(state.pool) >= episode_count
         directory.close()
         del directory, state
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         write_report(folder)
-        row["report_seconds"] = Spread((time.perf_counter() - began,))
+        row["report_seconds"] = Spread((time.perf_counter() - started_at,))
         row["folder_gb"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9
         return row | machine.read_peak_memory()
 
 
-def _steps(run: _Run, repeats: int) -> dict[str, Any]:
+def _time_steps(run: _GrownRun, repeat_count: int) -> dict[str, Any]:
     """The seconds of each part of a step and of an evolution beside the run, and the memory that the run holds."""
     seconds = dict[str, list[float]]()
 
-    def time_of(name: str, work: Callable[..., _T], *arguments: Any) -> _T:
-        began = time.perf_counter()
+    def time_call(figure_name: str, work: Callable[..., _T], *arguments: Any) -> _T:
+        started_at = time.perf_counter()
         result = work(*arguments)
-        seconds.setdefault(name, []).append(time.perf_counter() - began)
+        seconds.setdefault(figure_name, []).append(time.perf_counter() - started_at)
         return result
 
-    for _ in range(repeats + 1):
+    for _ in range(repeat_count + 1):
         run.step += 1
-        tasks = time_of("sample_seconds", run.pool.sample, _BATCH, (run.step,))
-        groups = [run.group(task) for task in tasks]
-        detection = time_of("signals_seconds", run.signals, groups)
-        time_of("logs_seconds", run.store, groups, detection)
-        drafts = run.drafts()
-        time_of("near_duplicates_seconds", lambda examined: [run.near_duplicates.why(one) for one in examined], drafts)
-        time_of("exclusions_seconds", lambda examined: [run.exclusions.why(one) for one in examined], drafts)
-        time_of("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
-        time_of("add_tasks_seconds", run.add_tasks, _ADDED)
-        time_of("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
-        time_of("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))
-        time_of("checkpoint_seconds", run.checkpoint)
+        tasks = time_call("sample_seconds", run.pool.sample, _TASKS_PER_STEP, (run.step,))
+        groups = [run.make_group(task) for task in tasks]
+        detection = time_call("signals_seconds", run.detect_signals, groups)
+        time_call("logs_seconds", run.store_step, groups, detection)
+        drafts = run.draw_drafts()
+        time_call(
+            "near_duplicates_seconds", lambda examined: [run.near_duplicates.why(draft) for draft in examined], drafts
+        )
+        time_call("exclusions_seconds", lambda examined: [run.exclusions.why(draft) for draft in examined], drafts)
+        time_call("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
+        time_call("add_tasks_seconds", run.add_tasks, _ADDED_TASKS)
+        time_call("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
+        time_call("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))
+        time_call("checkpoint_seconds", run.save_checkpoint)
     run.directory.close()
     # The first repetition also sets up what the others reuse.
-    return {name: Spread(tuple(all_[1:])) for name, all_ in seconds.items()} | machine.read_resident_memory()
+    return {
+        name: Spread(tuple(figure_seconds[1:])) for name, figure_seconds in seconds.items()
+    } | machine.read_resident_memory()
 
 
-def _detectors() -> dict[str, Detector]:
+def _make_detectors() -> dict[str, Detector]:
     return {kind: detector() for kind, detector in SIGNALS.items()}
 
 
-def _tasks(rng: random.Random, setups: int) -> Iterator[Task]:
+def _draw_tasks(rng: random.Random, setup_count: int) -> Iterator[Task]:
     """Different tasks without end, each on one of these setups."""
     while True:
         steps = [(rng.choice(_VERBS), f"{rng.choice(_THINGS)}{rng.randrange(1_000)}") for _ in range(3)]
         query = f"Please {', then '.join(f'{verb} the {thing}' for verb, thing in steps)}."
         calls = tuple(Action(calls=(Call(verb, {"what": thing}),)) for verb, thing in steps)
-        yield Task("bench", query, {"room": rng.randrange(setups)}, calls)
+        yield Task("bench", query, {"room": rng.randrange(setup_count)}, calls)

@@ -25,7 +25,7 @@ from cojax.run.parts import sampling
 from cojax.types import Trajectory
 from experiments import desk
 
-_LENGTH = 64  # tokens a conversation that the server of `sync` must hold
+_CONTEXT_LENGTH = 64  # tokens a conversation that the server of `sync` must hold
 
 
 def sync(
@@ -35,15 +35,15 @@ def sync(
 
     Each repetition also times a plain copy: the same bytes written to one file, fsynced and read again.
     """
-    return [_synced(choose_config(size, dtype), python, repeats) for size in sizes]
+    return [_measure_sync(choose_config(size, dtype), python, repeats) for size in sizes]
 
 
-def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
+def _measure_sync(config: ModelConfig, python_path: str, repeat_count: int) -> Row:
     with temporary_folder(6 * count_bytes(config)) as folder:
         write_random(folder / "source", config)
         params = cojax.load(folder / "source").params
-        launch = _launch(python, folder / "logs", config.param_dtype)
-        engine = SGLangEngine(config, folder=folder, max_length=_LENGTH, launch=launch)
+        launch = _make_launch(python_path, folder / "logs", config.param_dtype)
+        engine = SGLangEngine(config, folder=folder, max_length=_CONTEXT_LENGTH, launch=launch)
         versions = itertools.count()
 
         def load(path: Callable[[], str] | None = None) -> None:
@@ -59,36 +59,36 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
 
         try:
             load()  # starts the server
-            actions = {
+            action_by_figure = {
                 "sync_seconds": load,
                 "export_seconds": export,
                 "reload_seconds": lambda: load(lambda: str(folder / "apart")),
                 "plain_seconds": copy,
             }
-            times: dict[str, list[float]] = {name: [] for name in actions}
-            for _ in range(repeats + 1):  # the first warms up
-                for name, action in actions.items():
+            seconds_by_figure: dict[str, list[float]] = {name: [] for name in action_by_figure}
+            for _ in range(repeat_count + 1):  # the first warms up
+                for figure_name, action in action_by_figure.items():
                     (folder / "copy").unlink(missing_ok=True)
-                    began = time.perf_counter()
+                    started_at = time.perf_counter()
                     action()
-                    times[name].append(time.perf_counter() - began)
+                    seconds_by_figure[figure_name].append(time.perf_counter() - started_at)
         finally:
             engine.close()
-    figures = {name: Spread(tuple(seconds[1:])) for name, seconds in times.items()}
+    figures = {name: Spread(tuple(seconds[1:])) for name, seconds in seconds_by_figure.items()}
     pairs = zip(figures["sync_seconds"].values, figures["plain_seconds"].values, strict=True)
     return {
         "parameters": parameter_count(config),
         "dtype": config.dtype,
         "gigabytes": count_bytes(config) / 1e9,
         **figures,
-        "times_plain": Spread(tuple(whole / plain for whole, plain in pairs)),
+        "times_plain": Spread(tuple(sync_s / plain_s for sync_s, plain_s in pairs)),
     }
 
 
-def _launch(python: str, logs: Path, dtype: str) -> LaunchSettings:
-    """Launches the server of the interpreter `python`; without one, that of `make sglang` on the CPU."""
-    interpreter, device = (python, "") if python else (str(engines.default_python()), "cpu")
-    return LaunchSettings(interpreter, logs, _LENGTH, dtype, device=device)
+def _make_launch(python_path: str, logs_folder: Path, dtype: str) -> LaunchSettings:
+    """Launches the server of the interpreter `python_path`; without one, that of `make sglang` on the CPU."""
+    interpreter, device = (python_path, "") if python_path else (str(engines.default_python()), "cpu")
+    return LaunchSettings(interpreter, logs_folder, _CONTEXT_LENGTH, dtype, device=device)
 
 
 def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats: int = 3) -> list[Row]:
@@ -111,16 +111,16 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         collector = EpisodeCollector(actors, parts.environment, parts.limits, batch // len(tasks))
         rounds: list[tuple[float, Counter[str], list[Trajectory]]] = []
         try:
-            for number in range(repeats + 1):  # the first warms up
-                engine.load(Weights(number, lambda: to_hf(parts.model, params)))
-                before, began = engine.served.copy(), time.perf_counter()
-                groups = collector.collect(tasks, seed=(number,), label=str(number))
-                seconds = time.perf_counter() - began
-                rounds.append((seconds, engine.served - before, [t for g in groups for t in g.trajectories]))
+            for round_number in range(repeats + 1):  # the first warms up
+                engine.load(Weights(round_number, lambda: to_hf(parts.model, params)))
+                served_before, started_at = engine.served.copy(), time.perf_counter()
+                groups = collector.collect(tasks, seed=(round_number,), label=str(round_number))
+                seconds = time.perf_counter() - started_at
+                rounds.append((seconds, engine.served - served_before, [t for g in groups for t in g.trajectories]))
         finally:
             engine.close()
     episodes = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
-    prompts = sum(counts["prompt_tokens"] for _, counts, _ in rounds[1:])
+    prompt_token_count = sum(counts["prompt_tokens"] for _, counts, _ in rounds[1:])
     return [
         {
             "conversations": len(rounds[0][2]),
@@ -129,18 +129,18 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
             "sampled_tokens": sum(len(turn.action_tokens) for t in episodes for turn in t.turns) // repeats,
             "seconds": Spread(tuple(seconds for seconds, _, _ in rounds[1:])),
             "requests_per_second": Spread(tuple(counts["completions"] / seconds for seconds, counts, _ in rounds[1:])),
-            "repeated_share": _repeated(episodes) / prompts,
-            "prefix_cache_hit_rate": sum(counts["cached_tokens"] for _, counts, _ in rounds[1:]) / prompts,
+            "repeated_share": _count_repeated_tokens(episodes) / prompt_token_count,
+            "prefix_cache_hit_rate": sum(counts["cached_tokens"] for _, counts, _ in rounds[1:]) / prompt_token_count,
         }
     ]
 
 
-def _repeated(trajectories: Sequence[Trajectory]) -> int:
+def _count_repeated_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Prompt tokens that the conversation's turn before had already: the least that a prefix cache can hit."""
-    total = 0
+    token_count = 0
     for trajectory in trajectories:
         length = 0
         for turn in trajectory.turns:
-            total += length
+            token_count += length
             length += len(turn.prompt_tokens) + len(turn.action_tokens)
-    return total
+    return token_count

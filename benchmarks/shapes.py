@@ -60,29 +60,31 @@ def model_config(
     """
     config: ModelConfig = choose(SHAPES, shape, "shape")
     fields = {field.name: field.type for field in dataclasses.fields(ModelConfig)}
-    own = {"num_hidden_layers": "--layers", "dtype": "--dtype", "param_dtype": "--param-dtype"}
+    flag_of_field = {"num_hidden_layers": "--layers", "dtype": "--dtype", "param_dtype": "--param-dtype"}
     values: dict[str, Any] = {}
-    for item in override:
-        name, _, text = item.partition("=")
-        if name in own:
-            raise ValueError(f"--override={item}: use {own[name]} for that")
-        if name not in fields or not text:
-            raise ValueError(f"--override={item}: expected field=value, with a field of {', '.join(fields)}")
-        values[name] = _parsed(item, text, fields[name])
+    for assignment in override:
+        field_name, _, text = assignment.partition("=")
+        if field_name in flag_of_field:
+            raise ValueError(f"--override={assignment}: use {flag_of_field[field_name]} for that")
+        if field_name not in fields or not text:
+            raise ValueError(f"--override={assignment}: expected field=value, with a field of {', '.join(fields)}")
+        values[field_name] = _parse_value(assignment, text, fields[field_name])
     if layers is not None:
         values["num_hidden_layers"] = layers
     return dataclasses.replace(config, **values, dtype=dtype, param_dtype=param_dtype or dtype)
 
 
-def _parsed(item: str, text: str, kind: Any) -> bool | int | float:
+def _parse_value(assignment: str, text: str, value_type: Any) -> bool | int | float:
     """The text as the field's type, which is int, float or bool for what a flag can set."""
     try:
-        if kind is bool:
+        if value_type is bool:
             return {"true": True, "false": False}[text.lower()]
-        return {int: int, float: float}[kind](text)
+        return {int: int, float: float}[value_type](text)
     except (KeyError, ValueError) as error:
-        name = kind.__name__ if isinstance(kind, type) else kind
-        raise ValueError(f"--override={item}: expected a value of type {name}, such as 64, 1e6 or true") from error
+        type_name = value_type.__name__ if isinstance(value_type, type) else value_type
+        raise ValueError(
+            f"--override={assignment}: expected a value of type {type_name}, such as 64, 1e6 or true"
+        ) from error
 
 
 def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool) -> int:
@@ -98,9 +100,9 @@ def decode_flops(config: ModelConfig, batch: int, context: float) -> float:
 
     2·N·batch + 2·D·V·batch + 4·L·H·S·context·batch, counted as in `forward_flops`.
     """
-    products = 2 * (layer_weights(config) + config.hidden_size * config.vocab_size)
-    attention = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * context
-    return batch * (products + attention)
+    product_flops = 2 * (layer_weights(config) + config.hidden_size * config.vocab_size)
+    attention_flops = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * context
+    return batch * (product_flops + attention_flops)
 
 
 def parameter_bytes(config: ModelConfig) -> int:
@@ -114,13 +116,13 @@ def decode_bytes(config: ModelConfig, batch: int, context: float) -> float:
     Of an embedding that is not the head too, only the rows of the batch count. Of E experts, with k a token, those
     count that an even routing is expected to visit: E · (1 − (1 − k/E)^batch).
     """
-    numbers = 0.0
+    parameter_numbers = 0.0
     for row in parameters(config):
-        size = float(math.prod(row.shape(config)))
+        row_numbers = float(math.prod(row.shape(config)))
         if "experts" in row.axes:
-            size *= 1 - (1 - config.num_experts_per_tok / config.num_experts) ** batch
+            row_numbers *= 1 - (1 - config.num_experts_per_tok / config.num_experts) ** batch
         if row.path[0] == "embed" and not config.tie_word_embeddings:
-            size *= min(1.0, batch / config.vocab_size)
-        numbers += size
+            row_numbers *= min(1.0, batch / config.vocab_size)
+        parameter_numbers += row_numbers
     cache_numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context * batch
-    return numbers * jnp.dtype(config.param_dtype).itemsize + cache_numbers * jnp.dtype(config.dtype).itemsize
+    return parameter_numbers * jnp.dtype(config.param_dtype).itemsize + cache_numbers * jnp.dtype(config.dtype).itemsize

@@ -23,31 +23,32 @@ from cojax.types import Action, Group, Task, Trajectory, Turn
 
 TEMPERATURE = 0.9
 KL_COEFFICIENT = 1e-3
-_RESERVED = 3  # tokens at the start of the vocabulary that no prompt holds
+_RESERVED_TOKENS = 3  # tokens at the start of the vocabulary that no prompt holds
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The conversations of a step: `samples` of each of `prompts` prompts; lengths are in tokens."""
+    """The conversations of a step: `sample_count` of each of `prompt_count` prompts; lengths are in tokens."""
 
-    prompts: int
-    samples: int
+    prompt_count: int
+    sample_count: int
     prompt_length: int
     completion_length: int
 
     @property
-    def conversations(self) -> int:
-        return self.prompts * self.samples
+    def conversation_count(self) -> int:
+        return self.prompt_count * self.sample_count
 
     @property
     def length(self) -> int:
         """Tokens of a conversation."""
         return self.prompt_length + self.completion_length
 
-    def questions(self, rng: random.Random, vocabulary: int) -> list[tuple[int, ...]]:
+    def draw_prompts(self, rng: random.Random, vocabulary: int) -> list[tuple[int, ...]]:
         """Random prompts."""
         return [
-            tuple(rng.randrange(_RESERVED, vocabulary) for _ in range(self.prompt_length)) for _ in range(self.prompts)
+            tuple(rng.randrange(_RESERVED_TOKENS, vocabulary) for _ in range(self.prompt_length))
+            for _ in range(self.prompt_count)
         ]
 
 
@@ -81,14 +82,14 @@ def step(
     if samples < 2:
         raise ValueError(f"--samples={samples}: an advantage relative to a group needs a group of 2 or more")
     config = model_config(shape, layers, override, dtype, param_dtype)
-    if config.vocab_size <= _RESERVED:
+    if config.vocab_size <= _RESERVED_TOKENS:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
     workload = Workload(prompts, samples, prompt_length, completion_length)
-    lanes = machine.choose_lanes(workload.conversations, lanes)
-    learner, state = _learner(
+    lanes = machine.choose_lanes(workload.conversation_count, lanes)
+    learner, state = _make_learner(
         config, workload, learning_rate, moments_dtype, remat, row_length or workload.length, micro_rows
     )
-    records = _train(learner, state, workload, lanes, steps)
+    records = _train_steps(learner, state, workload, lanes, steps)
     return [
         {
             "shape": shape,
@@ -96,9 +97,9 @@ def step(
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
             "parameters": parameter_count(config),
-            **(figures := _summary(records)),
+            **(figures := _summarise(records)),
             **machine.read_peak_memory(),
-            **_shares(config, workload, figures, machine.measure_matmul_rate(dtype)),
+            **_compute_mfu(config, workload, figures, machine.measure_matmul_rate(dtype)),
             "row_length": learner.row_length,
             "micro_rows": micro_rows,
             "lanes": lanes,
@@ -107,7 +108,7 @@ def step(
     ]
 
 
-def _learner(
+def _make_learner(
     config: ModelConfig,
     workload: Workload,
     learning_rate: float,
@@ -130,64 +131,68 @@ def _learner(
     )
     state = learner.init(params)
     if remat == AUTO:
-        learner = fastest_that_fits(learner, state, [workload.samples] * workload.prompts)
+        learner = fastest_that_fits(learner, state, [workload.sample_count] * workload.prompt_count)
     return learner, state
 
 
-def _shares(config: ModelConfig, workload: Workload, figures: Row, rate: float) -> Row:
+def _compute_mfu(config: ModelConfig, workload: Workload, figures: Row, rate: float) -> Row:
     """Model FLOPs utilisation of generation and update: the operations that every program needs (`arithmetic`) a second
     over `rate`, that of a large matrix product."""
-    tokens = workload.conversations * workload.completion_length
+    tokens = workload.conversation_count * workload.completion_length
     # No forward pass is fed the last sampled token.
-    generation = forward_flops(config, [workload.length - 1] * workload.conversations, tokens)
-    update = 4 * forward_flops(
-        config, [workload.length] * workload.conversations, tokens
+    generation_flops = forward_flops(config, [workload.length - 1] * workload.conversation_count, tokens)
+    update_flops = 4 * forward_flops(
+        config, [workload.length] * workload.conversation_count, tokens
     )  # one of them the reference's
     return {
-        "generation_tflop": generation / 1e12,
-        "update_tflop": update / 1e12,
+        "generation_tflop": generation_flops / 1e12,
+        "update_tflop": update_flops / 1e12,
         "matmul_tflops_per_second": rate / 1e12,
-        "generation_mfu": figures["generation_seconds"].map(lambda seconds: generation / seconds / rate),
-        "update_mfu": figures["update_seconds"].map(lambda seconds: update / seconds / rate),
+        "generation_mfu": figures["generation_seconds"].map(lambda seconds: generation_flops / seconds / rate),
+        "update_mfu": figures["update_seconds"].map(lambda seconds: update_flops / seconds / rate),
     }
 
 
-def _train(learner: Learner, state: TrainState, workload: Workload, lanes: int, steps: int) -> list[dict[str, Any]]:
+def _train_steps(
+    learner: Learner, state: TrainState, workload: Workload, lanes: int, steps: int
+) -> list[dict[str, Any]]:
     """The seconds and the counts of each step."""
     rng = random.Random(0)
     records = []
     engine = LocalEngine(
         learner.config,
-        slots=workload.conversations,
+        slots=workload.conversation_count,
         lanes=lanes,
         max_length=workload.length,
-        prefill_rows=workload.conversations // lanes,
+        prefill_rows=workload.conversation_count // lanes,
     )
     try:
         engine.load(learner.weights(state, 0))
-        with concurrent.futures.ThreadPoolExecutor(workload.conversations) as pool:
-            for number in range(steps):
-                questions = workload.questions(rng, learner.config.vocab_size)
-                began = time.perf_counter()
-                groups = _generate(engine, pool, number, questions, workload)
+        with concurrent.futures.ThreadPoolExecutor(workload.conversation_count) as pool:
+            for step_index in range(steps):
+                questions = workload.draw_prompts(rng, learner.config.vocab_size)
+                started_at = time.perf_counter()
+                groups = _generate_groups(engine, pool, step_index, questions, workload)
                 generation_end = time.perf_counter()
                 state, metrics = learner.update(state, groups)
                 update_end = time.perf_counter()
-                engine.load(learner.weights(state, number + 1))
+                engine.load(learner.weights(state, step_index + 1))
                 sync_end = time.perf_counter()
-                records.append(_record(groups, metrics, (began, generation_end, update_end, sync_end)))
+                records.append(_make_record(groups, metrics, (started_at, generation_end, update_end, sync_end)))
     finally:
         engine.close()
     return records
 
 
-def _record(groups: Sequence[Group], metrics: Metrics, moments: tuple[float, float, float, float]) -> dict[str, Any]:
+def _make_record(
+    groups: Sequence[Group], metrics: Metrics, moments: tuple[float, float, float, float]
+) -> dict[str, Any]:
     """A step's seconds between its moments, the tokens of its groups, and metrics of its update."""
-    began, generation_end, update_end, sync_end = moments
+    started_at, generation_end, update_end, sync_end = moments
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     return {
-        "step_seconds": sync_end - began,
-        "generation_seconds": generation_end - began,
+        "step_seconds": sync_end - started_at,
+        "generation_seconds": generation_end - started_at,
         "update_seconds": update_end - generation_end,
         "sync_seconds": sync_end - update_end,
         "prompt_tokens": sum(len(turn.prompt_tokens) for turn in turns),
@@ -199,10 +204,10 @@ def _record(groups: Sequence[Group], metrics: Metrics, moments: tuple[float, flo
     }
 
 
-def _generate(
+def _generate_groups(
     engine: LocalEngine,
     pool: concurrent.futures.Executor,
-    number: int,
+    step_index: int,
     questions: Sequence[tuple[int, ...]],
     workload: Workload,
 ) -> list[Group]:
@@ -210,23 +215,27 @@ def _generate(
     sampling = Sampling(temperature=TEMPERATURE, max_tokens=workload.completion_length)
 
     def complete(index: int) -> Completion:
-        session = f"{number}-{index}"
+        session = f"{step_index}-{index}"
         completion = engine.generate(
-            questions[index // workload.samples], sampling, session=session, seed=(number, index)
+            questions[index // workload.sample_count], sampling, session=session, seed=(step_index, index)
         )
         engine.release(session)
         return completion
 
-    completions = list(pool.map(complete, range(workload.conversations)))
+    completions = list(pool.map(complete, range(workload.conversation_count)))
     groups = []
-    for index, question in enumerate(questions):
-        task = Task("bench", f"question {number}-{index}", {})
-        own = completions[index * workload.samples : (index + 1) * workload.samples]
-        groups.append(Group(task, tuple(_trajectory(task, question, completion) for completion in own)))
+    for question_index, question in enumerate(questions):
+        task = Task("bench", f"question {step_index}-{question_index}", {})
+        group_completions = completions[
+            question_index * workload.sample_count : (question_index + 1) * workload.sample_count
+        ]
+        groups.append(
+            Group(task, tuple(_make_trajectory(task, question, completion) for completion in group_completions))
+        )
     return groups
 
 
-def _trajectory(task: Task, question: tuple[int, ...], completion: Completion) -> Trajectory:
+def _make_trajectory(task: Task, question: tuple[int, ...], completion: Completion) -> Trajectory:
     """Rewarded by (number of different tokens mod 7) / 6, which varies within a group."""
     turn = Turn(
         Action(),
@@ -238,21 +247,29 @@ def _trajectory(task: Task, question: tuple[int, ...], completion: Completion) -
     return Trajectory(task, turns=(turn,), reward=len(set(completion.tokens)) % 7 / 6)
 
 
-def _summary(records: Sequence[dict[str, Any]]) -> Row:
+def _summarise(records: Sequence[dict[str, Any]]) -> Row:
     """Spreads over the warm steps; tokens of one step, updates of all, figures of the last.
 
     Raises RuntimeError if the number of tokens differs between steps.
     """
-    first, *warm = records
-    for name in ("prompt_tokens", "completion_tokens"):
-        if len(counts := {record[name] for record in records}) > 1:
-            raise RuntimeError(f"steps differ in {name}: {sorted(counts)}; expected the same workload in every step")
-    seconds = {name: Spread(tuple(record[name] for record in warm)) for name in first if name.endswith("_seconds")}
+    first_record, *warm_records = records
+    for figure_name in ("prompt_tokens", "completion_tokens"):
+        if len(token_counts := {record[figure_name] for record in records}) > 1:
+            raise RuntimeError(
+                f"steps differ in {figure_name}: {sorted(token_counts)}; expected the same workload in every step"
+            )
+    seconds = {
+        name: Spread(tuple(record[name] for record in warm_records))
+        for name in first_record
+        if name.endswith("_seconds")
+    }
     return {
         **seconds,
-        "compile_seconds": compute_compile_s(first["step_seconds"], seconds["step_seconds"]),
-        "first_step_seconds": first["step_seconds"],
+        "compile_seconds": compute_compile_s(first_record["step_seconds"], seconds["step_seconds"]),
+        "first_step_seconds": first_record["step_seconds"],
         "steps": len(records),
         "updates": sum(record["updates"] for record in records),
-        **{name: warm[-1][name] for name in first if not name.endswith("_seconds") and name != "updates"},
+        **{
+            name: warm_records[-1][name] for name in first_record if not name.endswith("_seconds") and name != "updates"
+        },
     }

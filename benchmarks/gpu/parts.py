@@ -75,8 +75,8 @@ def measure_update(shape: str, kit_folder: Path) -> list[Row]:
 
 def measure_sampling(shape: str, batch: int, kit_folder: Path) -> list[Row]:
     if jax.default_backend() == "cpu":
-        return sampling.conversations_of(_MINIATURE_SHAPES[shape], 1, "bfloat16", batch // 16, 32, 8, 1)
-    return sampling.conversations_of(shape, None, "bfloat16", batch, 512, 128, 2)
+        return sampling.measure_conversations(_MINIATURE_SHAPES[shape], 1, "bfloat16", batch // 16, 32, 8, 1)
+    return sampling.measure_conversations(shape, None, "bfloat16", batch, 512, 128, 2)
 
 
 PARTS: Mapping[str, Part] = {

@@ -15,7 +15,7 @@ import jax
 
 from benchmarks.gpu.parts import UPDATE_SETTINGS
 from benchmarks.shapes import model_config
-from benchmarks.update import Rows, learner_of
+from benchmarks.update import Rows, make_learner
 from cojax.compile import targets
 from cojax.compile.programs import report
 from cojax.learner.optimizer import adamw
@@ -31,9 +31,9 @@ def predict(shape: str, rows: Rows) -> dict[str, float]:
     target = targets.find(_TARGET_NAME)
     config = model_config(shape, None, (), UPDATE_SETTINGS["dtype"], "float32")
     mesh = make_mesh(devices=targets.devices(target))
-    learner = learner_of(config, rows, adamw(1e-6), UPDATE_SETTINGS["remat"], mesh=mesh)
+    learner = make_learner(config, rows, adamw(1e-6), UPDATE_SETTINGS["remat"], mesh=mesh)
     state = learner.init(jax.eval_shape(lambda: initialize(config, 0)))
-    memory_report = report(learner, state, [1] * rows.count, target.chip)
+    memory_report = report(learner, state, [1] * rows.row_count, target.chip)
     return {"predicted_gb": memory_report["bytes_peak"] / 1e9}
 
 

@@ -11,7 +11,7 @@ import random
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.simulate.measured import draw
+from benchmarks.simulate.measured import draw_groups
 from benchmarks.simulate.rollout import Work
 from benchmarks.simulate.servers import Rates
 from benchmarks.simulate.steps import System
@@ -88,18 +88,23 @@ class Assumptions:
     @property
     def slots(self) -> int:
         """Conversations of a server, so that their caches fit at twice the mean context."""
-        room = 0.85 * self.memory * self.per_server - self.weights
-        return max(1, int(room / (2 * self.context * self.cache)))
+        free_bytes = 0.85 * self.memory * self.per_server - self.weights
+        return max(1, int(free_bytes / (2 * self.context * self.cache)))
 
     def rates(self) -> Rates:
         """Tokens a second of one server by its requests at once: the roofline of a decoding step."""
-        points = sorted({min(self.slots, 2**power) for power in range(16)})
-        return Rates(tuple((float(number), number / self._decoding(number)) for number in points))
+        request_counts = sorted({min(self.slots, 2**power) for power in range(16)})
+        return Rates(
+            tuple(
+                (float(request_count), request_count / self._decoding(request_count))
+                for request_count in request_counts
+            )
+        )
 
-    def _decoding(self, requests: int) -> float:
-        speed = self.per_server * self.memory_share * self.bandwidth
-        read = (self.weights + requests * self.context * self.cache) / speed
-        return self.overhead + max(read, requests * self.per_token)
+    def _decoding(self, request_count: int) -> float:
+        bytes_per_s = self.per_server * self.memory_share * self.bandwidth
+        read_s = (self.weights + request_count * self.context * self.cache) / bytes_per_s
+        return self.overhead + max(read_s, request_count * self.per_token)
 
     @property
     def per_token(self) -> float:
@@ -108,16 +113,16 @@ class Assumptions:
 
     def demand(self, turn: TurnTimes) -> float:
         """A turn's work in decoded tokens of a full server: its prompt costs its computation alone."""
-        full = self._decoding(self.slots) / self.slots
-        return turn.sampled + turn.prompt * self.per_token / full
+        token_s = self._decoding(self.slots) / self.slots
+        return turn.sampled + turn.prompt * self.per_token / token_s
 
-    def update_seconds(self, tokens: float, devices: int) -> float:
+    def update_seconds(self, token_count: float, device_count: int) -> float:
         """Seconds of an update of packed rows with these tokens."""
-        micro_batches = math.ceil(max(1.0, tokens) / (self.row * devices))
-        link = self.link if devices <= self.node else self.network
-        computed = self.update_operations / (self.compute_share * self.peak)
-        sent = self.update_bytes / (self.network_share * link) if devices > 1 else 0.0
-        return micro_batches * max(computed, sent)
+        micro_batches = math.ceil(max(1.0, token_count) / (self.row * device_count))
+        link_rate = self.link if device_count <= self.node else self.network
+        compute_s = self.update_operations / (self.compute_share * self.peak)
+        send_s = self.update_bytes / (self.network_share * link_rate) if device_count > 1 else 0.0
+        return micro_batches * max(compute_s, send_s)
 
     @property
     def sync_seconds(self) -> float:
@@ -133,24 +138,28 @@ class Layout:
     shared: bool = False
 
 
-def layouts(accelerators: int, assumptions: Assumptions) -> list[Layout]:
+def list_layouts(accelerator_count: int, assumptions: Assumptions) -> list[Layout]:
     """All shared, or an eighth, a quarter, a half or three quarters for the learner and the others for servers."""
-    split = {max(1, round(accelerators * share)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)}
-    apart = [Layout(n, accelerators - n) for n in sorted(split) if accelerators - n >= assumptions.per_server]
-    return [Layout(accelerators, accelerators, shared=True), *apart]
+    learner_counts = {max(1, round(accelerator_count * share)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)}
+    separate_layouts = [
+        Layout(learner_count, accelerator_count - learner_count)
+        for learner_count in sorted(learner_counts)
+        if accelerator_count - learner_count >= assumptions.per_server
+    ]
+    return [Layout(accelerator_count, accelerator_count, shared=True), *separate_layouts]
 
 
-def shaped(groups: Sequence[Sequence[EpisodeTimes]], assumed: Assumptions) -> list[list[EpisodeTimes]]:
+def shape_episodes(groups: Sequence[Sequence[EpisodeTimes]], assumed: Assumptions) -> list[list[EpisodeTimes]]:
     """Measured groups, stretched to the assumed means: turns and tokens vary as they did, a world's time does not."""
     episodes = [episode for group in groups for episode in group if episode.turns]
     turns = [turn for episode in episodes for turn in episode.turns]
-    count = len(turns) / len(episodes)
+    mean_turns = len(turns) / len(episodes)
     sampled, prompt = (
         max(1e-9, statistics.fmean(counts)) for counts in zip(*((t.sampled, t.prompt) for t in turns), strict=True)
     )
 
-    def stretched(episode: EpisodeTimes) -> EpisodeTimes:
-        wanted = min(assumed.most_turns, max(1, round(len(episode.turns) * assumed.turns / count)))
+    def stretch_episode(episode: EpisodeTimes) -> EpisodeTimes:
+        turn_count = min(assumed.most_turns, max(1, round(len(episode.turns) * assumed.turns / mean_turns)))
         return EpisodeTimes(
             assumed.opening,
             assumed.verdict,
@@ -162,21 +171,23 @@ def shaped(groups: Sequence[Sequence[EpisodeTimes]], assumed: Assumptions) -> li
                     0.0,
                     assumed.world,
                 )
-                for turn in (episode.turns[place % len(episode.turns)] for place in range(wanted))
+                for turn in (episode.turns[place % len(episode.turns)] for place in range(turn_count))
             ),
         )
 
     return [
-        [stretched(episode) for episode in group if episode.turns] for group in groups if any(e.turns for e in group)
+        [stretch_episode(episode) for episode in group if episode.turns]
+        for group in groups
+        if any(e.turns for e in group)
     ]
 
 
-def system(
+def make_system(
     groups: Sequence[Sequence[EpisodeTimes]],
     assumed: Assumptions,
     layout: Layout,
     *,
-    tasks: int,
+    task_count: int,
     group_size: int,
     staleness: int,
     quorum: float,
@@ -185,20 +196,20 @@ def system(
     servers = max(1, layout.serving // assumed.per_server)
     checkpoint = assumed.state / assumed.write / 10
 
-    def works(rng: random.Random) -> list[list[Work]]:
+    def draw_works(rng: random.Random) -> list[list[Work]]:
         return [
             [
                 Work(e.opening, tuple((assumed.demand(t), t.world) for t in e.turns), e.verdict, e.tokens, e.reward)
                 for e in group
             ]
-            for group in draw(groups, tasks, group_size, rng)
+            for group in draw_groups(groups, task_count, group_size, rng)
         ]
 
     return System(
-        groups=works,
+        groups=draw_works,
         rate=assumed.rates(),
         servers=servers,
-        conversations=min(tasks * group_size, servers * assumed.slots),
+        conversations=min(task_count * group_size, servers * assumed.slots),
         update=lambda rng, tokens: assumed.update_seconds(tokens, layout.learner),
         sync=lambda rng: assumed.sync_seconds + (assumed.alternate if layout.shared else 0.0),
         evolution=lambda rng: assumed.evolution,

@@ -15,8 +15,8 @@ from benchmarks.simulate.steps import System
 from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes
 
 # Numbers of requests at once between which rates are averaged.
-_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 4096)
-_LEAST_SECONDS = 0.2  # spent at a number of requests, below which its rate is not counted
+_RATE_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 4096)
+_LEAST_BUCKET_S = 0.2  # spent at a number of requests, below which its rate is not counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,11 @@ def fit_cost(units: Sequence[float], seconds: Sequence[float]) -> Cost:
         return Cost(0.0, 0.0, (1.0,))
     (fixed, each), _ = nnls(np.column_stack([np.ones(len(units)), units]), np.asarray(seconds, float))
     expected = [fixed + each * unit for unit in units]
-    return Cost(float(fixed), float(each), tuple(s / e for s, e in zip(seconds, expected, strict=True) if e > 0))
+    return Cost(
+        float(fixed),
+        float(each),
+        tuple(second / expected_s for second, expected_s in zip(seconds, expected, strict=True) if expected_s > 0),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +77,9 @@ class Measured:
     def system(self, tasks: int, group_size: int, conversations: int) -> System:
         """The measured machine with other numbers of tasks a step, episodes of each, and conversations at once."""
         return System(
-            groups=lambda rng: [_works(self.demand, group) for group in draw(self.groups, tasks, group_size, rng)],
+            groups=lambda rng: [
+                _make_works(self.demand, group) for group in draw_groups(self.groups, tasks, group_size, rng)
+            ],
             rate=self.rates,
             pace=self.pace,
             servers=self.servers,
@@ -86,32 +92,38 @@ class Measured:
         )
 
 
-def draw(
-    groups: Sequence[Sequence[EpisodeTimes]], tasks: int, group_size: int, rng: random.Random
+def draw_groups(
+    groups: Sequence[Sequence[EpisodeTimes]], task_count: int, group_size: int, rng: random.Random
 ) -> list[list[EpisodeTimes]]:
     """Groups drawn from those measured, each whole where it has `group_size` episodes, else drawn from again."""
-    chosen = rng.choices(groups, k=tasks)
-    return [list(group) if len(group) == group_size else rng.choices(group, k=group_size) for group in chosen]
+    chosen_groups = rng.choices(groups, k=task_count)
+    return [list(group) if len(group) == group_size else rng.choices(group, k=group_size) for group in chosen_groups]
 
 
-def measure(runs: Sequence[RunTimes], servers: int) -> Measured:
+def measure_runs(runs: Sequence[RunTimes], servers: int) -> Measured:
     """The distributions of the runs with so many servers.
 
     Raises ValueError if there is none, and for a run with a staleness or a quorum: its steps do not show how long its
     rollouts took.
     """
-    if mixed := [run.name for run in runs if run.staleness or run.quorum < 1.0]:
-        raise ValueError(f"{mixed[0]} has a staleness or a quorum; distributions need runs of staleness 0 and quorum 1")
-    chosen = [run for run in runs if run.servers == servers]
-    if not chosen:
-        have = ", ".join(str(count) for count in sorted({run.servers for run in runs}))
-        raise ValueError(f"no run with {servers} servers is given, only with {have or 'none'}; add one of them")
-    steps = [step for run in chosen for step in run.steps]
+    if mixed_sizes := [run.name for run in runs if run.staleness or run.quorum < 1.0]:
+        raise ValueError(
+            f"{mixed_sizes[0]} has a staleness or a quorum; distributions need runs of staleness 0 and quorum 1"
+        )
+    chosen_runs = [run for run in runs if run.servers == servers]
+    if not chosen_runs:
+        server_counts = ", ".join(str(count) for count in sorted({run.servers for run in runs}))
+        raise ValueError(
+            f"no run with {servers} servers is given, only with {server_counts or 'none'}; add one of them"
+        )
+    steps = [step for run in chosen_runs for step in run.steps]
     turns = [turn for step in steps for episode in step.episodes for turn in episode.turns]
     demand = fit_demand(turns)
-    rates = fit_rates([(step, run.conversations) for run in chosen for step in run.steps], demand, servers)
+    rates = fit_rates([(step, run.conversations) for run in chosen_runs for step in run.steps], demand, servers)
     expected = [
-        replayed(step, run.conversations, demand, rates, servers).seconds for run in chosen for step in run.steps
+        replay_step(step, run.conversations, demand, rates, servers).seconds
+        for run in chosen_runs
+        for step in run.steps
     ]
     plain, evolved = [s for s in steps if not s.evolved], [s for s in steps if s.evolved]
     return Measured(
@@ -120,30 +132,34 @@ def measure(runs: Sequence[RunTimes], servers: int) -> Measured:
         demand=demand,
         rates=rates,
         pace=Cost(1.0, 0.0, tuple(step.rollout / wanted for step, wanted in zip(steps, expected, strict=True))),
-        update=fit_cost(*_pairs((_live_tokens(s), s.seconds.get("update", 0.0)) for s in steps if _live_tokens(s))),
-        sync=fit_cost([0.0] * len(steps), [s.seconds.get("sync", 0.0) for s in steps]),
-        evolution=fit_cost([0.0] * len(evolved), [_thinking(s) for s in evolved]),
-        host=fit_cost(
-            *_pairs((len(s.episodes), _thinking(s) + s.seconds.get("checkpoint", 0.0) + s.other) for s in plain)
+        update=fit_cost(
+            *_unzip_pairs((_count_live_tokens(s), s.seconds.get("update", 0.0)) for s in steps if _count_live_tokens(s))
         ),
-        evolve_every=min(run.evolve_every for run in chosen),
+        sync=fit_cost([0.0] * len(steps), [s.seconds.get("sync", 0.0) for s in steps]),
+        evolution=fit_cost([0.0] * len(evolved), [_sum_thinking_s(s) for s in evolved]),
+        host=fit_cost(
+            *_unzip_pairs(
+                (len(s.episodes), _sum_thinking_s(s) + s.seconds.get("checkpoint", 0.0) + s.other) for s in plain
+            )
+        ),
+        evolve_every=min(run.evolve_every for run in chosen_runs),
     )
 
 
-def replayed(step: StepTimes, conversations: int, demand: Demand, rates: Rates, servers: int) -> Played:
+def replay_step(step: StepTimes, conversations: int, demand: Demand, rates: Rates, servers: int) -> Played:
     """The simulated rollout of a step's own episodes."""
     engines: list[Server[int]] = [Server(rates) for _ in range(servers)]
-    return Rollout([_works(demand, group) for group in step.groups], engines, conversations).play()
+    return Rollout([_make_works(demand, group) for group in step.groups], engines, conversations).play()
 
 
 def fit_demand(turns: Sequence[TurnTimes]) -> Demand:
     """The work of turns, from how long the engine took for each: least squares without a negative part."""
     features = np.array([[1.0, turn.sampled, turn.prompt] for turn in turns])
-    found, _ = nnls(features, np.array([turn.engine for turn in turns]))
-    mean = float((features @ found).mean())
+    coefficients, _ = nnls(features, np.array([turn.engine for turn in turns]))
+    mean = float((features @ coefficients).mean())
     if mean <= 0:
         return Demand(1.0, 0.0, 0.0)
-    request, sampled, prompt = (float(part) / mean for part in found)
+    request, sampled, prompt = (float(part) / mean for part in coefficients)
     return Demand(request, sampled, prompt)
 
 
@@ -153,23 +169,23 @@ def fit_rates(steps: Sequence[tuple[StepTimes, int]], demand: Demand, servers: i
     When each request began follows from the order in which episodes begin and from how long their parts took. A request
     is taken to advance evenly; requests are taken to be spread evenly over the servers.
     """
-    seconds, works, numbers = ([0.0] * len(_EDGES) for _ in range(3))
+    seconds, work_sums, edge_requests = ([0.0] * len(_RATE_EDGES) for _ in range(3))
     for step, conversations in steps:
-        for spent, requests, rate in _moments(list(_requests(step, conversations, demand))):
-            place = max(i for i, edge in enumerate(_EDGES) if edge <= requests)
-            seconds[place] += spent
-            works[place] += spent * rate
-            numbers[place] += spent * requests
+        for spent_s, requests, rate in _list_moments(list(_list_requests(step, conversations, demand))):
+            bucket = max(i for i, edge in enumerate(_RATE_EDGES) if edge <= requests)
+            seconds[bucket] += spent_s
+            work_sums[bucket] += spent_s * rate
+            edge_requests[bucket] += spent_s * requests
     return Rates(
         tuple(
             (number / spent / servers, work / spent / servers)
-            for number, work, spent in zip(numbers, works, seconds, strict=True)
-            if spent >= min(_LEAST_SECONDS, max(seconds))
+            for number, work, spent in zip(edge_requests, work_sums, seconds, strict=True)
+            if spent >= min(_LEAST_BUCKET_S, max(seconds))
         )
     )
 
 
-def _requests(step: StepTimes, conversations: int, demand: Demand) -> Iterator[tuple[float, float, float]]:
+def _list_requests(step: StepTimes, conversations: int, demand: Demand) -> Iterator[tuple[float, float, float]]:
     """(begin, end, work) of every request of a step, whose episodes begin in their order as others end."""
     free = [0.0] * conversations
     for episode in step.episodes:
@@ -180,36 +196,36 @@ def _requests(step: StepTimes, conversations: int, demand: Demand) -> Iterator[t
         heapq.heappush(free, now + episode.verdict)
 
 
-def _moments(requests: Sequence[tuple[float, float, float]]) -> Iterator[tuple[float, int, float]]:
+def _list_moments(requests: Sequence[tuple[float, float, float]]) -> Iterator[tuple[float, int, float]]:
     """(seconds, requests at once, work a second) of each stretch in which the same requests run."""
     changes = [
         (time, sign, sign * work / max(end - begin, 1e-9))
         for begin, end, work in requests
         for time, sign in ((begin, 1), (end, -1))
     ]
-    before, count, rate = 0.0, 0, 0.0
-    for time, sign, change in sorted(changes):
-        if count and time > before:
-            yield time - before, count, rate
-        before, count, rate = time, count + sign, rate + change
+    previous_time, count, rate = 0.0, 0, 0.0
+    for time, change_sign, change in sorted(changes):
+        if count and time > previous_time:
+            yield time - previous_time, count, rate
+        previous_time, count, rate = time, count + change_sign, rate + change
 
 
-def _works(demand: Demand, group: Sequence[EpisodeTimes]) -> list[Work]:
+def _make_works(demand: Demand, group: Sequence[EpisodeTimes]) -> list[Work]:
     return [Work(e.opening, tuple((demand(t), t.world) for t in e.turns), e.verdict, e.tokens, e.reward) for e in group]
 
 
-def _live_tokens(step: StepTimes) -> float:
+def _count_live_tokens(step: StepTimes) -> float:
     """The tokens that the step's update reads: those of groups whose rewards differ."""
     return sum(e.tokens for group in step.groups if len({e.reward for e in group}) > 1 for e in group)
 
 
-def _thinking(step: StepTimes) -> float:
+def _sum_thinking_s(step: StepTimes) -> float:
     return step.seconds.get("feedback", 0.0) + step.seconds.get("evaluation", 0.0)
 
 
-def _pairs(pairs: Iterator[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    found = list(pairs)
-    return [units for units, _ in found], [seconds for _, seconds in found]
+def _unzip_pairs(pairs: Iterator[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    pair_list = list(pairs)
+    return [units for units, _ in pair_list], [seconds for _, seconds in pair_list]
 
 
 def median_step(run: RunTimes) -> float:

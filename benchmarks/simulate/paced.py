@@ -21,16 +21,16 @@ from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, checke
 from cojax.run import policies
 
 # Tokens a second of each server by its requests at once.
-RATES = Rates(((1.0, 8.0), (4.0, 24.0), (16.0, 60.0), (64.0, 100.0)))
-_TASKS = 50  # whose solutions are played
+SERVER_RATES = Rates(((1.0, 8.0), (4.0, 24.0), (16.0, 60.0), (64.0, 100.0)))
+_SOLVED_TASKS = 50  # whose solutions are played
 
 
 class PacedEngine:
     """Completions out of `actions`, as late as `servers` of these rates would give them."""
 
-    def __init__(self, actions: Sequence[tuple[int, ...]], servers: int, vocabulary: int, length: int) -> None:
+    def __init__(self, actions: Sequence[tuple[int, ...]], server_count: int, vocabulary: int, length: int) -> None:
         self._actions, self._vocabulary, self._length = actions, vocabulary, length
-        self._servers: list[Server[str]] = [Server(RATES) for _ in range(servers)]
+        self._servers: list[Server[str]] = [Server(SERVER_RATES) for _ in range(server_count)]
         self._placed: dict[str, int] = {}  # session → server
         self._waiting: dict[str, threading.Event] = {}  # session → set once its request has ended
         self._changed = threading.Condition()
@@ -53,14 +53,14 @@ class PacedEngine:
             with self._changed:
                 if self._closed:
                     raise EngineError("the engine was closed")
-                ended = self._waiting[session] = threading.Event()
-                self._servers[self._place(session)].arrive(time.monotonic(), float(len(tokens)), session)
+                end_event = self._waiting[session] = threading.Event()
+                self._servers[self._choose_server(session)].arrive(time.monotonic(), float(len(tokens)), session)
                 self._changed.notify()
-            ended.wait()
+            end_event.wait()
         if self._closed:
             raise EngineError("the engine was closed")
-        stopped = tokens[-1] in sampling.stop_tokens
-        return Completion(tokens, (-1.0,) * len(tokens), self._version, "stop" if stopped else "length")
+        is_stopped = tokens[-1] in sampling.stop_tokens
+        return Completion(tokens, (-1.0,) * len(tokens), self._version, "stop" if is_stopped else "length")
 
     def _end_requests(self) -> None:
         """Ends every request when it is due, until the engine is closed."""
@@ -75,16 +75,16 @@ class PacedEngine:
             for event in self._waiting.values():
                 event.set()
 
-    def _place(self, session: str) -> int:
+    def _choose_server(self, session: str) -> int:
         """The server of the session: a new one's has the fewest sessions."""
-        counts = [list(self._placed.values()).count(place) for place in range(len(self._servers))]
-        return self._placed.setdefault(session, counts.index(min(counts)))
+        session_counts = [list(self._placed.values()).count(server_index) for server_index in range(len(self._servers))]
+        return self._placed.setdefault(session, session_counts.index(min(session_counts)))
 
     def release(self, session: str) -> None:
         with self._changed:
-            place = self._placed.pop(session, None)
-            if place is not None and (event := self._waiting.pop(session, None)):
-                self._servers[place].leave(time.monotonic(), session)
+            server_index = self._placed.pop(session, None)
+            if server_index is not None and (event := self._waiting.pop(session, None)):
+                self._servers[server_index].leave(time.monotonic(), session)
                 self._changed.notify()
                 event.set()
 
@@ -102,7 +102,7 @@ def paced(config: ConfigDict, model: ModelConfig) -> PacedEngine:
     environment = worlds.load("desk")
     tokenizer, _ = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
-    solutions = [task.solution for task in environment.tasks("seed", _TASKS)]
+    solutions = [task.solution for task in environment.tasks("seed", _SOLVED_TASKS)]
     actions = [dataclasses.replace(act, text=chat.write(act.calls)) for solution in solutions for act in solution]
     return PacedEngine([chat.encode_action(act) for act in actions], config.sglang.servers, model.vocab_size,
                        config.engine.max_length)  # fmt: skip

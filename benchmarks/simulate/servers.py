@@ -22,22 +22,22 @@ class Rates:
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
-        numbers = [number for number, _ in self.points]
-        if not numbers or numbers[0] <= 0 or sorted(set(numbers)) != numbers:
-            raise ValueError(f"numbers of requests are {numbers}; expected them to rise from above 0")
+        request_counts = [request_count for request_count, _ in self.points]
+        if not request_counts or request_counts[0] <= 0 or sorted(set(request_counts)) != request_counts:
+            raise ValueError(f"numbers of requests are {request_counts}; expected them to rise from above 0")
         if any(rate <= 0 for _, rate in self.points):
             raise ValueError(f"rates are {[rate for _, rate in self.points]}; expected them above 0")
 
     def __call__(self, requests: float) -> float:
-        place = bisect.bisect_left(self.points, (requests, 0.0))
-        if place == len(self.points):
+        index = bisect.bisect_left(self.points, (requests, 0.0))
+        if index == len(self.points):
             return self.points[-1][1]
-        (right, above) = self.points[place]
-        (left, below) = self.points[place - 1] if place else (0.0, 0.0)
+        (right, above) = self.points[index]
+        (left, below) = self.points[index - 1] if index else (0.0, 0.0)
         return below + (above - below) * (requests - left) / (right - left)
 
 
-def constant(rate: float) -> Rates:
+def make_constant(rate: float) -> Rates:
     """The rates of a machine that does the same work a second for any number of requests, one or more."""
     return Rates(((1.0, rate),))
 
@@ -71,8 +71,8 @@ class Server(Generic[_T]):
         """When the next request ends if none arrives before; None without any."""
         if not self._running:
             return None
-        left = max(0.0, self._running[0][0] - self._got)
-        return self._now + left / self._speed()
+        remaining_work = max(0.0, self._running[0][0] - self._got)
+        return self._now + remaining_work / self._speed()
 
     def end(self, now: float) -> _T:
         """Takes out the request that ends at that time."""

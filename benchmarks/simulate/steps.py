@@ -58,42 +58,42 @@ class Step:
         return self.rollout + self.update + self.sync + self.evolution + self.host
 
 
-def simulate(system: System, steps: int, seed: int = 0) -> list[Step]:
+def simulate_steps(system: System, steps: int, seed: int = 0) -> list[Step]:
     """So many steps from the start of a run; the same for the same seed."""
     rng = random.Random(seed)
-    found: list[Step] = []
-    ahead: tuple[Groups, Played] | None = None
+    simulated_steps: list[Step] = []
+    next_rollout: tuple[Groups, Played] | None = None
     due = False  # an evolution runs beside this step
-    for number in range(1, steps + 1):
-        groups, played = ahead or _play(system, rng)
-        waited = 0.0 if ahead else played.seconds
-        ahead = _play(system, rng) if system.staleness and number < steps else None
-        update = system.update(rng, _learned_tokens(groups, played))
+    for step_index in range(1, steps + 1):
+        groups, played = next_rollout or _play_step(system, rng)
+        waited_s = 0.0 if next_rollout else played.seconds
+        next_rollout = _play_step(system, rng) if system.staleness and step_index < steps else None
+        update = system.update(rng, _count_learned_tokens(groups, played))
         evolution = system.evolution(rng) if due else 0.0
         # The block of the update ends with the last of what runs beside it.
-        block = max(update, ahead[1].seconds if ahead else 0.0)
-        late = max(0.0, evolution - block)
-        evolves = number % system.evolve_every == 0
-        due = evolves and system.evolve_beside and number < steps
+        block = max(update, next_rollout[1].seconds if next_rollout else 0.0)
+        is_late = max(0.0, evolution - block)
+        evolves = step_index % system.evolve_every == 0
+        due = evolves and system.evolve_beside and step_index < steps
         if evolves and not due:
-            late += system.evolution(rng)
+            is_late += system.evolution(rng)
         episodes = sum(map(len, groups))
-        found.append(
+        simulated_steps.append(
             Step(
-                rollout=waited + block - update,
+                rollout=waited_s + block - update,
                 update=update,
                 sync=system.sync(rng),
-                evolution=late,
+                evolution=is_late,
                 host=system.host(rng, episodes),
                 learned=played.finished,
                 abandoned=episodes - played.finished,
                 generating=played.engine / played.seconds if played.seconds else 0.0,
             )
         )
-    return found
+    return simulated_steps
 
 
-def _play(system: System, rng: random.Random) -> tuple[Groups, Played]:
+def _play_step(system: System, rng: random.Random) -> tuple[Groups, Played]:
     groups, pace = system.groups(rng), system.pace(rng)
     servers: list[Server[int]] = [
         Server(lambda requests: system.rate(requests) / pace, system.slots) for _ in range(system.servers)
@@ -101,7 +101,7 @@ def _play(system: System, rng: random.Random) -> tuple[Groups, Played]:
     return groups, Rollout(groups, servers, system.conversations, system.quorum).play()
 
 
-def _learned_tokens(groups: Groups, played: Played) -> float:
+def _count_learned_tokens(groups: Groups, played: Played) -> float:
     """The tokens of the groups whose rewards differ, in proportion to the episodes that ended."""
     live = sum(work.tokens for group in groups for work in group if len({work.reward for work in group}) > 1)
     return live * played.finished / max(1, sum(map(len, groups)))

@@ -83,7 +83,7 @@ class RunTimes:
     quorum: float = 1.0
 
 
-def read(path: str | Path) -> RunTimes:
+def read_run(path: str | Path) -> RunTimes:
     """The times of a run directory, or of a file that `write` wrote.
 
     Raises ValueError for a run that has no times: one of fewer than two steps, or of a version that did not record how
@@ -91,11 +91,11 @@ def read(path: str | Path) -> RunTimes:
     """
     path = Path(path)
     if path.is_file():
-        return _from_rows(parse_json(expand(path.resolve()).decode()))
+        return _run_from_rows(parse_json(expand(path.resolve()).decode()))
     if not (path / "metrics.jsonl").exists():
         raise ValueError(f"{path} is not a run directory, and no file of its times; pass the workdir of a run")
     config = read_json(path / "config.json")["config"]
-    steps = tuple(_step(path, record) for record in Log(path / "metrics.jsonl").read() if record["step"] > 1)
+    steps = tuple(_read_step(path, record) for record in Log(path / "metrics.jsonl").read() if record["step"] > 1)
     if not any(turn.engine for step in steps for episode in step.episodes for turn in episode.turns):
         raise ValueError(
             f"{path} holds no times of turns after its first step; expected a run of two steps or more, made by a "
@@ -115,17 +115,17 @@ def read(path: str | Path) -> RunTimes:
     )
 
 
-def write(path: Path, run: RunTimes) -> None:
+def write_run(path: Path, run: RunTimes) -> None:
     """Stores the times of a run in a compressed file; equal times give equal bytes."""
     rows: dict[str, Any] = to_json(run)
     for step in rows["steps"]:
         step["seconds"] = {name: round(value, _DIGITS) for name, value in step["seconds"].items()}
-        step["groups"] = [[_row(episode) for episode in group] for group in step["groups"]]
+        step["groups"] = [[_episode_to_row(episode) for episode in group] for group in step["groups"]]
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, gzip.compress(json.dumps(rows, separators=(",", ":")).encode(), mtime=0))
 
 
-def _row(episode: Mapping[str, Any]) -> list[Any]:
+def _episode_to_row(episode: Mapping[str, Any]) -> list[Any]:
     """An episode as a list, and each turn as one: in a file of many, names would be most of it."""
     turns = [
         [t["prompt"], t["sampled"], round(t["engine"], _DIGITS), round(t["world"], _DIGITS)] for t in episode["turns"]
@@ -133,7 +133,7 @@ def _row(episode: Mapping[str, Any]) -> list[Any]:
     return [round(episode["opening"], _DIGITS), round(episode["verdict"], _DIGITS), episode["reward"], turns]
 
 
-def _from_rows(rows: dict[str, Any]) -> RunTimes:
+def _run_from_rows(rows: dict[str, Any]) -> RunTimes:
     for step in rows["steps"]:
         step["groups"] = [
             [
@@ -151,26 +151,26 @@ def _from_rows(rows: dict[str, Any]) -> RunTimes:
     return found
 
 
-def _step(folder: Path, record: Mapping[str, Any]) -> StepTimes:
+def _read_step(folder: Path, record: Mapping[str, Any]) -> StepTimes:
     """The times of a step, from its record in metrics.jsonl and its episodes."""
     groups: dict[str, list[EpisodeTimes]] = {}
     for episode in read_episodes(folder / "episodes" / f"{record['step']:06d}.jsonl.gz"):
         if episode["outcome"] not in INFRASTRUCTURE:
             # An episode's id is STEP-TASK-SAMPLE.
-            groups.setdefault(episode["episode"].split("-")[1], []).append(_episode(episode))
+            groups.setdefault(episode["episode"].split("-")[1], []).append(_read_episode(episode))
     return StepTimes(record["seconds"], "evolution" in record, tuple(map(tuple, groups.values())))
 
 
-def _episode(record: Mapping[str, Any]) -> EpisodeTimes:
+def _read_episode(record: Mapping[str, Any]) -> EpisodeTimes:
     return EpisodeTimes(
         record.get("opening_seconds", 0.0),
         record.get("verdict_seconds", 0.0),
         record["reward"],
-        tuple(_turns(record["turns"])),
+        tuple(_read_turns(record["turns"])),
     )
 
 
-def _turns(turns: Sequence[Mapping[str, Any]]) -> Iterable[TurnTimes]:
+def _read_turns(turns: Sequence[Mapping[str, Any]]) -> Iterable[TurnTimes]:
     for turn in turns:
         if turn["action_tokens"]:
             yield TurnTimes(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from benchmarks.simulate import paced
 from benchmarks.simulate.measured import Cost
 from benchmarks.simulate.rollout import Rollout, Work
-from benchmarks.simulate.servers import Rates, Server, constant
-from benchmarks.simulate.steps import System, simulate
+from benchmarks.simulate.servers import Rates, Server, make_constant
+from benchmarks.simulate.steps import System, simulate_steps
 from cojax.environment import EngineError
 from cojax.rollout.engine import Sampling
 
-ONE = constant(1.0)
+ONE = make_constant(1.0)
 
 
 def played(groups, *, servers=1, conversations=1_000, quorum=1.0, rate=ONE, slots=1_000):
@@ -45,7 +45,7 @@ def drawn(seed: int, tasks: int = 6, size: int = 4) -> list[list[Work]]:
 
 def test_one_conversation_takes_the_sum_of_its_parts():
     # 1 to open, three turns of 4 / 2 on the server and 0.5 in the world, 2 to judge.
-    found = played([[episode((4, 0.5), (4, 0.5), (4, 0.5), opening=1, verdict=2)]], rate=constant(2.0))
+    found = played([[episode((4, 0.5), (4, 0.5), (4, 0.5), opening=1, verdict=2)]], rate=make_constant(2.0))
     assert found.seconds == 1 + 3 * (2 + 0.5) + 2 == 10.5
     assert found.engine == 6
 
@@ -115,7 +115,7 @@ def fixed(**changes) -> System:
     """Rollout 10, update 4, sync 1, evolution 20, host 2."""
     parts = {
         "groups": lambda rng: [[Work(0.0, ((10.0, 0.0),), 0.0, 5, reward)] for reward in (0.0, 1.0)],
-        "rate": constant(2.0), "servers": 1, "conversations": 2, "update": lambda rng, tokens: 4.0,
+        "rate": make_constant(2.0), "servers": 1, "conversations": 2, "update": lambda rng, tokens: 4.0,
         "sync": lambda rng: 1.0, "evolution": lambda rng: 20.0, "host": lambda rng, episodes: float(episodes),
         "evolve_every": 3,
     }  # fmt: skip
@@ -123,21 +123,21 @@ def fixed(**changes) -> System:
 
 
 def test_steps_of_constant_times():
-    assert [step.seconds for step in simulate(fixed(), 6)] == [17, 17, 37, 17, 17, 37]
+    assert [step.seconds for step in simulate_steps(fixed(), 6)] == [17, 17, 37, 17, 17, 37]
     # The first step waits for its own rollout, then rollouts run beside updates: 10 + 10 + 3, then 10 + 3; the last
     # step has nothing to play ahead: 4 + 3.
-    assert [step.seconds for step in simulate(fixed(staleness=1, evolve_every=9), 4)] == [23, 13, 13, 7]
+    assert [step.seconds for step in simulate_steps(fixed(staleness=1, evolve_every=9), 4)] == [23, 13, 13, 7]
     # Beside the next step's update (4) and rollout (10): 6 and 10 more are waited for. The last has no next step.
     beside = fixed(staleness=1, evolve_beside=True, evolve_every=2)
-    assert [step.evolution for step in simulate(beside, 4)] == [0, 0, 10, 20]
-    assert [step.evolution for step in simulate(fixed(evolve_beside=True, evolve_every=2), 4)] == [0, 0, 16, 20]
-    assert [step.seconds for step in simulate(fixed(pace=lambda rng: 3.0, evolve_every=9), 1)] == [37]
+    assert [step.evolution for step in simulate_steps(beside, 4)] == [0, 0, 10, 20]
+    assert [step.evolution for step in simulate_steps(fixed(evolve_beside=True, evolve_every=2), 4)] == [0, 0, 16, 20]
+    assert [step.seconds for step in simulate_steps(fixed(pace=lambda rng: 3.0, evolve_every=9), 1)] == [37]
 
 
 def test_an_update_reads_the_live_groups_alone():
     seen = []
     two = [[Work(0, ((1, 0),), 0, 10, r) for r in rewards] for rewards in ((0, 1), (1, 1))]
-    simulate(fixed(groups=lambda rng: two, update=lambda rng, tokens: seen.append(tokens) or 1.0), 1)
+    simulate_steps(fixed(groups=lambda rng: two, update=lambda rng, tokens: seen.append(tokens) or 1.0), 1)
     assert seen == [20]
 
 
@@ -165,7 +165,7 @@ def test_more_servers_speed_or_a_smaller_quorum_never_take_longer(seed: int):
     groups = drawn(seed)
     for times in (
         [played(groups, servers=n).seconds for n in (1, 2, 4, 24)],
-        [played(groups, rate=constant(rate)).seconds for rate in (0.5, 1.0, 2.0, 4.0)],
+        [played(groups, rate=make_constant(rate)).seconds for rate in (0.5, 1.0, 2.0, 4.0)],
         [played(groups, quorum=quorum).seconds for quorum in (1.0, 0.75, 0.5, 0.25)],
     ):
         assert times == sorted(times, reverse=True)
@@ -174,7 +174,7 @@ def test_more_servers_speed_or_a_smaller_quorum_never_take_longer(seed: int):
 
 def test_the_same_seed_gives_the_same_steps():
     made = fixed(groups=lambda rng: drawn(rng.randrange(10**6)), update=Cost(1.0, 0.0, (0.5, 1.0, 2.0)))
-    one, again, other = (simulate(made, 5, seed) for seed in (7, 7, 8))
+    one, again, other = (simulate_steps(made, 5, seed) for seed in (7, 7, 8))
     assert one == again
     assert one != other
 
@@ -183,8 +183,8 @@ def test_the_same_seed_gives_the_same_steps():
 
 
 def test_the_paced_engine_ends_every_request_and_repeats_itself(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(paced, "RATES", constant(1e5))
-    engine = paced.PacedEngine([(1, 2, 9), (3, 4, 5, 6)], servers=2, vocabulary=10, length=8)
+    monkeypatch.setattr(paced, "SERVER_RATES", make_constant(1e5))
+    engine = paced.PacedEngine([(1, 2, 9), (3, 4, 5, 6)], server_count=2, vocabulary=10, length=8)
     sampling = Sampling(max_tokens=3, stop_tokens=(9,))
 
     def sampled(number: int) -> tuple[tuple[int, ...], str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.simulate import __main__ as command
-from benchmarks.simulate.accelerators import Assumptions, Layout, layouts, shaped, system
-from benchmarks.simulate.measured import Demand, draw, fit_cost, fit_demand, fit_rates, measure
-from benchmarks.simulate.steps import simulate
-from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes, read, write
+from benchmarks.simulate.accelerators import Assumptions, Layout, list_layouts, make_system, shape_episodes
+from benchmarks.simulate.measured import Demand, draw_groups, fit_cost, fit_demand, fit_rates, measure_runs
+from benchmarks.simulate.steps import simulate_steps
+from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes, read_run, write_run
 from cojax.storage.episodes import record_of, write_episodes
 from cojax.storage.files import write_json
 from cojax.types import Action, Observation, Task, Trajectory, Turn
@@ -56,22 +56,22 @@ def test_work_and_costs_from_times():
 
 
 def test_a_run_of_constant_times_predicts_itself_and_others():
-    found = measure([run_of("a", 3)], servers=1)
-    steps = simulate(found.system(2, 2, 2), 5)
+    found = measure_runs([run_of("a", 3)], servers=1)
+    steps = simulate_steps(found.system(2, 2, 2), 5)
     assert [step.seconds for step in steps] == pytest.approx([10.5] * 5)
     # Rollout 0.25 + 2 · (1 + 0.5) + 0.125, twice: two conversations at once of four episodes.
     assert [step.rollout for step in steps] == pytest.approx([6.75] * 5)
     assert found.pace.ratios == pytest.approx((1.0,) * 3)
     with pytest.raises(ValueError, match="no run with 2 servers is given, only with 1"):
-        measure([run_of("a", 3)], servers=2)
+        measure_runs([run_of("a", 3)], servers=2)
     with pytest.raises(ValueError, match="b has a staleness or a quorum"):
-        measure([run_of("a", 3), dataclasses.replace(run_of("b", 3), staleness=1)], servers=1)
+        measure_runs([run_of("a", 3), dataclasses.replace(run_of("b", 3), staleness=1)], servers=1)
 
 
 def test_groups_are_drawn_whole():
     groups = [[measured_episode(k, reward=k) for k in (n, n + 0.5)] for n in range(3)]
-    assert all(group in groups for group in draw(groups, 20, 2, random.Random(0)))
-    assert {len(group) for group in draw(groups, 20, 5, random.Random(0))} == {5}
+    assert all(group in groups for group in draw_groups(groups, 20, 2, random.Random(0)))
+    assert {len(group) for group in draw_groups(groups, 20, 5, random.Random(0))} == {5}
 
 
 def run_directory(folder: Path, engine: float = 0.5) -> Path:
@@ -110,23 +110,23 @@ def run_directory(folder: Path, engine: float = 0.5) -> Path:
 
 def test_times_of_a_run_directory_and_of_the_file_kept_of_it(tmp_path: Path):
     (tmp_path / "run" / "episodes").mkdir(parents=True)
-    found = read(run_directory(tmp_path / "run"))
+    found = read_run(run_directory(tmp_path / "run"))
     assert (found.name, found.servers, found.conversations, found.evolve_every) == ("run", 2, 16, 4)
     assert (found.tasks, found.group_size, found.staleness, found.quorum) == (3, 5, 1, 0.5)
     [step] = found.steps  # the first compiles
     assert (step.rollout, step.other, step.evolved) == (1.0, 1.0, False)
     turn = TurnTimes(3, 2, 0.5, 0.25)
     assert step.groups == ((EpisodeTimes(0.125, 0.0, 0.0, (turn,)), EpisodeTimes(0.125, 0.0, 1.0, (turn,))),)
-    write(tmp_path / "kept" / "run.json.gz", found)
-    assert read(tmp_path / "kept" / "run.json.gz") == found
+    write_run(tmp_path / "kept" / "run.json.gz", found)
+    assert read_run(tmp_path / "kept" / "run.json.gz") == found
 
 
 def test_a_run_without_times_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="is not a run directory"):
-        read(tmp_path)
+        read_run(tmp_path)
     (tmp_path / "episodes").mkdir()
     with pytest.raises(ValueError, match="holds no times of turns after its first step"):
-        read(run_directory(tmp_path, engine=0.0))
+        read_run(run_directory(tmp_path, engine=0.0))
 
 
 # ---- accelerators
@@ -152,23 +152,25 @@ def test_assumptions_are_arithmetic():
 
 
 def test_layouts_use_every_accelerator():
-    found = layouts(8, Assumptions())
+    found = list_layouts(8, Assumptions())
     assert found == [Layout(8, 8, shared=True), Layout(1, 7), Layout(2, 6), Layout(4, 4), Layout(6, 2)]
 
 
 def test_episodes_are_stretched_to_the_assumed_means():
     groups = [[measured_episode(1.0, sampled=s) for s in (5, 15)] for _ in range(3)]
-    [first, second], *_ = shaped(groups, Assumptions(turns=6, sampled=100, prompt=40, world=2.0))
+    [first, second], *_ = shape_episodes(groups, Assumptions(turns=6, sampled=100, prompt=40, world=2.0))
     assert [len(first.turns), len(second.turns)] == [6, 6]
     assert [first.turns[0].sampled, second.turns[5].sampled, first.turns[0].prompt] == [50, 150, 40]
     assert (first.opening, first.verdict, first.turns[3].world) == (3.5, 3.9, 2.0)
 
 
 def test_more_accelerators_never_make_a_step_longer():
-    groups = shaped([[measured_episode(1.0, sampled=s, reward=s) for s in (5, 15)] for _ in range(3)], Assumptions())
+    groups = shape_episodes(
+        [[measured_episode(1.0, sampled=s, reward=s) for s in (5, 15)] for _ in range(3)], Assumptions()
+    )
     seconds = [
-        simulate(
-            system(groups, Assumptions(), Layout(n, n), tasks=8, group_size=2, staleness=0, quorum=1.0), 1
+        simulate_steps(
+            make_system(groups, Assumptions(), Layout(n, n), task_count=8, group_size=2, staleness=0, quorum=1.0), 1
         )[0].seconds
         for n in (1, 2, 4, 16)
     ]  # fmt: skip
@@ -182,7 +184,7 @@ def test_the_command_predicts_compares_and_lists_machines(tmp_path: Path, capsys
     paths = []
     for name, conversations in (("a", 2), ("b", 4)):
         paths.append(str(tmp_path / f"{name}.json.gz"))
-        write(Path(paths[-1]), run_of(name, 3, conversations=conversations))
+        write_run(Path(paths[-1]), run_of(name, 3, conversations=conversations))
 
     def rows(*arguments: str) -> list[dict]:
         assert command.main([*arguments, "--json"]) == 0
@@ -196,7 +198,7 @@ def test_the_command_predicts_compares_and_lists_machines(tmp_path: Path, capsys
     assert found["error"] == pytest.approx(found["predicted_seconds"] / 10.5 - 1)
     found = rows(paths[0], "--accelerators=8,16", "--tasks=2", "--group-size=2", "--keep", str(tmp_path / "kept"))
     assert [row["accelerators"] for row in found] == [8] * 4 + [16] * 4
-    assert read(tmp_path / "kept" / "a.json.gz") == read(paths[0])
+    assert read_run(tmp_path / "kept" / "a.json.gz") == read_run(paths[0])
     assert command.main([paths[0], "--against", paths[0]]) == 2
     assert "a check needs another" in capsys.readouterr().err
     assert command.main([paths[0], "--accelerators=8", "--row=0"]) == 2

@@ -108,7 +108,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "study's summary": ("summary.json", lambda folder: study_record._read(folder / "summary.json")),
     "study's arm": ("runs/a.jsonl.gz", lambda folder: stored.read_arm(folder, "a")),
     "study's log": ("run.log", lambda folder: schedule._read_last_words(folder / "run.log")),
-    "times": ("config.json", times.read),
+    "times": ("config.json", times.read_run),
     "bench": ("part.json", lambda folder: records.read_record(folder, "part")),
     "bench's table": ("part.json", tables.make_tables),
     **{f"run's {name}": (name, claimed) for name in ("config.json", "summary.json", "tasks.jsonl", "checksums.jsonl")},
