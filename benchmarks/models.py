@@ -15,7 +15,7 @@ DEFAULT_SHAPE, DEFAULT_DTYPE = "nano", "float32"
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """`name` is that of the shape or the folder; `make_params` returns new parameters each time, in `config.param_dtype`."""
+    """`name` is that of the shape or the folder; `make_params` makes new ones, in `config.param_dtype`."""
 
     name: str
     config: ModelConfig

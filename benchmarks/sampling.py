@@ -119,7 +119,8 @@ class _Job:
 @dataclasses.dataclass
 class _Timings:
     """Seconds of each repetition, the first of which warms up: `opening_seconds` up to the first sampled token,
-    `decoding_seconds` the others; `busy_shares` of decoding in which the engine computed. `memory` are the peaks at the end."""
+    `decoding_seconds` the others; `busy_shares` of decoding in which the engine computed. `memory` are the peaks at
+    the end."""
 
     opening_seconds: list[float] = dataclasses.field(default_factory=list)
     decoding_seconds: list[float] = dataclasses.field(default_factory=list)

@@ -192,7 +192,7 @@ def make_system(
     staleness: int,
     quorum: float,
 ) -> System:
-    """The machine with this layout, whose episodes are drawn from `groups`, already `shaped`."""
+    """The machine with this layout, whose episodes are drawn from `groups`, already stretched."""
     servers = max(1, layout.serving // assumed.per_server)
     checkpoint = assumed.state / assumed.write / 10
 

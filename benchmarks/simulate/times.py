@@ -84,7 +84,7 @@ class RunTimes:
 
 
 def read_run(path: str | Path) -> RunTimes:
-    """The times of a run directory, or of a file that `write` wrote.
+    """The times of a run directory, or of a file that `write_run` wrote.
 
     Raises ValueError for a run that has no times: one of fewer than two steps, or of a version that did not record how
     long the engine took for each action.
