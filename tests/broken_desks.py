@@ -64,22 +64,22 @@ class BrokenDesk:
         return self.desk.phrase(steps)
 
 
-def always(where: str) -> Callable[[str], None]:
+def always(place: str) -> Callable[[str], None]:
     """Raises at that place each time."""
 
-    def on(here: str) -> None:
-        if here == where:
-            raise OSError(f"{where} is on fire")
+    def raise_there(current_place: str) -> None:
+        if current_place == place:
+            raise OSError(f"{place} is on fire")
 
-    return on
+    return raise_there
 
 
-def every(where: str, number: int) -> Callable[[str], None]:
-    """Raises at that place each `number`-th time."""
-    calls = itertools.count(1)
+def every(place: str, period: int) -> Callable[[str], None]:
+    """Raises at that place each `period`-th time."""
+    call_numbers = itertools.count(1)
 
-    def on(here: str) -> None:
-        if here == where and next(calls) % number == 0:
-            raise OSError(f"{where} is on fire")
+    def raise_there(current_place: str) -> None:
+        if current_place == place and next(call_numbers) % period == 0:
+            raise OSError(f"{place} is on fire")
 
-    return on
+    return raise_there

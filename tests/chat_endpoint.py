@@ -27,18 +27,18 @@ class ScriptedEndpoint:
             def do_POST(handler) -> None:
                 body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
                 with lock:
-                    number = len(self.requests)
+                    request_index = len(self.requests)
                     self.requests.append({**body, "path": handler.path})
                     self.keys.append(handler.headers["Authorization"])
-                status, headers, answer = script(body, number)
-                sent = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                status, headers, answer = script(body, request_index)
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 with contextlib.suppress(ConnectionError):
                     handler.send_response(status)
-                    for name, value in {"Content-Type": "application/json", **headers}.items():
-                        handler.send_header(name, value)
-                    handler.send_header("Content-Length", str(len(sent)))
+                    for header, value in {"Content-Type": "application/json", **headers}.items():
+                        handler.send_header(header, value)
+                    handler.send_header("Content-Length", str(len(content)))
                     handler.end_headers()
-                    handler.wfile.write(sent)
+                    handler.wfile.write(content)
 
             def log_message(handler, *args: Any) -> None:
                 pass
@@ -61,30 +61,37 @@ def serving(script: Script) -> Iterator[ScriptedEndpoint]:
 
 def said(text: str | None = None, *calls: tuple[str, Any]) -> tuple[int, dict[str, str], Any]:
     """A completion that says a text and asks for calls: (name, arguments as an object or as JSON text)."""
-    asked = [
+    tool_calls = [
         {
-            "id": f"call_{place}",
+            "id": f"call_{call_index}",
             "type": "function",
-            "function": {"name": name, "arguments": values if isinstance(values, str) else json.dumps(values)},
+            "function": {
+                "name": tool_name,
+                "arguments": call_arguments if isinstance(call_arguments, str) else json.dumps(call_arguments),
+            },
         }
-        for place, (name, values) in enumerate(calls)
+        for call_index, (tool_name, call_arguments) in enumerate(calls)
     ]
-    message = {"role": "assistant", "content": text, **({"tool_calls": asked} if asked else {})}
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if asked else "stop"}
+    message = {"role": "assistant", "content": text, **({"tool_calls": tool_calls} if tool_calls else {})}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if tool_calls else "stop"}
     return 200, {}, {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
 
 
 def refused(status: int, message: str = "no", **headers: str) -> tuple[int, dict[str, str], Any]:
-    return status, {name.replace("_", "-"): value for name, value in headers.items()}, {"error": {"message": message}}
+    return (
+        status,
+        {header.replace("_", "-"): value for header, value in headers.items()},
+        {"error": {"message": message}},
+    )
 
 
 def solver(tasks: Any) -> Script:
     """Makes the calls of a task's solution, one a turn; the task is told by the query in the first user message."""
     solutions = {task.query: task.solution for task in tasks}
 
-    def script(request: dict[str, Any], number: int) -> tuple[int, Mapping[str, str], Any]:
+    def script(request: dict[str, Any], request_index: int) -> tuple[int, Mapping[str, str], Any]:
         query = next(message["content"] for message in request["messages"] if message["role"] == "user")
-        turn = sum(message["role"] == "assistant" for message in request["messages"])
-        return said(None, *((call.name, dict(call.arguments)) for call in solutions[query][turn].calls))
+        turn_index = sum(message["role"] == "assistant" for message in request["messages"])
+        return said(None, *((call.name, dict(call.arguments)) for call in solutions[query][turn_index].calls))
 
     return script

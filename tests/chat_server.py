@@ -69,7 +69,7 @@ class ChatServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with server.guard:
                     server.bodies.append(body)
-                    server.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    server.headers.append({header.lower(): value for header, value in self.headers.items()})
                     server.paths.append(self.path)
                     server.at_once += 1
                     server.most_at_once = max(server.most_at_once, server.at_once)
@@ -87,14 +87,14 @@ class ChatServer:
                     return
                 content = answer.body()
                 self.send_response(answer.status)
-                for name, value in {"Content-Type": "application/json", **answer.headers}.items():
-                    self.send_header(name, value)
+                for header, value in {"Content-Type": "application/json", **answer.headers}.items():
+                    self.send_header(header, value)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 with server.guard:
                     server.answered.append(body)
-                for piece in content if answer.drip else [content]:
-                    self.wfile.write(bytes([piece]) if answer.drip else piece)
+                for chunk in content if answer.drip else [content]:
+                    self.wfile.write(bytes([chunk]) if answer.drip else chunk)
                     self.wfile.flush()
                     if answer.drip and server.over.wait(answer.drip):
                         return
@@ -131,12 +131,12 @@ def serving(script: Script) -> Iterator[ChatServer]:
 
 def in_turn(*answers: Answer) -> Script:
     """The answers one after another, the last one for ever."""
-    left = list(answers)
+    remaining = list(answers)
     guard = threading.Lock()
 
     def script(body: dict[str, Any], server: ChatServer) -> Answer:
         with guard:
-            return left.pop(0) if len(left) > 1 else left[0]
+            return remaining.pop(0) if len(remaining) > 1 else remaining[0]
 
     return script
 
@@ -155,8 +155,8 @@ def last(body: dict[str, Any]) -> str:
     return body["messages"][-1]["content"]
 
 
-def soon(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + patience(seconds)
+def soon(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + patience(timeout_s)
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.005)

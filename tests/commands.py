@@ -61,9 +61,9 @@ runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 class Command:
     """One that runs, or has run."""
 
-    def __init__(self, server: "Commands", pid: int, arguments: list[str], out: Path, error: Path):
+    def __init__(self, server: "Commands", pid: int, arguments: list[str], output_path: Path, error_path: Path):
         self.pid, self.arguments = pid, arguments
-        self._server, self._out, self._error = server, out, error
+        self._server, self._out, self._error = server, output_path, error_path
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -72,15 +72,15 @@ class Command:
             self.returncode = self._server.ask({"status": self.pid})
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, signal_number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            os.kill(self.pid, signal_number)
 
     def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """What it printed, once it has ended. Raises TimeoutExpired, and kills it. `timeout` is for an idle machine."""
-        until = time.monotonic() + patience(timeout)
+        deadline = time.monotonic() + patience(timeout)
         while (status := self.poll()) is None:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self.send_signal(signal.SIGKILL)
                 raise subprocess.TimeoutExpired(self.arguments, timeout, self.printed())
             time.sleep(0.01)
@@ -110,14 +110,14 @@ class Commands:
     ) -> Command:
         """Begins the command in the folder."""
         self._count += 1
-        out, error = (Path(self._printed.name, f"{self._count}.{what}") for what in ("out", "error"))
-        out.touch()
-        error.touch()
+        output_path, error_path = (Path(self._printed.name, f"{self._count}.{suffix}") for suffix in ("out", "error"))
+        output_path.touch()
+        error_path.touch()
         order = {
             "module": module, "arguments": arguments, "environment": dict(environment or os.environ),
-            "folder": str(folder), "out": str(out), "error": str(error),
+            "folder": str(folder), "out": str(output_path), "error": str(error_path),
         }  # fmt: skip
-        return Command(self, self.ask(order), [module, *arguments], out, error)
+        return Command(self, self.ask(order), [module, *arguments], output_path, error_path)
 
     def run(
         self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path = ROOT

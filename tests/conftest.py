@@ -28,10 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         return
-    quick = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
-    own = os.environ.get("XLA_FLAGS", "").strip()
-    if "not real" in config.getoption("markexpr") and (not own or own.startswith("--")):  # else they are in a file
-        os.environ["XLA_FLAGS"] = f"{own} {quick}".strip()
+    quick_options = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
+    own_options = os.environ.get("XLA_FLAGS", "").strip()
+    if "not real" in config.getoption("markexpr") and (
+        not own_options or own_options.startswith("--")
+    ):  # else they are in a file
+        os.environ["XLA_FLAGS"] = f"{own_options} {quick_options}".strip()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -39,7 +41,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 # The longest files of `make test`. A worker gets one file at a time: these go first, so that all workers end together.
-_LONGEST = (
+_LONGEST_FILES = (
     "test_run.py", "test_types.py", "test_rehearsal.py", "test_update.py", "test_bench.py", "test_stops.py",
     "test_run_settings.py", "test_learner_invariance.py", "test_learner.py", "test_campaign.py", "test_logprobs.py",
     "test_sglang_fleet.py", "test_local.py", "test_precision.py", "test_fitting.py", "test_sglang_process.py",
@@ -48,7 +50,11 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+    items.sort(
+        key=lambda item: (
+            _LONGEST_FILES.index(item.path.name) if item.path.name in _LONGEST_FILES else len(_LONGEST_FILES)
+        )
+    )
 
 
 def pytest_collection_finish() -> None:
@@ -60,24 +66,26 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def commands() -> Iterator[Commands]:
     """Where commands are run that need not import everything anew."""
-    with Commands() as forking:
-        yield forking
+    with Commands() as forking_commands:
+        yield forking_commands
 
 
 @pytest.fixture(autouse=True)
 def _the_process_stays_as_it_was() -> Iterator[None]:
     """A command that is called in this process takes back what it set for the whole of it."""
-    before = _settings()
+    settings_before = _settings()
     yield
-    assert _settings() == before
+    assert _settings() == settings_before
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_outlives_its_test() -> Iterator[None]:
     """One that did would fail, or hold its ports and files, in the middle of another test."""
-    before = set(threading.enumerate())
+    threads_before = set(threading.enumerate())
     yield
-    assert not (left := outliving(before)), f"still running: {left}; end them, and join them, in the test"
+    assert not (running_threads := outliving(threads_before)), (
+        f"still running: {running_threads}; end them, and join them, in the test"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -92,23 +100,23 @@ def _programs_are_compiled_fast(request: pytest.FixtureRequest, shared_cache: Pa
     """Most of what the tests of arrays take is compiling small programs: they are optimised less, and found
     again on disk where another file compiles the same."""
     folder = Path(__file__).parent
-    parts = request.path.relative_to(folder).parts if request.path.is_relative_to(folder) else ()
+    path_parts = request.path.relative_to(folder).parts if request.path.is_relative_to(folder) else ()
     compiling = {"learner", "policy", "rollout", "experiments", "test_compose.py", "test_load.py", "test_warm_start.py"}
-    if not compiling & {*parts}:
+    if not compiling & {*path_parts}:
         yield
         return
     import jax
 
-    changed = {
+    settings = {
         "jax_disable_most_optimizations": True,
         "jax_compilation_cache_dir": str(shared_cache / "arrays"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
     }
-    before = {name: jax.config.values[name] for name in changed}
-    for name, value in changed.items():
+    old_settings = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
         jax.config.update(name, value)
     yield
-    for name, value in before.items():
+    for name, value in old_settings.items():
         jax.config.update(name, value)
 
 
@@ -127,11 +135,11 @@ _GET_CHILD_SUBREAPER = 37
 
 
 def _settings() -> dict[str, object]:
-    adopts = ctypes.c_int()
+    adopts_orphans = ctypes.c_int()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_GET_CHILD_SUBREAPER, ctypes.byref(adopts_orphans), 0, 0, 0)
     return {
-        "adopts orphans": adopts.value,
+        "adopts orphans": adopts_orphans.value,
         "SIGTERM": signal.getsignal(signal.SIGTERM),
         "SIGINT": signal.getsignal(signal.SIGINT),
         "warnings": [logging.getLogger(name).level <= logging.WARNING for name in ("cojax", "environments")],

@@ -28,14 +28,14 @@ class CounterEpisode:
         return _TOOLS
 
     def step(self, action: Action) -> Observation:
-        said = self.on_step(self.task, self.steps)
+        complaint = self.on_step(self.task, self.steps)
         self.steps += 1
         if not action.calls:
             return Observation((Message("tool", f"error: {action.error}"),), ok=False)
         if action.calls[0].name == "finish":
             return Observation((Message("tool", "ok"),), done=True)
         self.count += 1
-        return Observation((Message("tool", said or str(self.count)),))
+        return Observation((Message("tool", complaint or str(self.count)),))
 
     def state(self) -> Mapping[str, Any]:
         return {"count": self.count}
@@ -44,8 +44,8 @@ class CounterEpisode:
         return (Action(calls=(Call("add"),)), Action(calls=(Call("finish"),)))
 
     def evaluate(self) -> Evaluation:
-        passed = self.count == self.task.setup["target"]
-        return Evaluation(float(passed), (Check("count", passed),))
+        is_reached = self.count == self.task.setup["target"]
+        return Evaluation(float(is_reached), (Check("count", is_reached),))
 
     def close(self) -> None:
         pass

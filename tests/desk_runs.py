@@ -42,9 +42,11 @@ class Runs:
 
     def continued(self, workdir: Path, *settings: str) -> subprocess.CompletedProcess[str]:
         """The command that needs no experiment: the folder holds the configuration."""
-        return self.command("experiments.run", f"--workdir={workdir}", *(f"--config.{one}" for one in settings))
+        return self.command("experiments.run", f"--workdir={workdir}", *(f"--config.{setting}" for setting in settings))
 
-    def signalled(self, workdir: Path, moment: Callable[[], bool], number: int, *settings: str) -> tuple[int, str]:
+    def signalled(
+        self, workdir: Path, moment: Callable[[], bool], signal_number: int, *settings: str
+    ) -> tuple[int, str]:
         """Starts a run and sends the signal at the moment; exit status and what was printed."""
         command = self.start(workdir, *settings)
         deadline = time.monotonic() + patience(200)
@@ -52,14 +54,14 @@ class Runs:
             assert command.poll() is None, command.printed()
             assert time.monotonic() < deadline, "the moment never came"
             time.sleep(0.0005)
-        command.send_signal(number)
-        ended = command.wait(timeout=120)
-        return ended.returncode, ended.stdout
+        command.send_signal(signal_number)
+        result = command.wait(timeout=120)
+        return result.returncode, result.stdout
 
 
 def flags(workdir: Path, *settings: str) -> list[str]:
-    given = (f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings))
-    return ["--config=experiments/desk.py", *given]
+    options = (f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings))
+    return ["--config=experiments/desk.py", *options]
 
 
 def before_its_last_checkpoint(run: Path, workdir: Path) -> Path:

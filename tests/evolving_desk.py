@@ -23,7 +23,7 @@ def inputs(contexts=40, seed=(0, 10), environment=DESK):
 
 def mastered(rates, episodes=1e6):
     """A memory in which the tools named have these success rates, and all others are always solved."""
-    tools = [entry["function"]["name"] for entry in DESK.tools()]
+    tools = [document["function"]["name"] for document in DESK.tools()]
     counts = {tool_key(tool): [episodes, 0.0, 1] for tool in tools}
     counts |= {tool_key(tool): [rate * episodes, (1 - rate) * episodes, 1] for tool, rate in rates.items()}
     return {"steps": 1, "discount": 1.0, **counts}

@@ -30,9 +30,9 @@ LIMITS = SGLangSettings(startup_deadline=5.0, sync_deadline=2.0, probe_every=0.1
 
 def with_settings(limits: SGLangSettings = LIMITS, **given: Any) -> dict[str, Any]:
     """Keywords of an engine: what is given, with all that is a setting of the section `sglang` among its settings."""
-    own = ({field.name for field in dataclasses.fields(SGLangSettings)} - {"folder", "urls"}) & given.keys()
-    settings = dataclasses.replace(limits, **{name: given[name] for name in own})
-    return {"settings": settings, **{name: value for name, value in given.items() if name not in own}}
+    own_settings = ({field.name for field in dataclasses.fields(SGLangSettings)} - {"folder", "urls"}) & given.keys()
+    settings = dataclasses.replace(limits, **{name: given[name] for name in own_settings})
+    return {"settings": settings, **{name: value for name, value in given.items() if name not in own_settings}}
 
 
 def weights(version: int) -> Weights:
@@ -258,9 +258,9 @@ class FakeLaunch:
 
     def __init__(self, folder: Path) -> None:
         self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"
-        places = {"starts": self.starts, "updates": self.updates, "delay": self.delay}
+        path_parts = {"starts": self.starts, "updates": self.updates, "delay": self.delay}
         program = folder / "python"
-        program.write_text(SERVER.format(python=sys.executable, **places))
+        program.write_text(SERVER.format(python=sys.executable, **path_parts))
         program.chmod(0o755)
         self.launch = LaunchSettings(str(program), folder / "logs", 64)
 

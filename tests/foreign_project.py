@@ -68,12 +68,12 @@ def make_project(
 ) -> Path:
     """Writes the project and returns its folder. Given are the names of the user's packages, and of cojax's."""
     names = {"LAB": lab, "SHOPS": shops, "EXPERIMENTS": experiments, "ENVIRONMENTS": environments}
-    for name, text in _FILES.items():
-        for token, given in names.items():
-            name, text = name.replace(token, given), text.replace(token, given)
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
+    for file_name, text in _FILES.items():
+        for token, package_name in names.items():
+            file_name, text = file_name.replace(token, package_name), text.replace(token, package_name)
+        path = folder / file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
         lines = text.strip("\n").splitlines()
         indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
-        file.write_text("\n".join(line[indent:] for line in lines) + "\n")
+        path.write_text("\n".join(line[indent:] for line in lines) + "\n")
     return folder

@@ -28,15 +28,15 @@ def _away() -> None:
 
 
 def _bomb(argument: str) -> str:
-    born = 0
+    pids = 0
     try:
         while True:
             if os.fork() == 0:
                 _away()
                 time.sleep(600)
-            born += 1
+            pids += 1
     except OSError:
-        return f"{born} forks"
+        return f"{pids} forks"
 
 
 def _orphan(argument: str) -> str:
@@ -54,8 +54,8 @@ def _orphan(argument: str) -> str:
 def _forge(argument: str) -> str:
     """Answers the call under way, and the next one, before the serving loop can."""
     reply = b'{"n":%d,"value":{"reward":1.0,"checks":[]}}\n'
-    for number in range(1, 9):
-        os.write(3, reply % number)
+    for call_number in range(1, 9):
+        os.write(3, reply % call_number)
     return "forged"
 
 
@@ -67,11 +67,11 @@ def _connect(argument: str) -> str:
 
 
 def _fill(argument: str) -> str:
-    written = 0
+    byte_count = 0
     with open("/tmp/big", "wb") as file:
         for _ in range(1_000):
-            written += file.write(b"x" * 2**20)
-    return str(written)
+            byte_count += file.write(b"x" * 2**20)
+    return str(byte_count)
 
 
 def _identity(argument: str) -> str:
@@ -86,8 +86,8 @@ def _later(argument: str) -> str:
 
 def _mute(argument: str) -> str:
     """Hangs up once it has answered, and lives on."""
-    ours = socket.socket(fileno=os.dup(3))
-    threading.Timer(0.3, ours.shutdown, (socket.SHUT_WR,)).start()
+    our_end = socket.socket(fileno=os.dup(3))
+    threading.Timer(0.3, our_end.shutdown, (socket.SHUT_WR,)).start()
     return "soon"
 
 

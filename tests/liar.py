@@ -36,12 +36,12 @@ class LiarEpisode:
         if self.setup.get("op") == op and self.steps == self.setup.get("step", 0):
             self._lie(self.calls)
 
-    def _lie(self, call: int) -> None:
+    def _lie(self, call_number: int) -> None:
         setup = self.setup
-        for text in (setup.get("head", ""), *(part for part in _parts(setup)), setup.get("tail", "")):
-            left = text.replace("CALL", str(call)).encode("latin-1")
-            while left:
-                left = left[os.write(3, left) :]
+        for text in (setup.get("head", ""), *(chunk for chunk in _parts(setup)), setup.get("tail", "")):
+            remaining_bytes = text.replace("CALL", str(call_number)).encode("latin-1")
+            while remaining_bytes:
+                remaining_bytes = remaining_bytes[os.write(3, remaining_bytes) :]
         ENDINGS[setup.get("ending", "hang")]()
 
     def reset(self) -> tuple[Message, ...]:
@@ -54,16 +54,16 @@ class LiarEpisode:
     def step(self, action: Action) -> Observation:
         self._called("step")
         self.steps += 1
-        worked = time.process_time() + float(self.setup.get("work", 0.0))
-        while time.process_time() < worked:
+        is_ok = time.process_time() + float(self.setup.get("work", 0.0))
+        while time.process_time() < is_ok:
             pass
         time.sleep(float(self.setup.get("nap", 0.0)))
         if self.setup.get("op") == "between":
             threading.Timer(0.1, self._lie, (self.calls + 1,)).start()
-        said = f"step {self.steps}"
+        text = f"step {self.steps}"
         if length := self.setup.get("length"):
-            said = "\U0001f600" + "x" * int(length)
-        return Observation((Message("tool", said),))
+            text = "\U0001f600" + "x" * int(length)
+        return Observation((Message("tool", text),))
 
     def state(self) -> Mapping[str, Any]:
         self._called("state")

@@ -42,58 +42,60 @@ MODULES = {
     "chat": ("cojax/rollout/chat.py", "rollout/test_chat.py rollout/test_control_tokens.py"),
     "play": ("cojax/environment/__init__.py", "environment"),
 }
-_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+_OPERATOR_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
-_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"}
-_SECONDS = 600
+_NAME_SWAPS = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "maximum", "maximum": "minimum"}
+_TIMEOUT_S = 600
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[int, Callable[[], None]]]:
     """Line of each possible mutation, and what makes it in the tree."""
-    for node in _code(tree):
+    for node in _walk_code(tree):
         line = getattr(node, "lineno", 0)
-        if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPS:
-            yield line, lambda node=node: node.ops.__setitem__(0, _SWAPS[type(node.ops[0])]())
-        elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in _SWAPS:
-            yield line, lambda node=node: setattr(node, "op", _SWAPS[type(node.op)]())
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATOR_SWAPS:
+            yield line, lambda node=node: node.ops.__setitem__(0, _OPERATOR_SWAPS[type(node.ops[0])]())
+        elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in _OPERATOR_SWAPS:
+            yield line, lambda node=node: setattr(node, "op", _OPERATOR_SWAPS[type(node.op)]())
         elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
             value = not node.value if isinstance(node.value, bool) else node.value + 1
             yield line, lambda node=node, value=value: setattr(node, "value", value)
         elif isinstance(node, (ast.If, ast.IfExp)):
             yield line, lambda node=node: setattr(node, "test", ast.UnaryOp(ast.Not(), node.test))
-        elif isinstance(node, ast.Name) and node.id in _NAMES:
-            yield line, lambda node=node: setattr(node, "id", _NAMES[node.id])
-        elif isinstance(node, ast.Attribute) and node.attr in _NAMES:
-            yield line, lambda node=node: setattr(node, "attr", _NAMES[node.attr])
+        elif isinstance(node, ast.Name) and node.id in _NAME_SWAPS:
+            yield line, lambda node=node: setattr(node, "id", _NAME_SWAPS[node.id])
+        elif isinstance(node, ast.Attribute) and node.attr in _NAME_SWAPS:
+            yield line, lambda node=node: setattr(node, "attr", _NAME_SWAPS[node.attr])
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield line, lambda node=node: setattr(node, "value", ast.Constant(None))
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
+def _walk_code(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes but annotations, and what a raise holds."""
-    for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns") or isinstance(node, ast.Raise):
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns") or isinstance(node, ast.Raise):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield child
-                yield from _code(child)
+                yield from _walk_code(child)
 
 
-def mutants(source: str, seed: int, count: int) -> list[tuple[int, str]]:
-    """Line and source of `count` mutants, drawn by the seed."""
+def mutants(source: str, seed: int, most_mutants: int) -> list[tuple[int, str]]:
+    """Line and source of `most_mutants` mutants, drawn by the seed."""
     tree = ast.parse(source)
-    chosen = random.Random(seed).sample(range(total := len(list(mutations(tree)))), min(count, total))
-    drawn = []
-    for index in sorted(chosen):
-        changed = copy.deepcopy(tree)
-        line, mutate = list(mutations(changed))[index]
+    indices = random.Random(seed).sample(
+        range(mutation_count := len(list(mutations(tree)))), min(most_mutants, mutation_count)
+    )
+    mutated_sources = []
+    for index in sorted(indices):
+        mutated_tree = copy.deepcopy(tree)
+        line, mutate = list(mutations(mutated_tree))[index]
         mutate()
-        drawn.append((line, ast.unparse(ast.fix_missing_locations(changed))))
-    return drawn
+        mutated_sources.append((line, ast.unparse(ast.fix_missing_locations(mutated_tree))))
+    return mutated_sources
 
 
 def passes(copy_of_root: Path, tests: Sequence[str]) -> bool:
@@ -101,10 +103,10 @@ def passes(copy_of_root: Path, tests: Sequence[str]) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy_of_root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy_of_root, env=environment, capture_output=True, timeout=_SECONDS)
+        process = subprocess.run(command, cwd=copy_of_root, env=environment, capture_output=True, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,23 +114,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", choices=[[], *MODULES], metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "checkout"
         shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(".*", "build", "runs", "results"))
-        for name in chosen.names or MODULES:
+        for name in options.names or MODULES:
             module, paths = MODULES[name]
             tests = [f"tests/{path}" for path in paths.split()]
             source = (root / module).read_text()
             if not passes(root, tests):
                 sys.exit(f"error: the tests of {module} fail without a mutant: {' '.join(tests)}")
-            drawn, survivors = mutants(source, chosen.seed, chosen.count), []
-            for line, text in drawn:
-                (root / module).write_text(text)
+            mutated_sources, survivors = mutants(source, options.seed, options.count), []
+            for line, mutated_source in mutated_sources:
+                (root / module).write_text(mutated_source)
                 if passes(root, tests):
                     survivors.append(line)
             (root / module).write_text(source)
-            print(json.dumps({"module": module, "mutants": len(drawn), "survivors": survivors}), flush=True)
+            print(json.dumps({"module": module, "mutants": len(mutated_sources), "survivors": survivors}), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,27 +13,27 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-_REFERENCE = 0.02  # seconds of `_work` on an idle core of 2020
-_MOST = 8.0
-_GRACE = 5.0  # seconds in which a thread that was told to end does
+_REFERENCE_S = 0.02  # seconds of `_work` on an idle core of 2020
+_MOST_FACTOR = 8.0
+_GRACE_S = 5.0  # seconds in which a thread that was told to end does
 _ROOT = Path(__file__).parents[1]
 # Whoever starts a thread with a target here ends it. Others are of libraries, or of objects that tests share.
-_OWN = (str(_ROOT / "tests"), str(_ROOT / "cojax/distributed"))
+_OWN_FOLDERS = (str(_ROOT / "tests"), str(_ROOT / "cojax/distributed"))
 
 
-def _work() -> int:
+def _do_work() -> int:
     return sum(number * number % 7 for number in range(200_000))
 
 
 @functools.cache
 def factor() -> float:
     """How many times as long as on an idle machine plain Python takes here, 1 to 8; measured once a session."""
-    seconds = []
+    durations_s = []
     for _ in range(3):
-        began = time.perf_counter()
-        _work()
-        seconds.append(time.perf_counter() - began)
-    return min(_MOST, max(1.0, max(seconds) / _REFERENCE))
+        started_at = time.perf_counter()
+        _do_work()
+        durations_s.append(time.perf_counter() - started_at)
+    return min(_MOST_FACTOR, max(1.0, max(durations_s) / _REFERENCE_S))
 
 
 def patience(seconds: float) -> float:
@@ -43,24 +43,24 @@ def patience(seconds: float) -> float:
 
 def outliving(before: Collection[threading.Thread]) -> list[threading.Thread]:
     """The threads of a test that still run once all had time to end; `before` are those that ran before the test."""
-    own = [thread for thread in threading.enumerate() if thread not in before and _is_own(thread)]
-    until = time.monotonic() + (patience(_GRACE) if own else 0.0)
-    for thread in own:
-        thread.join(max(0.0, until - time.monotonic()))
-    return [thread for thread in own if thread.is_alive()]
+    own_threads = [thread for thread in threading.enumerate() if thread not in before and _is_own(thread)]
+    deadline = time.monotonic() + (patience(_GRACE_S) if own_threads else 0.0)
+    for thread in own_threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread for thread in own_threads if thread.is_alive()]
 
 
 def _is_own(thread: threading.Thread) -> bool:
     target = getattr(thread, "_target", None)
-    code = _code(target)
+    code = _find_code(target)
     if code is None:  # a library's own kind of thread
         return False
     if code.co_filename.endswith(("concurrent/futures/thread.py", "socketserver.py")):
         return code.co_name == "serve_forever"  # not the workers of pools, nor the requests of a server
-    return not thread.daemon or code.co_filename.startswith(_OWN)
+    return not thread.daemon or code.co_filename.startswith(_OWN_FOLDERS)
 
 
-def _code(target: Any) -> CodeType | None:
+def _find_code(target: Any) -> CodeType | None:
     while isinstance(target, functools.partial):
         target = target.func
     return getattr(getattr(target, "__func__", target), "__code__", None)

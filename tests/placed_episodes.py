@@ -17,11 +17,11 @@ from cojax.types import Message, Task, Trajectory, Turn
 from environments.cluster import PlacedEnvironment
 
 
-def until(true: Callable[[], bool], seconds: float = 200.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 200.0) -> None:
     """Waits for an event that another process brings about."""
-    end = time.monotonic() + patience(seconds)
-    while not true():
-        assert time.monotonic() < end, "it never came"
+    deadline = time.monotonic() + patience(timeout_s)
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
         time.sleep(0.02)
 
 
@@ -61,21 +61,21 @@ def collected_with_a_loss(
     nodes: RayNodes, environment: PlacedEnvironment, tasks: Sequence[Task]
 ) -> tuple[list[Trajectory], int]:
     """What is collected though a node dies in the middle, and how many episodes were under way there."""
-    half, killed, struck = threading.Semaphore(len(tasks) // 2), threading.Event(), []
+    episodes_before_loss, has_killed, struck_episode_ids = threading.Semaphore(len(tasks) // 2), threading.Event(), []
     lock = threading.Lock()
     (victim, *_) = environment.nodes.live
 
-    def begun(episode: Episode) -> None:
-        if half.acquire(blocking=False):
+    def on_begin(episode: Episode) -> None:
+        if episodes_before_loss.acquire(blocking=False):
             return
         with lock:
-            if not killed.is_set() and episode.server is victim:
+            if not has_killed.is_set() and episode.server is victim:
                 nodes.kill(victim.id)
-                struck.extend(victim.open_episode_ids)
-                killed.set()
-        assert killed.wait(patience(200))
+                struck_episode_ids.extend(victim.open_episode_ids)
+                has_killed.set()
+        assert has_killed.wait(patience(200))
 
-    found = collected(environment, tasks, Solving(tasks, begun))
-    assert killed.is_set()
+    trajectories = collected(environment, tasks, Solving(tasks, on_begin))
+    assert has_killed.is_set()
     assert victim.loss
-    return found, len(struck)
+    return trajectories, len(struck_episode_ids)

@@ -40,7 +40,7 @@ class TrialEnvironment(CounterEnvironment):
             time.sleep(1_000)
         if split != "all":
             raise ValueError(f"split {split!r} not found; available: all")
-        return tuple(trial(deed, at) for deed in DEEDS for at in ("reset", "step", "evaluate"))[:count]
+        return tuple(trial(deed, operation) for deed in DEEDS for operation in ("reset", "step", "evaluate"))[:count]
 
     def start(self, task: Task) -> TrialEpisode:
         return TrialEpisode(task)
@@ -62,17 +62,17 @@ class TrialEpisode(CounterEpisode):
     def evaluate(self) -> Evaluation:
         return self._at("evaluate", super().evaluate())
 
-    def _at(self, place: str, right: Any) -> Any:
-        deed = self.task.setup.get("deed") if self.task.setup["at"] == place else None
+    def _at(self, operation: str, right_value: Any) -> Any:
+        deed = self.task.setup.get("deed") if self.task.setup["at"] == operation else None
         if deed in FAILURES:
-            raise FAILURES[deed](f"{place} does {deed}")
+            raise FAILURES[deed](f"{operation} does {deed}")
         if deed == "hang":
             time.sleep(1_000)
         if deed == "excuse":
             time.sleep(0.6)
             excuse(0.6)
-        wrong = {"junk": "nonsense", "infinity": float("inf"), "large": "x" * 40 * 2**20}
-        return wrong.get(deed, right)
+        wrong_value = {"junk": "nonsense", "infinity": float("inf"), "large": "x" * 40 * 2**20}
+        return wrong_value.get(deed, right_value)
 
 
 def trial(deed: str, at: str) -> Task:

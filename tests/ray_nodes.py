@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from cojax.host.processes import family
 
 # Bytes of each node's object store: replies are small.
-_STORE = 80 * 2**20
-_ATTEMPTS = 5
+_OBJECT_STORE_BYTES = 80 * 2**20
+_START_ATTEMPTS = 5
 _T = TypeVar("_T")
 
 
@@ -37,26 +37,26 @@ class RayNodes:
     def _start(self, size: int) -> None:
         from ray.cluster_utils import Cluster
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        head = {
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        head_options = {
             "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
-            "object_store_memory": _STORE, "ray_client_server_port": port, "temp_dir": self.folder,
+            "object_store_memory": _OBJECT_STORE_BYTES, "ray_client_server_port": port, "temp_dir": self.folder,
         }  # fmt: skip
-        self.cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self.cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head_options))
         self.address, self.client = self.cluster.address, f"ray://127.0.0.1:{port}"
         for _ in range(size):
             self.add()
 
     def add(self) -> None:
-        given = {"num_cpus": 1, "object_store_memory": _STORE, "include_log_monitor": False}
+        node_options = {"num_cpus": 1, "object_store_memory": _OBJECT_STORE_BYTES, "include_log_monitor": False}
         with _own_handlers():
-            self.nodes.append(_patiently(lambda: self.cluster.add_node(**given)))
+            self.nodes.append(_patiently(lambda: self.cluster.add_node(**node_options)))
 
     def kill(self, id: str) -> None:
         """Ends all processes of a node at once, as when its machine is gone."""
-        (node,) = (one for one in self.nodes if one.node_id == id)
+        (node,) = (candidate for candidate in self.nodes if candidate.node_id == id)
         self.nodes.remove(node)
         raylets = [process.process.pid for process in node.all_processes["raylet"]]
         _end([member for raylet in raylets for member in family(raylet)])
@@ -64,19 +64,19 @@ class RayNodes:
 
     def close(self) -> None:
         """Ends all processes of the cluster: those that name its folder, and what descends from them."""
-        named = [pid for pid in family(os.getpid()) if self.folder.encode() in command_line(pid)]
-        _end({member for one in named for member in family(one)})
+        own_pids = [pid for pid in family(os.getpid()) if self.folder.encode() in command_line(pid)]
+        _end({member for one in own_pids for member in family(one)})
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _patiently(start: Callable[[], _T]) -> _T:
     """Ray gives a node 30 seconds to start, which may be too few on a busy machine. What did not start is ended."""
-    before = set(family(os.getpid()))
-    for _ in range(_ATTEMPTS - 1):
+    pids_before = set(family(os.getpid()))
+    for _ in range(_START_ATTEMPTS - 1):
         try:
             return start()
         except Exception:
-            _end(set(family(os.getpid())) - before)
+            _end(set(family(os.getpid())) - pids_before)
     return start()
 
 
@@ -96,9 +96,11 @@ def command_line(pid: int) -> bytes:
 @contextlib.contextmanager
 def ray_nodes(size: int) -> Iterator[RayNodes]:
     """The cluster; its nodes also find the modules beside the tests. Afterwards this process has left it."""
-    variables = dict(os.environ)
-    here = Path(__file__).parent
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here.parent), str(here), variables.get("PYTHONPATH"))))
+    old_variables = dict(os.environ)
+    tests_folder = Path(__file__).parent
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(tests_folder.parent), str(tests_folder), old_variables.get("PYTHONPATH")))
+    )
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray._common.utils import get_default_ray_temp_dir
@@ -106,15 +108,15 @@ def ray_nodes(size: int) -> Iterator[RayNodes]:
     # A node's own folder is elsewhere, yet Ray notes its address in this one.
     Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
     with _own_handlers():
-        made = RayNodes(size)
+        nodes = RayNodes(size)
     try:
-        yield made
+        yield nodes
     finally:
         with _own_handlers():
             ray.shutdown()
-            made.close()
+            nodes.close()
         os.environ.clear()
-        os.environ.update(variables)
+        os.environ.update(old_variables)
 
 
 @contextlib.contextmanager
@@ -124,5 +126,5 @@ def _own_handlers() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)

@@ -24,8 +24,10 @@ def episodes(workdir: Path) -> dict[str, list[dict]]:
     """Every stored episode without its times."""
 
     def clean(record: dict) -> dict:
-        turns = [{k: v for k, v in turn.items() if not k.endswith("_seconds")} for turn in record["turns"]]
-        return {**{k: v for k, v in record.items() if not k.endswith("_seconds")}, "turns": turns}
+        turns = [
+            {key: value for key, value in turn.items() if not key.endswith("_seconds")} for turn in record["turns"]
+        ]
+        return {**{key: value for key, value in record.items() if not key.endswith("_seconds")}, "turns": turns}
 
     return {
         path.name: [clean(json.loads(line)) for line in gzip.open(path)]
@@ -37,22 +39,24 @@ def arrays(workdir: Path) -> list[np.ndarray]:
     """Parameters and optimiser state of the last checkpoint, whichever devices wrote it."""
     import jax
 
-    last = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "arrays"
-    files = ocp.PyTreeCheckpointer()
-    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), files.metadata(last).item_metadata.tree)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(files.restore(last, restore_args=as_numpy))]
+    arrays_folder = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "arrays"
+    checkpointer = ocp.PyTreeCheckpointer()
+    as_numpy = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), checkpointer.metadata(arrays_folder).item_metadata.tree
+    )
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpointer.restore(arrays_folder, restore_args=as_numpy))]
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "drafts.jsonl", "memory.jsonl"):
-        assert untimed(one / name) == untimed(other / name), name
-    assert episodes(one) == episodes(other)
-    for name in (ZERO_SHOT_EPISODES, FINAL_EPISODES):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    pairs = list(zip(arrays(one), arrays(other), strict=True))
+def assert_same_run(folder: Path, other_folder: Path) -> None:
+    for file_name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "drafts.jsonl", "memory.jsonl"):
+        assert untimed(folder / file_name) == untimed(other_folder / file_name), file_name
+    assert episodes(folder) == episodes(other_folder)
+    for file_name in (ZERO_SHOT_EPISODES, FINAL_EPISODES):
+        assert (folder / file_name).read_bytes() == (other_folder / file_name).read_bytes(), file_name
+    pairs = list(zip(arrays(folder), arrays(other_folder), strict=True))
     assert len(pairs) > 10
     for left, right in pairs:
         assert left.tobytes() == right.tobytes()
     for key in ("zero_shot", "final", "tasks_final", "signals", "verdicts", "outcomes", "tokens", "logprob_mismatch"):
-        summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (one, other)]
+        summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (folder, other_folder)]
         assert summaries[0][key] == summaries[1][key], key

@@ -15,31 +15,33 @@ _KINDS: tuple[Origin, ...] = ("forgetting", "boundary", "rare")
 
 
 def explorer_of(environment: Environment) -> ScriptedExplorer:
-    ending, cut = _ENDINGS.get(environment.name, ("finish", 0.0))
+    ending, cut_odds = _ENDINGS.get(environment.name, ("finish", 0.0))
     neighbours = environment.neighbours if isinstance(environment, Charted) else no_neighbours
-    return ScriptedExplorer(runs=2, ending=ending, cut=cut, neighbours=neighbours)
+    return ScriptedExplorer(runs=2, ending=ending, cut=cut_odds, neighbours=neighbours)
 
 
 def scripted_drafts(environment: Environment, count: int) -> list[TaskDraft]:
     """So many drafts with different queries: of each scenario two unguided ones, and two guided by each of these."""
     explorer = explorer_of(environment)
-    found = {draft.query: draft for draft in itertools.islice(_drafts(environment, explorer, count), 2 * count)}
-    return list(found.values())[:count]
+    draft_by_query = {
+        draft.query: draft for draft in itertools.islice(_drafts(environment, explorer, count), 2 * count)
+    }
+    return list(draft_by_query.values())[:count]
 
 
 def _drafts(environment: Environment, explorer: ScriptedExplorer, count: int) -> Iterator[TaskDraft]:
-    places = environment.tasks("seed", count)
+    setups = environment.tasks("seed", count)
     weights = environment.popularity() if isinstance(environment, Charted) else None
-    for number, place in enumerate(itertools.islice(itertools.cycle(places), 10 * count)):
-        task = Task(place.environment, "", place.setup)
-        seed = ("drafts", number)
-        explored = explorer.explore(environment, task, None, seed, weights)
-        for draft in explorer.abstract(explored, environment, 2):
+    for index, setup_task in enumerate(itertools.islice(itertools.cycle(setups), 10 * count)):
+        task = Task(setup_task.environment, "", setup_task.setup)
+        seed = ("drafts", index)
+        exploration = explorer.explore(environment, task, None, seed, weights)
+        for draft in explorer.abstract(exploration, environment, 2):
             yield draft
             parent = Task(draft.environment, draft.query, draft.setup, draft.solution)
             tools = dict.fromkeys(call.name for action in draft.solution for call in action.calls)
-            kind = _KINDS[number % len(_KINDS)]
+            kind = _KINDS[index % len(_KINDS)]
             focus = tuple(tool for tool in tools if tool != explorer.ending)
             context = ExplorationContext(parent, kind, focus_patterns=focus)
-            guided = explorer.explore(environment, parent, context, seed, None)
-            yield from explorer.abstract(guided, environment, 2)
+            guided_exploration = explorer.explore(environment, parent, context, seed, None)
+            yield from explorer.abstract(guided_exploration, environment, 2)

@@ -55,19 +55,19 @@ class Processes:
         }  # fmt: skip
         self.outputs = [Path(f"{workdir}.{number}.txt") for number in range(count)]
         port, self.processes = free_port(), []
-        for number, output in enumerate(self.outputs):
+        for process_index, output in enumerate(self.outputs):
             given = [*SETTINGS, f"workdir={workdir}", *settings]
             if count > 1:
                 given += [
                     f"distributed.coordinator=127.0.0.1:{port}", f"distributed.processes={count}",
-                    f"distributed.process={number}", *(own[number] if own else ()),
+                    f"distributed.process={process_index}", *(own[process_index] if own else ()),
                 ]  # fmt: skip
             with open(output, "a") as file:
                 self.processes.append(
                     subprocess.Popen(
                         [
                             sys.executable, "-m", "experiments.run", "--config=experiments/desk.py",
-                            *(f"--config.{one}" for one in given), *(("--check",) if check else ()),
+                            *(f"--config.{setting}" for setting in given), *(("--check",) if check else ()),
                         ],
                         cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
                     )
@@ -75,9 +75,9 @@ class Processes:
 
     def wait(self, timeout: float = _PATIENCE) -> list[int]:
         """The exit statuses, once all have ended. Kills those that have not by then, and fails."""
-        until = time.monotonic() + patience(timeout)
+        deadline = time.monotonic() + patience(timeout)
         try:
-            return [process.wait(max(0.1, until - time.monotonic())) for process in self.processes]
+            return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
         finally:
             for process in self.processes:
                 if process.poll() is None:
@@ -86,14 +86,14 @@ class Processes:
 
     def until(self, moment: Callable[[], bool]) -> None:
         """Waits for the moment, which comes before the run ends."""
-        until = time.monotonic() + patience(_PATIENCE)
+        deadline = time.monotonic() + patience(_PATIENCE)
         while not moment():
             assert all(process.poll() is None for process in self.processes), self.printed()
-            assert time.monotonic() < until, "the moment never came"
+            assert time.monotonic() < deadline, "the moment never came"
             time.sleep(0.001)
 
-    def signal(self, process: int, number: int) -> None:
-        self.processes[process].send_signal(number)
+    def signal(self, process: int, signal_number: int) -> None:
+        self.processes[process].send_signal(signal_number)
 
     def kill(self, process: int) -> list[int]:
         """Kills one, and waits until the others have ended by themselves."""

@@ -24,9 +24,11 @@ def task(name: str) -> Task:
 
 
 def group(of: Task, step: int) -> Group:
-    said = Observation((Message("tool", f"step {step}"),))
-    turn = Turn(Action("go"), said, (1, 2), (5, 6), (-0.1, -1e-9), weights_version=step)
-    return Group(of, tuple(Trajectory(of, f"{step}-{of.id}-{k}", (), (turn,), float(k)) for k in range(2)))
+    observation = Observation((Message("tool", f"step {step}"),))
+    turn = Turn(Action("go"), observation, (1, 2), (5, 6), (-0.1, -1e-9), weights_version=step)
+    return Group(
+        of, tuple(Trajectory(of, f"{step}-{of.id}-{reward}", (), (turn,), float(reward)) for reward in range(2))
+    )
 
 
 def begun(folder: Path, **settings: Any) -> RunDirectory:
@@ -37,10 +39,10 @@ def begun(folder: Path, **settings: Any) -> RunDirectory:
     directory.files.add_evaluation(
         "zero_shot", {"success": 0.25, "tasks": {"a": 0.25}}, group(task("held out"), 0).trajectories
     )
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        write_json(folder / "tokenizer" / name, {"words": ["add", "finish"], "name": name})
+    for file_name in ("tokenizer.json", "tokenizer_config.json"):
+        write_json(folder / "tokenizer" / file_name, {"words": ["add", "finish"], "name": file_name})
     directory.begin()
-    directory.add_tasks([task(str(number)) for number in range(3)])
+    directory.add_tasks([task(str(target)) for target in range(3)])
     write_json(folder / "initial.json", {"expeditions": 3})
     directory.files.note(["initial.json"])
     save(directory, 0, 0)
@@ -49,18 +51,18 @@ def begun(folder: Path, **settings: Any) -> RunDirectory:
 
 def save(directory: RunDirectory, step: int, evolved: int) -> None:
     clock = {"parts": {"update": float(step)}, "total": float(step)}
-    host = {"evolved": evolved, "fresh": 1, "clock": clock, "record": None}
-    waiting = [group(task("1"), step + 1)] if step in (4, 6) else []
-    directory.save(step, {"w": np.full(3, step, np.float32)}, host, waiting)
+    host_state = {"evolved": evolved, "fresh": 1, "clock": clock, "record": None}
+    waiting_groups = [group(task("1"), step + 1)] if step in (4, 6) else []
+    directory.save(step, {"w": np.full(3, step, np.float32)}, host_state, waiting_groups)
 
 
 def play(directory: RunDirectory, step: int, metrics: Metrics) -> None:
     """One step; every third ends with an evolution, every second with a checkpoint."""
-    first = task("1")
-    changes = {"forgetting": {first.id: [0.5, step / 8]}}
+    first_task = task("1")
+    changes = {"forgetting": {first_task.id: [0.5, step / 8]}}
     directory.memory.append([{"step": step, "changes": changes}])
-    found = [Signal("rare", first.id, f"{step}-{first.id}-0", "one of a kind")]
-    directory.add_episodes(step, [group(first, step), group(task("2"), step)], found)
+    signals = [Signal("rare", first_task.id, f"{step}-{first_task.id}-0", "one of a kind")]
+    directory.add_episodes(step, [group(first_task, step), group(task("2"), step)], signals)
     if evolves := step % 3 == 0:
         directory.add_tasks([task(f"new {step}")])
         directory.drafts.append([{"step": step, "draft": {"query": "count"}}, {"step": step, "draft": {"query": "up"}}])
@@ -84,7 +86,9 @@ def finished(folder: Path, steps: int = 6, **settings: Any) -> Path:
 
 
 def end(directory: RunDirectory, steps: int) -> None:
-    parts: dict[str, Any] = {name: {} for name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")}
+    parts: dict[str, Any] = {
+        part_name: {} for part_name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
+    }
     directory.files.add_evaluation("final", {"success": 0.5}, group(task("held out"), steps).trajectories)
     write_json(directory.folder / "summary.json", with_checksum({"steps": steps, **parts}))
     write_text(directory.folder / "report.html", "<html></html>\n")
@@ -94,14 +98,14 @@ def end(directory: RunDirectory, steps: int) -> None:
 
 def older(folder: Path) -> None:
     """Takes from a run directory all that versions without checksums did not write."""
-    for host in folder.glob("checkpoints/*/host.json"):
-        record = json.loads(host.read_text())
+    for host_path in folder.glob("checkpoints/*/host.json"):
+        record = json.loads(host_path.read_text())
         del record["checksum"]
         extents = record["host"].pop("logs")
         del record["host"]["first_episodes"]
         names = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
         record["host"]["lengths"] = {name: extents[name][0] for name in names}
-        host.write_text(json.dumps(record, indent=1) + "\n")
+        host_path.write_text(json.dumps(record, indent=1) + "\n")
     for name in ("config.json", "summary.json", "final.json"):
         record = json.loads((folder / name).read_text())
         del record["checksum"]

@@ -63,8 +63,8 @@ def steady(config: ConfigDict, model: ModelConfig) -> SteadyEngine:
     environment = environments.load("desk")
     tokenizer, _ = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
-    shown = environment.demonstrations(100, 0, (0.0, 0.0))
-    actions = {chat.encode_action(action): None for _, actions in shown for action in written(chat, actions)}
+    demonstrations = environment.demonstrations(100, 0, (0.0, 0.0))
+    actions = {chat.encode_action(action): None for _, actions in demonstrations for action in written(chat, actions)}
     return SteadyEngine(sorted(actions), model.vocab_size, config.engine.max_length)
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import patience
 from conftest import _no_thread_outlives_its_test
 
-patience._GRACE = 0.05
-patience._OWN = (str(Path(__file__).parent),)
+patience._GRACE_S = 0.05
+patience._OWN_FOLDERS = (str(Path(__file__).parent),)
 over = threading.Event()
 
 def wait():
@@ -80,6 +80,6 @@ def test_a_test_that_leaves_a_thread_fails_and_so_does_one_whose_thread_fails(tm
 def test_a_wait_is_never_shorter_than_on_an_idle_machine_and_has_a_bound(
     reference: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_REFERENCE", reference)
+    monkeypatch.setattr(patience, "_REFERENCE_S", reference)
     monkeypatch.setattr(patience, "factor", patience.factor.__wrapped__)
     assert patience.patience(3.0) == 3.0 * expected

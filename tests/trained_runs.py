@@ -29,35 +29,35 @@ SHAPE = {
 
 def config(**other) -> ConfigDict:
     """The desk with that policy, and few tasks; `other` by dotted names with __ for the dots."""
-    made = desk.get_config()
-    made.model.shape.update(SHAPE)
-    made.engine.update({"slots": 4, "lanes": 1, "max_length": 192})
-    made.limits.update({"concurrency": 4, "max_turns": 3})
-    made.evaluation.update({"tasks": 3, "dev_tasks": 2})
+    run_config = desk.get_config()
+    run_config.model.shape.update(SHAPE)
+    run_config.engine.update({"slots": 4, "lanes": 1, "max_length": 192})
+    run_config.limits.update({"concurrency": 4, "max_turns": 3})
+    run_config.evaluation.update({"tasks": 3, "dev_tasks": 2})
     for name, value in other.items():
-        *sections, leaf = name.split("__")
-        place = made
+        *sections, key = name.split("__")
+        section_config = run_config
         for section in sections:
-            place = place[section]
-        place[leaf] = value
-    return made
+            section_config = section_config[section]
+        section_config[key] = value
+    return run_config
 
 
 def make_run(workdir: Path, settings: ConfigDict, steps: tuple[int, ...] = (1, 2)) -> tuple[Learner, list[TrainState]]:
     """A run's directory with these checkpoints, whose parameters are random and differ; the learner, the states."""
     tokenizer, model = policies.tokenizer_and_shape(settings, load("desk"))
     # Everything is drawn on the host: nothing is compiled for it.
-    begun = {}
+    initial_params = {}
     for row, leaf in zip(parameters(model), noise([row.shape(model) for row in parameters(model)], 0), strict=True):
-        begun = with_leaf(begun, row, leaf)
-    plain = json.loads(json.dumps(settings.to_dict()))
+        initial_params = with_leaf(initial_params, row, leaf)
+    plain_config = json.loads(json.dumps(settings.to_dict()))
     lora = Lora(settings.learner.lora.rank) if settings.learner.lora.rank else None
-    learner = Learner(config=model, optimizer=optax.sgd(0.1), reference=begun if lora else None, lora=lora)
-    write_json(workdir / "config.json", {"config": plain})
+    learner = Learner(config=model, optimizer=optax.sgd(0.1), reference=initial_params if lora else None, lora=lora)
+    write_json(workdir / "config.json", {"config": plain_config})
     policies.keep_tokenizer(tokenizer, workdir / "tokenizer", has_begun=False)
-    trained.keep(workdir, model, begun, plain, has_begun=False)
-    learned = jax.eval_shape(lambda: initialize_adapters(model, lora, 0)) if lora else begun
-    leaves, tree = jax.tree.flatten(learned)
+    trained.keep(workdir, model, initial_params, plain_config, has_begun=False)
+    trained_params = jax.eval_shape(lambda: initialize_adapters(model, lora, 0)) if lora else initial_params
+    leaves, tree = jax.tree.flatten(trained_params)
     states = []
     for step in steps:
         params = jax.tree.unflatten(tree, noise([leaf.shape for leaf in leaves], step))
@@ -68,8 +68,8 @@ def make_run(workdir: Path, settings: ConfigDict, steps: tuple[int, ...] = (1, 2
 
 def noise(shapes: Sequence[tuple[int, ...]], seed: int) -> list[jax.Array]:
     """float32 arrays of N(0, 0.2²)."""
-    draw = np.random.default_rng(seed)
-    return [jax.device_put(draw.normal(0, 0.2, shape).astype(np.float32)) for shape in shapes]
+    rng = np.random.default_rng(seed)
+    return [jax.device_put(rng.normal(0, 0.2, shape).astype(np.float32)) for shape in shapes]
 
 
 def damage(checkpoint: Path) -> None:

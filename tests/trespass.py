@@ -34,22 +34,22 @@ def _places() -> Iterator[str]:
     """Files and folders of the visible tree, but what is its own and what is known of processes."""
     starts = {"/usr", "/etc", "/dev/shm", "/run", "/tmp", "/var/tmp", os.path.dirname(tempfile.gettempdir())}
     starts |= {str(folder) for path in sys.path if path.startswith("/") for folder in (path, *Path(path).parents)}
-    seen: set[str] = set()
+    seen_paths: set[str] = set()
     for start in ("/", *sorted(starts)):
-        yield from _below(start, 0 if start == "/" else _NEAR, seen)
+        yield from _below(start, 0 if start == "/" else _NEAR, seen_paths)
 
 
 def _own(folder: str) -> bool:
     """Whether this is the own folder, or one that was made in it: files of /tmp that are visible are mounted there."""
-    own = tempfile.gettempdir()
-    inside = folder == own or folder.startswith(own + "/")
-    return inside and os.stat(folder).st_dev == os.stat(own).st_dev
+    own_folder = tempfile.gettempdir()
+    inside = folder == own_folder or folder.startswith(own_folder + "/")
+    return inside and os.stat(folder).st_dev == os.stat(own_folder).st_dev
 
 
-def _below(folder: str, depth: int, seen: set[str]) -> Iterator[str]:
-    if folder in seen or not os.path.exists(folder) or _own(folder):
+def _below(folder: str, depth: int, seen_paths: set[str]) -> Iterator[str]:
+    if folder in seen_paths or not os.path.exists(folder) or _own(folder):
         return
-    seen.add(folder)
+    seen_paths.add(folder)
     yield folder
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -61,9 +61,9 @@ def _below(folder: str, depth: int, seen: set[str]) -> Iterator[str]:
     if depth >= _NEAR:
         folders = chance.sample(folders, min(_WIDTH, len(folders)))
     yield from chance.sample(files, min(_WIDTH, len(files)))
-    for inner in folders:
-        if inner not in ("/proc", "/sys"):
-            yield from _below(inner, depth + 1, seen)
+    for subfolder in folders:
+        if subfolder not in ("/proc", "/sys"):
+            yield from _below(subfolder, depth + 1, seen_paths)
 
 
 def _marks(path: str, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -116,20 +116,20 @@ def _marks(path: str, name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def _walk(argument: str) -> str:
     """What could be changed in the visible tree, and in how many places that was tried."""
-    done, tried = [], 0
+    successes, attempt_count = [], 0
     for path in _places():
-        tried += 1
+        attempt_count += 1
         with contextlib.suppress(FileNotFoundError):
             for name, change in _marks(path, ".trace"):
                 with contextlib.suppress(OSError):
                     change()
-                    done.append(f"{name} {path}")
-    return json.dumps({"tried": tried, "done": done[:20]})
+                    successes.append(f"{name} {path}")
+    return json.dumps({"tried": attempt_count, "done": successes[:20]})
 
 
 def _plant(argument: str) -> str:
     """Leaves a note wherever one might stay; says where it could, but in its own folder."""
-    ways: dict[str, Callable[[], Any]] = {
+    attempt_by_name: dict[str, Callable[[], Any]] = {
         **{
             folder: lambda folder=folder: Path(folder, argument).write_text(argument)
             for folder in ("/", "/etc", "/dev", "/dev/shm", "/run", "/var/tmp", "/tmp", "/tmp/..", "/proc", "/work")
@@ -146,28 +146,28 @@ def _plant(argument: str) -> str:
         "module": lambda: Path(os.path.dirname(__file__), f"{argument}.py").write_text("NOTE = 1"),
     }
     Path(tempfile.gettempdir(), argument).write_text("in its own folder")
-    done = []
-    for name, way in ways.items():
+    successes = []
+    for name, way in attempt_by_name.items():
         with contextlib.suppress(OSError):
             way()
-            done.append(name)
-    return " ".join(name for name in done if name != tempfile.gettempdir())
+            successes.append(name)
+    return " ".join(name for name in successes if name != tempfile.gettempdir())
 
 
 def _find(argument: str) -> str:
     """Where the note can be found."""
     places = (tempfile.gettempdir(), "/", "/etc", "/dev", "/dev/shm", "/run", "/var/tmp", "/tmp", "/proc", "/work")
-    found = [folder for folder in places if os.path.exists(os.path.join(folder, argument))]
+    paths = [folder for folder in places if os.path.exists(os.path.join(folder, argument))]
     with contextlib.suppress(OSError):
         _checked(_LIBC.shmget(0x7ACE, 4096, 0))
-        found.append("shared memory")
+        paths.append("shared memory")
     with contextlib.suppress(OSError):
         _loose().sendto(b"x", f"\0{argument}")
-        found.append("abstract datagrams")
+        paths.append("abstract datagrams")
     with contextlib.suppress(ImportError):
         importlib.import_module(argument)
-        found.append("module")
-    return " ".join(found)
+        paths.append("module")
+    return " ".join(paths)
 
 
 def _checked(result: int) -> int:
@@ -186,8 +186,8 @@ def _loose() -> socket.socket:
 
 def _reach(argument: str) -> str:
     """Sends to a port by UDP, or to the Unix socket at a path, by every kind of socket."""
-    reached = []
-    ways: dict[str, Callable[[], Any]] = {
+    reached_names = []
+    attempt_by_name: dict[str, Callable[[], Any]] = {
         "udp": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"udp", ("127.0.0.1", int(argument))),
         "tcp": lambda: socket.create_connection(("127.0.0.1", int(argument)), 2),
         "stream": lambda: socket.socket(socket.AF_UNIX).connect(argument),
@@ -195,11 +195,11 @@ def _reach(argument: str) -> str:
         "loose": lambda: _loose().sendto(b"loose", argument),
         "netlink": lambda: socket.socket(16, socket.SOCK_RAW, 0).bind((0, 0)),
     }
-    for name, way in ways.items():
+    for name, way in attempt_by_name.items():
         with contextlib.suppress(OSError, ValueError):
             way()
-            reached.append(name)
-    return " ".join(reached)
+            reached_names.append(name)
+    return " ".join(reached_names)
 
 
 def _legitimate(argument: str) -> str:
@@ -213,21 +213,21 @@ def _legitimate(argument: str) -> str:
         return await asyncio.to_thread(lambda: "loop")
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        told = [*pool.map(str, range(2)), asyncio.run(wait())]
+        results = [*pool.map(str, range(2)), asyncio.run(wait())]
     copied = shutil.copy(__file__, tempfile.gettempdir())
     with contextlib.closing(sqlite3.connect(os.path.join(tempfile.gettempdir(), "data.db"))) as base:
         base.execute("create table found (x)")
         base.execute("insert into found values (1)")
         base.commit()
-        told.append(str(base.execute("select x from found").fetchall()))
-    told.append(subprocess.run(["echo", "program"], capture_output=True, text=True).stdout.strip())
-    told.append(importlib.import_module(argument).__name__ if argument else "")
-    return " ".join([*told, os.path.basename(copied)])
+        results.append(str(base.execute("select x from found").fetchall()))
+    results.append(subprocess.run(["echo", "program"], capture_output=True, text=True).stdout.strip())
+    results.append(importlib.import_module(argument).__name__ if argument else "")
+    return " ".join([*results, os.path.basename(copied)])
 
 
 def _memory_file(argument: str) -> str:
-    held = [os.memfd_create(str(number)) for number in range(2)]
-    return str(sum(os.write(descriptor, b"x" * 2**20) for descriptor in held))
+    descriptors = [os.memfd_create(str(number)) for number in range(2)]
+    return str(sum(os.write(descriptor, b"x" * 2**20) for descriptor in descriptors))
 
 
 def _memory_mount(argument: str) -> str:
@@ -239,72 +239,72 @@ def _memory_mount(argument: str) -> str:
 
 def _watching(argument: str) -> str:
     """Watches a visible folder, and has whoever opens a file wait: one of its own, as it owns no other here."""
-    own = Path(tempfile.gettempdir(), "leased")
-    own.touch()
-    done = []
+    own_file = Path(tempfile.gettempdir(), "leased")
+    own_file.touch()
+    successes = []
     for name, path, command, value in (
         ("notify", os.path.dirname(socket.__file__), fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT),
-        ("lease", own, fcntl.F_SETLEASE, fcntl.F_WRLCK),
+        ("lease", own_file, fcntl.F_SETLEASE, fcntl.F_WRLCK),
     ):
         with contextlib.suppress(OSError):
             fcntl.fcntl(os.open(path, os.O_RDONLY), command, value)
-            done.append(name)
-    return " ".join(done)
+            successes.append(name)
+    return " ".join(successes)
 
 
 def _namespace(argument: str) -> str:
     """A user namespace, by each call that makes one."""
     number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
-    told = []
+    results = []
     for call, arguments in ((number, (_NEWUSER | signal.SIGCHLD, 0, 0, 0, 0)), (435, (None, 0))):
         pid = _LIBC.syscall(call, *arguments)
         if pid == 0:
             os._exit(0)
-        told.append(errno.errorcode[ctypes.get_errno()] if pid < 0 else "made")
-    return " ".join(told)
+        results.append(errno.errorcode[ctypes.get_errno()] if pid < 0 else "made")
+    return " ".join(results)
 
 
 def _residency(argument: str) -> str:
     """Which pages of a file are in memory, by each call that tells; then what reads without such a call."""
     x86 = os.uname().machine == "x86_64"
-    told = []
+    results = []
     for number in (451, 27 if x86 else 232, 187 if x86 else 213, 327 if x86 else 286):
         assert _LIBC.syscall(number, 0, None, 0, None, 0, 0) < 0
-        told.append(errno.errorcode[ctypes.get_errno()])
+        results.append(errno.errorcode[ctypes.get_errno()])
     with open(__file__, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         piece = bytearray(3)
         os.preadv(file.fileno(), [piece], 0)
-    return " ".join([*told, piece.decode()])
+    return " ".join([*results, piece.decode()])
 
 
 def _folders(argument: str) -> str:
     """How many folders it can make in its own."""
-    made, here = 0, tempfile.mkdtemp()
+    folder_count, here = 0, tempfile.mkdtemp()
     try:
-        while made < 100_000:
-            os.mkdir(os.path.join(here, str(made)))
-            made += 1
+        while folder_count < 100_000:
+            os.mkdir(os.path.join(here, str(folder_count)))
+            folder_count += 1
             # Removing them takes its time: no more than it takes for whoever watches to see it.
-            if made % 500 == 0:
+            if folder_count % 500 == 0:
                 time.sleep(0.2)
     except OSError as error:
-        return f"{made} {errno.errorcode[error.errno or 0]}"
-    return f"{made} without end"
+        return f"{folder_count} {errno.errorcode[error.errno or 0]}"
+    return f"{folder_count} without end"
 
 
 def _hoard(argument: str) -> str:
     """Fills its own folder with files of one megabyte; `unlinked` takes their names away."""
-    held = []
+    descriptors = []
     for number in range(int(os.environ.get("MOST", "200"))):
         path = os.path.join(tempfile.gettempdir(), f"hoard{number}")
-        held.append(os.open(path, os.O_CREAT | os.O_WRONLY))
-        os.write(held[-1], b"x" * 2**20)
+        descriptors.append(os.open(path, os.O_CREAT | os.O_WRONLY))
+        os.write(descriptors[-1], b"x" * 2**20)
         if argument == "unlinked":
             os.unlink(path)
         time.sleep(0.01)
     time.sleep(5)
-    return f"{len(held)} MB"
+    return f"{len(descriptors)} MB"
 
 
 def _shared(argument: str) -> str:
@@ -326,19 +326,19 @@ def _hop(argument: str) -> str:
 
 def _calls(argument: str) -> str:
     """Error of each system call of these numbers."""
-    told = []
+    results = []
     for number in json.loads(argument):
         result = _LIBC.syscall(number, -1, 0, 0, 0, 0, 0)
-        told.append(errno.errorcode[ctypes.get_errno()] if result < 0 else str(result))
-    return " ".join(told)
+        results.append(errno.errorcode[ctypes.get_errno()] if result < 0 else str(result))
+    return " ".join(results)
 
 
 def _other_architecture(argument: str) -> str:
     """getpid as a 32-bit program asks for it, and as x32."""
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     code.write(b"\xb8\x14\x00\x00\x00\xcd\x80\xc3")
-    told = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
-    return f"{told} {_calls(json.dumps([0x40000000 + 39]))}"
+    result = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+    return f"{result} {_calls(json.dumps([0x40000000 + 39]))}"
 
 
 TRESPASSES: dict[str, Callable[[str], Any]] = {

@@ -18,8 +18,8 @@ SILENCE = patience(5.0)
 
 @contextlib.contextmanager
 def server() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        yield made
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
 
 
 def unwanted(number: int, reason: str) -> None:

@@ -40,31 +40,31 @@ def task(**setup: object) -> Task:
 def attempt(world: IsolatedEnvironment, deed: str, argument: str = ""):
     """What the deed told, and the verdict on an episode right after it."""
     trajectory = play(world, task(), follow([do(deed, argument)]), max_turns=1)
-    after = play(world, task(), follow([do("say", "still here")]), max_turns=1)
-    assert (after.turns[0].observation.text, after.reward) == ("still here", 0.25)
+    next_trajectory = play(world, task(), follow([do("say", "still here")]), max_turns=1)
+    assert (next_trajectory.turns[0].observation.text, next_trajectory.reward) == ("still here", 0.25)
     return trajectory
 
 
 def processes() -> dict[int, int]:
     """Every process and its parent."""
-    found = {}
+    parent_by_pid = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                found[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-    return found
+                parent_by_pid[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent_by_pid
 
 
 def descendants(ancestor: int) -> set[int]:
-    parents, found = processes(), {ancestor}
-    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= grown
-    return found - {ancestor}
+    parent_by_pid, pids = processes(), {ancestor}
+    while new_pids := {pid for pid, parent in parent_by_pid.items() if parent in pids} - pids:
+        pids |= new_pids
+    return pids - {ancestor}
 
 
-def gone(pids: set[int], seconds: float = 10.0) -> bool:
+def gone(pids: set[int], timeout_s: float = 10.0) -> bool:
     """Whether all of them end in time."""
-    deadline = time.monotonic() + patience(seconds)
+    deadline = time.monotonic() + patience(timeout_s)
     while pids & processes().keys():
         if time.monotonic() > deadline:
             return False
@@ -86,12 +86,12 @@ def stopped(*pids: int) -> Iterator[None]:
 
 def stop_all(world: IsolatedEnvironment, seconds: float) -> None:
     """Stops the supervisor and all below it, now and for so many seconds; returns at once."""
-    with contextlib.ExitStack() as held:
-        held.enter_context(stopped(world.supervisor, *descendants(world.supervisor)))
-        threading.Timer(seconds, held.pop_all().close).start()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stopped(world.supervisor, *descendants(world.supervisor)))
+        threading.Timer(seconds, stack.pop_all().close).start()
 
 
 def program(code: str, root: Path = ROOT) -> list[str]:
     """A trainer of its own, of the checkout there."""
-    head = PROGRAM.format(tests=str(root / "tests"))
-    return [sys.executable, "-c", head + textwrap.dedent(code)]
+    prologue = PROGRAM.format(tests=str(root / "tests"))
+    return [sys.executable, "-c", prologue + textwrap.dedent(code)]
