@@ -59,9 +59,9 @@ def copy_office(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str
     if set(office) != set(shelves):
         raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
     for shelf, attributes in shelves.items():
-        for entity, entity in office[shelf].items():
+        for name, entity in office[shelf].items():
             if entity.keys() != attributes:
-                raise ValueError(f"{shelf}/{entity} has the attributes {sorted(entity)}; expected {sorted(attributes)}")
+                raise ValueError(f"{shelf}/{name} has the attributes {sorted(entity)}; expected {sorted(attributes)}")
     return {shelf: dict(office[shelf]) for shelf in shelves}
 
 
