@@ -42,7 +42,7 @@ def decode(
 
     `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's bandwidth over the time that decode
     took. It is meaningful only for a model far larger than the processor's caches. `share_of_bound` is the same for the
-    longer of reading and computing (`machine.bound_seconds`).
+    longer of reading and computing (`machine.compute_bound_s`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
@@ -66,7 +66,7 @@ def prefill(
     """`batch` new conversations of `prompt_length` tokens, up to their first sampled token.
 
     MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
-    `share_of_bound` also counts the time that reading all parameters once takes (`machine.bound_seconds`).
+    `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_bound_s`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)

@@ -75,7 +75,7 @@ def update(
     `param_dtype` is that of stored and updated parameters, `dtype` that of computation. With `reference` the update
     includes a second forward pass, of frozen parameters in `dtype`. MFU is `update_flops` a second over the rate of a
     large matrix product in `dtype`. `share_of_bound` also counts the time that reading all parameters
-    once takes (`machine.bound_seconds`).
+    once takes (`machine.compute_bound_s`).
     """
     if depths and layers is not None:
         raise ValueError("--depths and --layers both set the number of layers; give one of them")
