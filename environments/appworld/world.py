@@ -151,10 +151,10 @@ class World:
             except Exception as error:
                 return _digest_of(error)
 
-    def peek(self, app_name: str, api: str, **arguments: Any) -> Any:
+    def peek(self, app: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that is not recorded; None if the call is refused."""
-        with contextlib.suppress(Exception), self._own_randomness(), self.access.open_route(app_name, api, arguments):
-            return self._request(_app_name=app_name, _api_name=api, raise_on_failure=True, track=False, **arguments)
+        with contextlib.suppress(Exception), self._own_randomness(), self.access.open_route(app, api, arguments):
+            return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
     def save(self) -> None:

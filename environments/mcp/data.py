@@ -114,8 +114,8 @@ def _run_git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *arguments], cwd=folder, env={**os.environ, **variables}, check=True, capture_output=True)
 
 
-def _make_server(name: str, module_name: str, requirements: list[str], **fields: Any) -> Server:
-    recipe = Recipe(tuple(requirements), proof=f"import {module_name}", pythons=RECIPE.pythons)
+def _make_server(name: str, module: str, requirements: list[str], **fields: Any) -> Server:
+    recipe = Recipe(tuple(requirements), proof=f"import {module}", pythons=RECIPE.pythons)
     if "affordances" in fields:
         fields["affordances"] = f"{__package__}.{fields['affordances']}"
     return Server(name, recipe, fill={"sqlite": fill_database, "git": fill_git, "filesystem": notes}[name], **fields)
