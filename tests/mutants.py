@@ -27,8 +27,16 @@ MODULES = {
         "learner/test_losses.py learner/test_loss_references.py learner/test_loss_reading.py learner/test_pairs.py",
     ),
     "weightings": ("cojax/learner/weightings.py", "learner/test_weightings.py learner/test_batch.py"),
-    "batch": ("cojax/learner/batch.py", "learner/test_batch.py learner/test_packing.py learner/test_pairs.py"),
-    "update": ("cojax/learner/update.py", "learner/test_update.py learner/test_learner.py"),
+    "batch": (
+        "cojax/learner/batch.py",
+        "learner/test_batch.py learner/test_packing.py learner/test_pairs.py "
+        "learner/test_routing.py::test_routes_lie_at_the_tokens_that_were_fed "
+        "learner/test_routing.py::test_routes_of_more_tokens_than_were_fed_are_refused",
+    ),
+    "update": (
+        "cojax/learner/update.py",
+        "learner/test_update.py learner/test_learner_invariance.py learner/test_learner.py",
+    ),
     "signals": ("cojax/signals/detectors.py", "signals"),
     "selection": (
         "cojax/synthesis/evolutions.py",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
-import pytest
+from commands import Command, Commands
 from patience import patience
-from several_processes import ROOT, free_port
+from several_processes import free_port
 
 SLURM = {
     "SLURM_JOB_ID": "5",
@@ -47,38 +46,31 @@ for names, coordinator in json.loads(sys.argv[1]):
         del os.environ[name]
 """
 ALONE = """
-import signal, sys
-from cojax.distributed.start import start
+import os, signal, sys
+from cojax.distributed import start as module
 from cojax.settings.tree import DistributedSettings
+os.dup2(1, 2)
+process, port, startup, module._REPORT_AFTER = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
 print("begins", flush=True)
-start(DistributedSettings(True, f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]), float(sys.argv[3])))
+module.start(DistributedSettings(True, f"127.0.0.1:{port}", 2, process, startup))
 """
 
 
 def environment() -> dict[str, str]:
     known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_", "JAX_"))}
-    return {**known, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    return {**known, "JAX_PLATFORMS": "cpu"}
 
 
-def begun(process: int, startup: float) -> subprocess.Popen[str]:
-    """One process of two, whose other never starts."""
-    command = [sys.executable, "-c", ALONE, str(process), str(free_port()), str(startup)]
-    return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )  # fmt: skip
+def begun(commands: Commands, folder: Path, program: str, *arguments: str) -> Command:
+    (folder / "program.py").write_text(program)
+    return commands.start("program", *arguments, environment=environment(), folder=folder)
 
 
-def test_what_a_launcher_set_in_part_is_named_and_all_places_are_listed():
+def test_what_a_launcher_set_in_part_is_named_and_all_places_are_listed(commands, tmp_path):
     given = json.dumps([[names, coordinator] for names, coordinator, _ in HALF_SET])
-    done = subprocess.run(
-        [sys.executable, "-c", EACH, given],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=patience(200),
-        check=True,
-    )
+    done = begun(commands, tmp_path, EACH, given).wait(200)
+    assert done.returncode == 0, done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(said) == len(HALF_SET)
     for (_, coordinator, expected), line in zip(HALF_SET, said, strict=True):
@@ -87,24 +79,22 @@ def test_what_a_launcher_set_in_part_is_named_and_all_places_are_listed():
         assert "--config.distributed.process" in line or not coordinator
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_where_the_others_do_not_come_one_line_says_it(process):
-    waits = begun(process, 1.0)
-    _, said = waits.communicate(timeout=patience(200))
-    assert waits.returncode == 1
-    waiting, error = said.splitlines()
-    assert waiting.endswith("for distributed.startup=1 s at most")
-    assert error.startswith("error: the processes do not find each other at 127.0.0.1:")
+def test_where_the_others_do_not_come_one_line_says_it(commands, tmp_path):
+    """To process 0 and to process 1, whose other never starts."""
+    waiting = [begun(commands, tmp_path, ALONE, str(process), str(free_port()), "0.5", "5") for process in range(2)]
+    for waits in waiting:
+        done = waits.wait(200)
+        assert done.returncode == 1
+        _, waits_for, error = done.stdout.splitlines()
+        assert waits_for.endswith("for distributed.startup=0.5 s at most")
+        assert error.startswith("error: the processes do not find each other at 127.0.0.1:")
 
 
-def test_a_signal_ends_the_wait():
-    waits = begun(1, 200.0)
-    assert waits.stdout is not None
-    assert waits.stderr is not None
-    assert waits.stdout.readline() == "begins\n"
-    assert waits.stderr.readline().startswith("waiting for the other processes at")
-    began = time.monotonic()
+def test_a_signal_ends_the_wait(commands, tmp_path):
+    waits = begun(commands, tmp_path, ALONE, "1", str(free_port()), "200", "0.1")
+    until = time.monotonic() + patience(30)
+    while "waiting for the other processes at" not in waits.printed():
+        assert time.monotonic() < until
+        time.sleep(0.01)
     waits.send_signal(signal.SIGTERM)
-    assert waits.wait(patience(30)) == -signal.SIGTERM
-    assert time.monotonic() - began < patience(10)
-    waits.communicate()
+    assert waits.wait(10).returncode == -signal.SIGTERM

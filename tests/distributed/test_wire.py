@@ -30,7 +30,8 @@ class Losses:
         self.any.set()
 
 
-def test_messages_arrive_in_order_and_signs_of_life_are_not_messages():
+def test_messages_arrive_in_order_and_signs_of_life_are_not_messages(monkeypatch):
+    monkeypatch.setattr(wire_module, "_BEAT_SECONDS", 0.05)
     beats = threading.Semaphore(0)
     with Connected() as connected:
         first, second = connected.process(0, on_beat=beats.release), connected.process(1)
@@ -102,6 +103,7 @@ def greeting(message: object) -> bytes:
 
 
 def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
+    seconds = patience(0.3)
     with server() as listening:
         address = listening.getsockname()
         strangers = []
@@ -118,8 +120,8 @@ def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
             stranger.sendall(said)
             strangers.append(stranger)
         process = on_thread("process 1", lambda: connect(*address, TOKEN, 1, SILENCE, SILENCE))
-        with pytest.raises(WireError, match=r"no connection from process 2 within 1 s"):
-            accept(listening, TOKEN, 3, 1.0, SILENCE)
+        with pytest.raises(WireError, match=f"no connection from process 2 within {seconds:g} s"):
+            accept(listening, TOKEN, 3, seconds, SILENCE)
         process.result(SILENCE).close()
         for stranger in strangers:
             with contextlib.suppress(ConnectionResetError):
@@ -136,7 +138,7 @@ def dribble(connection: socket.socket) -> None:
 
 
 def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(wire_module, "_GREETING_SECONDS", 1.0)
+    monkeypatch.setattr(wire_module, "_GREETING_SECONDS", patience(0.3))
     with server() as listening:
         address = listening.getsockname()
         slow, silent = socket.create_connection(address), socket.create_connection(address)

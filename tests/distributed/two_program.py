@@ -25,10 +25,12 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.saved_params import save_params
 from cojax.policy.sharding import make_mesh, place, shard
-from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_item, write_weights
 from cojax.settings.tree import DistributedSettings
 from cojax.storage.checkpoint import OF_ORBAX
+
+sys.path.append(str(Path(__file__).parents[1]))
+from compiling import initialize
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 FACTS = {"commit": "abc"}
@@ -66,8 +68,8 @@ def run(leads: Lead, name: str, compute: Any, argument: Any) -> Any:
         return finish(compute(argument))
 
 
-def save_weights(leads: Lead) -> None:
-    """Writes the policy for servers both ways, and tries to write one that is not finite as float16."""
+def save_weights(leads: Lead) -> str:
+    """Writes the policy for servers both ways, and tries to write one that is not finite as float16: why it cannot."""
     params = run(leads, "model", model, 0)
     weights = weights_of(CONFIG, lambda: params, leads, 1, lambda: "")
     for dtype in DTYPES:
@@ -78,7 +80,8 @@ def save_weights(leads: Lead) -> None:
     try:
         write_item(FOLDER / "saved" / "large", CONFIG, save, "float16", "")
     except ValueError as error:
-        print(json.dumps({"refused": str(error)}))
+        return str(error)
+    return ""
 
 
 def outline(state: TrainState) -> Any:
@@ -92,11 +95,7 @@ def lead(wire: Wire) -> None:
     large = np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8)
     with leads.operation("check", large, np.int8(-3), np.asarray(1.5, jnp.bfloat16)):
         pass
-    if MODE == "weights":
-        save_weights(leads)
-        wire.send({"kind": "end", "status": 0, "line": ""})
-        wire.part()
-        return
+    refused = save_weights(leads) if MODE == "work" else ""
     state = run(leads, "begin", begin, rows)
     like = outline(state)
     if MODE == "follower dies":
@@ -112,9 +111,8 @@ def lead(wire: Wire) -> None:
     restored = restore(FOLDER / "arrays", like)
     again = run(leads, "step", step, restored)
     whole = on_host(run(leads, "replicate", replicate, again))
-    print(
-        json.dumps({"once": found.params["w"].tolist(), "twice": whole.params["w"].tolist(), "step": int(whole.step)})
-    )
+    once, twice = found.params["w"].tolist(), whole.params["w"].tolist()
+    print(json.dumps({"once": once, "twice": twice, "step": int(whole.step), "refused": refused}))
     wire.send({"kind": "end", "status": 0, "line": ""})
     wire.part()
 
@@ -146,6 +144,7 @@ def follow(wire: Wire) -> None:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
     _, _, connections = start(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
     wire = Wire(connections, 20.0, lost)
     if PROCESS:

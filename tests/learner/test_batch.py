@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cojax.learner.advantages import mean_centred, success
-from cojax.learner.batch import DTYPES, RowShape, live_rows, pack, pack_sequences, staleness
+from cojax.learner.batch import DTYPES, RowShape, TrainBatch, assert_columns, live_rows, pack, pack_sequences, staleness
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 
@@ -162,6 +162,27 @@ def test_demonstrations_share_one_mean():
     batch = pack_sequences([([1, 2, 3], [False, True, True]), ([4, 5], [True, True])], RowShape(6, 2))
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 0], [0] * 6]
     assert batch.weights[0] == pytest.approx([0, 1 / 3, 1 / 3, 0, 1 / 3, 0])
+    assert batch.group_sizes[0].tolist() == [1, 1, 1, 1, 1, 0]
+    assert batch.lengths[0].tolist() == [2, 2, 2, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("tokens", np.zeros((1, 1, 1), np.float32), "int32"),
+        ("weights", np.ones((1, 1, 1), np.int32), "float32"),
+        ("turns", np.zeros((1, 1, 2), np.int32), "shape"),
+        ("rewards", np.zeros((1, 1), np.float32), "rank"),
+        ("routes", np.zeros((1, 1, 1, 2), np.int8), "shape"),
+        ("routes", np.zeros((1, 1, 1, 2, 2), np.float32), "int"),
+    ],
+)
+def test_a_column_of_another_dtype_or_shape_is_an_error(name, column, message):
+    columns = {name: np.zeros((1, 1, 1), dtype) for name, dtype in DTYPES.items()}
+    columns["routes"] = np.zeros((1, 1, 1, 2, 2), np.int8)
+    assert_columns(TrainBatch(**columns), axes=3)
+    with pytest.raises(AssertionError, match=message):
+        assert_columns(TrainBatch(**{**columns, name: column}), axes=3)
 
 
 def test_demonstrations_without_a_learned_token_are_an_error():

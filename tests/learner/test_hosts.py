@@ -43,8 +43,7 @@ class Noting:
         return contextlib.nullcontext(lambda result: result)
 
 
-@pytest.mark.parametrize("on_mesh", [True, False])
-@pytest.mark.parametrize("config", [DENSE, SPARSE])
+@pytest.mark.parametrize(("config", "on_mesh"), [(DENSE, False), (SPARSE, True)], ids=["dense", "sparse"])
 def test_weights_that_hosts_gather_are_those_of_one_process_in_the_same_order(config, on_mesh):
     params, noting = initialize(config, 0), Noting()
     # Parameters that were just drawn are not on the mesh yet.

@@ -1,5 +1,7 @@
 """Learning by adapters alone: the loss falls, the base stays, and a checkpoint holds nothing else."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,11 @@ from cojax.learner.learner import StepBatches
 from cojax.learner.optimizer import adamw
 from cojax.policy.adapters import Lora
 from cojax.storage.checkpoint import Checkpointer
+
+
+@functools.cache
+def adapting():
+    return make_learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS, lora=Lora(2))
 
 
 def test_adapters_lower_the_loss_and_the_base_stays():
@@ -25,12 +32,11 @@ def test_adapters_lower_the_loss_and_the_base_stays():
 
 
 def test_a_restored_state_continues_bit_for_bit_and_is_small(tmp_path):
-    learner = make_learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS, lora=Lora(1))
-    checkpointer = Checkpointer(tmp_path)
+    learner, checkpointer = adapting(), Checkpointer(tmp_path)
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-7)  # the reference is the base that fresh adapters leave as it is
-    # Of 2 layers: query and output 8 + 8, key and value 8 + 4, three matrices of 8 + 16.
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == 2 * (2 * 16 + 2 * 12 + 3 * 24)
+    # Of rank 2 and 2 layers: query and output 8 + 8, key and value 8 + 4, three matrices of 8 + 16.
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == 2 * 2 * (2 * 16 + 2 * 12 + 3 * 24)
     checkpointer.save(1, state, {})
     ahead, metrics = learner.update(state, GROUPS)
     assert metrics["kl"] > 1e-6
@@ -40,7 +46,7 @@ def test_a_restored_state_continues_bit_for_bit_and_is_small(tmp_path):
 
 
 def test_an_engine_is_given_the_sum():
-    learner = make_learner(reference=PARAMS, lora=Lora(2))
+    learner = adapting()
     state = learner.init(PARAMS)
     before = dict(learner.weights(state, 0).arrays())
     after = dict(learner.weights(learner.update(state, GROUPS)[0], 1).arrays())

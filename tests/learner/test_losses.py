@@ -15,7 +15,7 @@ from cojax.policy.logprobs import TokenScores
 
 
 def _batch(*, advantages, old, sampler, reference=None, weights=None, reward=0.0):
-    """One row, which is one sequence."""
+    """One row of numpy arrays, which is one sequence."""
     count = len(advantages)
     given = {
         "advantages": advantages,
@@ -27,15 +27,16 @@ def _batch(*, advantages, old, sampler, reference=None, weights=None, reward=0.0
         "positions": range(count),
         "rewards": [reward * (advantage > 0) for advantage in advantages],
     }
-    return TrainBatch(
-        **{name: jnp.array([list(given.get(name, [0] * count))], dtype) for name, dtype in DTYPES.items()}
-    )
+    return TrainBatch(**{name: np.array([list(given.get(name, [0] * count))], dtype) for name, dtype in DTYPES.items()})
 
 
 def _loss(name, logprobs, batch, **settings):
-    """(per-token loss, facts); the entropy is 1 nat everywhere."""
-    bound = bind(name, LOSSES, settings)
-    return bound.function(*bound.inputs(TokenScores(logprobs, jnp.ones_like(logprobs)), batch), **bound.settings)
+    """(per-token loss, facts); the entropy is 1 nat everywhere. A row of 8 tokens, as programs of one shape suffice."""
+    bound, count = bind(name, LOSSES, settings), logprobs.shape[1]
+    padding = (0, 0), (0, 8 - count)
+    scores = TokenScores(jnp.pad(logprobs, padding), jnp.ones((1, 8)))
+    padded = jax.tree.map(lambda column: np.pad(column, padding), batch)
+    return jax.tree.map(lambda x: x[:, :count], bound.function(*bound.inputs(scores, padded), **bound.settings))
 
 
 grpo, sft = functools.partial(_loss, "grpo"), functools.partial(_loss, "sft")
@@ -74,10 +75,10 @@ def test_grpo_weighs_by_truncated_importance_without_gradient():
     # π_old/π_sampler = 0.6/0.5 = 1.2, 0.2/0.5 = 0.4, 0.9/0.3 = 3 → capped at 2
     old, sampler = np.log([0.6, 0.2, 0.9]).tolist(), np.log([0.5, 0.5, 0.3]).tolist()
     batch = _batch(advantages=[1.0, 1.0, 1.0], old=old, sampler=sampler)
-    loss, facts = grpo(batch.old_logprobs, batch)
+    loss, facts = grpo(jnp.array(batch.old_logprobs), batch)
     assert loss[0] == pytest.approx([-1.2, -0.4, -2.0], rel=1e-6)
     assert facts["importance"][0] == pytest.approx([1.2, 0.4, 2.0], rel=1e-6)
-    gradient = jax.grad(lambda logprobs: grpo(logprobs, batch)[0].sum())(batch.old_logprobs)
+    gradient = jax.grad(lambda logprobs: grpo(logprobs, batch)[0].sum())(jnp.array(batch.old_logprobs))
     assert gradient[0] == pytest.approx([-1.2, -0.4, -2.0], rel=1e-6)
 
 
@@ -127,9 +128,9 @@ def test_tokens_that_are_not_learned_cannot_poison_the_sum(name):
     assert gradient[0].tolist() == pytest.approx([EXPECTED[name][1], 0.0])
 
 
-def test_sft_is_the_negative_log_likelihood():
-    batch = _batch(advantages=[0.0] * 2, old=[0.0] * 2, sampler=[0.0] * 2)
-    assert sft(jnp.array([[-0.5, -2.0]]), batch)[0][0].tolist() == [0.5, 2.0]
+def test_sft_is_the_negative_log_likelihood_of_what_is_learned():
+    batch = _batch(advantages=[0.0] * 3, old=[0.0] * 3, sampler=[0.0] * 3, weights=[1.0, 1.0, 0.0])
+    assert sft(jnp.array([[-0.5, -2.0, -3.0]]), batch)[0][0].tolist() == [0.5, 2.0, 0.0]
 
 
 # The others, by hand ----------------------------------------------------------------------------------------------
@@ -188,11 +189,11 @@ def test_masks_leave_out_tokens_and_whole_sequences():
     """π_old/π_sampler = 3, 1, 1: the first is above 2; its geometric mean over the sequence, 1.442, above 1.4."""
     sampler = [math.log(0.1), math.log(0.3), math.log(0.3)]
     batch = _batch(advantages=[1.0] * 3, old=[math.log(0.3)] * 3, sampler=sampler)
-    loss, facts = grpo(batch.old_logprobs, batch, token_low=0.5, token_high=2.0)
+    loss, facts = grpo(jnp.array(batch.old_logprobs), batch, token_low=0.5, token_high=2.0)
     assert loss[0] == pytest.approx([0.0, -1.0, -1.0])
     assert facts["token_masked"][0].tolist() == [1.0, 0.0, 0.0]
-    assert grpo(batch.old_logprobs, batch, sequence_high=1.5)[0][0] == pytest.approx([-2.0, -1.0, -1.0])
-    loss, facts = grpo(batch.old_logprobs, batch, sequence_high=1.4)
+    assert grpo(jnp.array(batch.old_logprobs), batch, sequence_high=1.5)[0][0] == pytest.approx([-2.0, -1.0, -1.0])
+    loss, facts = grpo(jnp.array(batch.old_logprobs), batch, sequence_high=1.4)
     assert loss[0].tolist() == [0.0, 0.0, 0.0]
     assert facts["sequence_masked"][0].tolist() == [1.0, 1.0, 1.0]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_batch import group, trajectory
 
-from cojax.learner.batch import RowShape, draw_pairs, pack_pairs
+from cojax.learner.batch import Pair, RowShape, draw_pairs, pack_examples, pack_pairs
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import bind, objective
 
@@ -52,6 +52,16 @@ def test_every_pair_weighs_the_same_and_is_a_group_of_its_own():
     assert sorted(np.unique(batch.sequences[learned]).tolist()) == [0, 1, 2, 3, 4, 5]
     assert batch.advantages[learned].tolist().count(1.0) == 6
     assert batch.rewards[learned & (batch.tokens == 6)].tolist() == [0.5, 0.5]
+
+
+def test_a_pair_averages_over_its_tokens_and_trajectories_alone_over_those_of_all():
+    """Pairs of 3 and 4 tokens: 1 / (2 · 3) and 1 / (2 · 4); alone, 3 tokens in all."""
+    pairs = [Pair(GOOD[0], BAD[0]), Pair(GOOD[1], GOOD[2])]
+    batch = pack_examples(pairs, RowShape(8, 2), 4)
+    for number, weights in enumerate(([1 / 6] * 3, [1 / 8] * 4)):
+        assert batch.weights[(batch.weights > 0) & (batch.groups == number)] == pytest.approx(weights)
+    batch = pack_examples([GOOD[0], BAD[0]], RowShape(8, 2), 2)
+    assert batch.weights[batch.weights > 0] == pytest.approx([1 / 3] * 3)
 
 
 def test_without_a_pair_the_batch_is_empty():

@@ -1,6 +1,7 @@
 """One update: its arithmetic by hand, sums of micro-batches, several updates a step, numbers that are not finite."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import pytest
 from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_groups, make_learner, shared_learner
 
-from cojax.learner.batch import DTYPES, RowShape, TrainBatch, pack_sequences
+from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.learner.learner import StepBatches
 from cojax.learner.losses import LOSSES, summed_by
 from cojax.learner.objective import bind
@@ -19,6 +20,7 @@ from cojax.policy.logprobs import TokenScores
 from cojax.types import Group
 
 GRPO = bind("grpo", LOSSES, {})
+PARTS = {"optimizer": SGD, "updates_per_batch": 2, "each_update": "part", "seed": 4}
 
 
 def _table(_, params, batch):
@@ -64,80 +66,30 @@ def test_off_policy_the_old_log_probs_are_read():
     assert float(metrics["ratio"]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "message"),
-    [
-        ("tokens", np.zeros((1, 1, 1), np.float32), "int32"),
-        ("weights", np.ones((1, 1, 1), np.int32), "float32"),
-        ("turns", np.zeros((1, 1, 2), np.int32), "shape"),
-        ("rewards", np.zeros((1, 1), np.float32), "rank"),
-        ("routes", np.zeros((1, 1, 1, 2), np.int8), "shape"),
-    ],
-)
-def test_a_column_of_another_dtype_or_shape_is_an_error(name, column, message):
-    state = TrainState(jnp.int32(0), {"table": jnp.zeros(4)}, SGD.init({"table": jnp.zeros(4)}))
-    batch = dataclasses.replace(_one_token(2, 2.0, 0.5), **{name: column})
-    with pytest.raises(AssertionError, match=message):
-        update(state, None, batch, np.int32(1), score=_table, loss=GRPO, optimizer=SGD, on_policy=True)
-
-
-def test_a_loss_of_another_shape_is_an_error():
+def test_a_batch_of_another_dtype_and_a_loss_of_another_shape_are_errors():
     """A loss is tried on rows of 8 tokens when it is bound; on one of 1 token these sums would broadcast."""
-    loss = dataclasses.replace(GRPO, function=lambda logprobs, *_, **settings: (jnp.zeros((2, 8)) + logprobs, {}))
     state = TrainState(jnp.int32(0), {"table": jnp.zeros(4)}, SGD.init({"table": jnp.zeros(4)}))
+    one = functools.partial(update, state, None, count=np.int32(1), score=_table, optimizer=SGD, on_policy=True)
+    wide = dataclasses.replace(GRPO, function=lambda logprobs, *_, **settings: (jnp.zeros((2, 8)) + logprobs, {}))
+    batch = _one_token(2, 2.0, 0.5)
     with pytest.raises(AssertionError, match="shape"):
-        update(
-            state, None, _one_token(2, 2.0, 0.5), np.int32(1), score=_table, loss=loss, optimizer=SGD, on_policy=True
-        )
+        one(batch=batch, loss=wide)
+    with pytest.raises(AssertionError, match="int32"):
+        one(batch=dataclasses.replace(batch, tokens=np.zeros((1, 1, 1), np.float32)), loss=GRPO)
 
 
-@pytest.mark.parametrize("micro_rows", [1, 4])
-def test_micro_batches_add_up_to_the_full_batch(micro_rows):
-    def gradient(rows):
-        learner = shared_learner(optimizer=SGD, micro_rows=rows)
-        state, metrics = learner.update(learner.init(PARAMS), GROUPS)
-        return flat_array(PARAMS) - flat_array(state.params), metrics
-
-    whole, whole_metrics = gradient(12)
-    parts, metrics = gradient(micro_rows)
-    np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
-    # The sampler is the policy itself here: what is left of the mismatch is rounding, which no sum keeps.
-    rounding = {"logprob_mismatch", "logprob_mismatch_max"}
-    assert all(metrics.pop(name) < 1e-5 and whole_metrics.pop(name) < 1e-5 for name in sorted(rounding))
-    assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-7)
-
-
-def test_packing_does_not_change_the_gradient():
-    def gradient(row_length):
-        learner = shared_learner(optimizer=SGD, row_length=row_length, micro_rows=1)
-        return flat_array(PARAMS) - flat_array(learner.update(learner.init(PARAMS), GROUPS)[0].params)
-
-    np.testing.assert_allclose(gradient(64), gradient(16), rtol=1e-4, atol=1e-7)
-
-
-def test_a_second_compilation_is_an_error(traced_once):
-    """Without `sizes` a step of fewer groups has fewer rows."""
-    learner = make_learner(micro_rows=1)
-    state, _ = learner.update(learner.init(PARAMS), GROUPS)
-    with pytest.raises(AssertionError, match="'update' is traced > 1 times"):
-        learner.update(state, GROUPS[:1])
-
-
-def test_one_compilation_serves_any_number_of_live_rows(traced_once):
-    learner = make_learner(micro_rows=1)
-    state = learner.init(PARAMS)
-    for flat in range(3):
-        groups = [Group(g.task, g.trajectories[:1] * 4) if index < flat else g for index, g in enumerate(GROUPS)]
-        state, metrics = learner.update(state, groups)
-        assert metrics["groups_live"] == 3 - flat
-
-
-def test_one_compilation_serves_fewer_groups_than_a_step_may_have(traced_once):
+def test_one_compilation_serves_fewer_groups_than_a_step_may_have_and_any_number_of_live_rows(traced_once):
     learner, sizes = make_learner(micro_rows=1), [4] * len(GROUPS)
     state = learner.init(PARAMS)
     for count in (len(GROUPS), 1, 0):
         state, metrics = learner.update(state, GROUPS[:count], sizes)
         assert (metrics["groups"], metrics["updates"]) == (count, float(count > 0))
+    for flat in range(1, 3):
+        groups = [Group(g.task, g.trajectories[:1] * 4) if index < flat else g for index, g in enumerate(GROUPS)]
+        state, metrics = learner.update(state, groups)
+        assert metrics["groups_live"] == 3 - flat
+    with pytest.raises(AssertionError, match="'update' is traced > 1 times"):
+        learner.update(state, GROUPS[:1])  # without `sizes` a step of fewer groups has fewer rows
 
 
 def test_the_metric_called_entropy_is_that_of_the_distribution():
@@ -157,8 +109,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_state_and_carries_the_batch(tm
     learner = shared_learner()
     state, _ = learner.update(learner.init(PARAMS), GROUPS)
     before = bits((state.params, state.opt_state))
-    batch = pack_sequences([([1, 2, 5], [False, True, True])], RowShape(16, 2))
-    batch.advantages[0, 1] = np.inf
+    (batch,) = learner.pack(GROUPS, 1).batches
+    batch.advantages[batch.weights > 0] = np.inf
     with pytest.raises(
         NonFiniteUpdate, match=r"step 2, update 1: loss .*, gradient norm .*; expected finite"
     ) as caught:
@@ -167,43 +119,40 @@ def test_a_gradient_that_is_not_finite_leaves_the_state_and_carries_the_batch(tm
     caught.value.save(tmp_path / "batch.npz")
     saved = np.load(tmp_path / "batch.npz")
     assert saved["tokens"].tolist() == batch.tokens.tolist()
-    assert saved["advantages"][0, :3].tolist() == [0.0, np.inf, 0.0]
+    assert saved["advantages"].tolist() == batch.advantages.tolist()
     assert not np.isfinite(saved["metric_grad_norm"])
 
 
 def test_of_several_updates_those_before_the_bad_one_are_kept_and_it_says_so():
-    """A learning rate at which the second update of the batch, far off the first policy, overflows."""
-    learner = make_learner(optimizer=optax.sgd(1e30), updates_per_batch=3)
-    with pytest.raises(NonFiniteUpdate) as caught:
-        learner.update(learner.init(PARAMS), GROUPS)
-    made = int(str(caught.value).split("update ")[1].split(":")[0]) - 1
-    assert made >= 1
-    assert f"the parameters hold the {made} updates of this step before it" in str(caught.value)
+    learner = shared_learner(**PARTS)
+    state = learner.init(PARAMS)
+    good, bad = learner.pack(GROUPS, 0).batches
+    bad.advantages[bad.weights > 0] = np.inf
+    with pytest.raises(NonFiniteUpdate, match="step 1, update 2: ") as caught:
+        learner.update(state, StepBatches([good, bad], (0, 1)))
+    assert "the parameters hold the 1 updates of this step before it" in str(caught.value)
     assert "add --config.learner.skip_steps=(1,), which makes no update in that step" in str(caught.value)
-    assert bits(caught.value.state.params) != bits(PARAMS)
+    expected, _ = learner.update(learner.init(PARAMS), StepBatches([good]))
+    assert bits(caught.value.state.params) == bits(expected.params) != bits(PARAMS)
 
 
 def test_a_step_that_is_skipped_makes_no_update_and_the_next_one_does():
+    """The second, whose advantages are no numbers: what fails is the advantage, before there is a batch."""
+    broken = dataclasses.replace(GROUPS[0].trajectories[0], reward=math.nan)
+    groups = [Group(GROUPS[0].task, (broken, *GROUPS[0].trajectories[1:])), *GROUPS[1:]]
     learner = make_learner(skip_steps=(2,))
-    state, _ = learner.update(learner.init(PARAMS), GROUPS)
+    state = learner.init(PARAMS)
+    with pytest.raises(ValueError, match="is not finite"):
+        learner.update(state, groups)
+    state, _ = learner.update(state, GROUPS)
     before = bits((state.params, state.opt_state))
-    state, metrics = learner.update(state, GROUPS)
+    state, metrics = learner.update(state, groups)
     assert bits((state.params, state.opt_state)) == before
-    assert (int(state.step), metrics["updates"], metrics["skipped"], metrics["groups"]) == (2, 0.0, 1.0, 3.0)
+    assert (int(state.step), metrics["updates"], metrics["skipped"]) == (2, 0.0, 1.0)
+    assert (metrics["groups"], metrics["tokens_trained"]) == (3.0, 0.0)
     state, metrics = learner.update(state, GROUPS)
     assert metrics["updates"] == 1.0
     assert bits((state.params, state.opt_state)) != before
-
-
-def test_a_step_whose_advantages_are_no_numbers_can_be_skipped():
-    """What fails is the advantage, before there is a batch."""
-    broken = dataclasses.replace(GROUPS[0].trajectories[0], reward=math.nan)
-    groups = [Group(GROUPS[0].task, (broken, *GROUPS[0].trajectories[1:])), *GROUPS[1:]]
-    with pytest.raises(ValueError, match="is not finite"):
-        shared_learner().update(shared_learner().init(PARAMS), groups)
-    learner = make_learner(skip_steps=(1,))
-    state, metrics = learner.update(learner.init(PARAMS), groups)
-    assert (int(state.step), metrics["skipped"], metrics["groups"], metrics["tokens_trained"]) == (1, 1.0, 3.0, 0.0)
 
 
 def _best(logprobs, groups, sequences, weights, rewards):
@@ -217,16 +166,15 @@ def _best(logprobs, groups, sequences, weights, rewards):
 
 
 def test_a_loss_over_whole_groups_is_the_same_in_any_micro_batches(monkeypatch):
-    """A group of 4 × 8 tokens at most: in rows of 16 it takes 2 of them, or one row of 32."""
+    """A group of 5 + 6 + 7 + 8 tokens: all in one row, or two rows of 16 each, of which three are a micro-batch."""
     monkeypatch.setitem(LOSSES, "best", _best)
     found = []
-    for row_length, micro_rows in ((96, 1), (16, 2), (16, 3), (32, 1)):
+    for row_length, micro_rows in ((96, 1), (16, 3)):
         learner = make_learner(optimizer=SGD, loss="best", row_length=row_length, micro_rows=micro_rows)
         state, metrics = learner.update(learner.init(PARAMS), GROUPS)
         found.append((metrics["loss"], flat_array(state.params)))
-    for loss, params in found[1:]:
-        assert loss == pytest.approx(found[0][0], abs=1e-5)
-        np.testing.assert_allclose(params, found[0][1], atol=1e-5)
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-5)
+    np.testing.assert_allclose(found[1][1], found[0][1], atol=1e-5)
     with pytest.raises(ValueError, match="must share a micro-batch of 1 × 16; raise micro_rows to 4"):
         make_learner(loss="best", micro_rows=1).update(learner.init(PARAMS), GROUPS)
 
@@ -234,42 +182,39 @@ def test_a_loss_over_whole_groups_is_the_same_in_any_micro_batches(monkeypatch):
 # Several updates a step -------------------------------------------------------------------------------------------
 
 
-def test_updates_of_parts_are_those_of_their_groups_one_after_another():
-    """Each group in a part of its own: three steps on one group each, in the order drawn, with π_old from the start."""
-    learner = make_learner(optimizer=SGD, updates_per_batch=3, each_update="part", seed=4)
+def test_updates_of_parts_are_those_of_their_groups_one_after_another_by_one_program():
+    """A part of two groups and one of one, in the order drawn, with π_old from the start."""
+    learner = shared_learner(**PARTS)
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
-    assert (metrics["updates"], metrics["groups"], int(state.step)) == (3.0, 3.0, 1)
+    assert (metrics["updates"], metrics["groups"], int(state.step)) == (2.0, 3.0, 1)
     assert metrics["tokens_trained"] == 3 * (3 + 4 + 5 + 6)
-    order = [part[0] for part in learner.objective._deal(GROUPS, (4, 0))]
-    assert sorted(map(id, order)) == sorted(map(id, GROUPS))
-    single, expected = make_learner(optimizer=SGD, updates_per_batch=2), PARAMS
-    first = make_learner(optimizer=SGD).init(PARAMS)
-    for group in order:
-        (batch,), _ = single.objective.batches([group], (4, 0), RowShape(16, 2))
-        count = np.int32(batch.segment_ids[:, 0].astype(bool).sum() // -2 * -1)
-        now = single.init(expected)
-        placed = dataclasses.replace(
-            single.prepare(now, batch, count), old_logprobs=single.prepare(first, batch, count).old_logprobs
+    parts = learner.objective._deal(GROUPS, (4, 0))
+    assert sorted(id(group) for part in parts for group in part) == sorted(map(id, GROUPS))
+    start, expected = learner.init(PARAMS), PARAMS
+    for part in parts:
+        (batch,) = make_learner().pack(part, 0, [4, 4]).batches
+        count, now = learner.live(batch), learner.init(expected)
+        old = learner.prepare(start, batch, count).old_logprobs
+        now, _ = learner.update_once(
+            now, dataclasses.replace(learner.prepare(now, batch, count), old_logprobs=old), count
         )
-        now, _ = single.update_once(now, placed, count)
         expected = now.params
     np.testing.assert_allclose(flat_array(state.params), flat_array(expected), rtol=1e-4, atol=1e-6)
+    learner.update(state, GROUPS)
+    assert learner._update._cache_size() == learner._forward._cache_size() == 1
 
 
-def test_parts_are_dealt_anew_at_every_step_and_share_one_program(traced_once):
-    learner = make_learner(updates_per_batch=2, each_update="part")
-    groups = make_groups(5)
-    dealt = {tuple(len(part) for part in learner.objective._deal(groups, (0, step))) for step in range(4)}
-    assert dealt == {(3, 2)}
-    orders = {str([groups.index(group) for part in learner.objective._deal(groups, (0, step)) for group in part])
-              for step in range(6)}  # fmt: skip
-    assert len(orders) > 1
-    state = learner.init(PARAMS)
-    for _ in range(2):
-        state, _ = learner.update(state, groups)
+def test_parts_are_dealt_anew_at_every_step():
+    groups, deal = make_groups(5), shared_learner(**PARTS).objective._deal
+    dealt = [deal(groups, (0, step)) for step in range(6)]
+    assert {tuple(len(part) for part in parts) for parts in dealt} == {(3, 2)}
+    assert len({str([[groups.index(group) for group in part] for part in parts]) for parts in dealt}) > 1
 
 
 def test_a_part_without_a_live_group_makes_no_update():
-    flat = [Group(g.task, tuple(dataclasses.replace(t, reward=1.0) for t in g.trajectories)) for g in GROUPS[:2]]
-    learner = make_learner(updates_per_batch=3, each_update="part")
-    assert learner.update(learner.init(PARAMS), [*flat, GROUPS[2]])[1]["updates"] == 1.0
+    learner = shared_learner(**PARTS)
+    flat = learner.objective._deal(GROUPS, (4, 0))[0]
+    groups = [Group(g.task, g.trajectories[:1] * 4) if g in flat else g for g in GROUPS]
+    state, metrics = learner.update(learner.init(PARAMS), groups)
+    assert metrics["updates"] == 1.0
+    assert bits(state.params) != bits(PARAMS)
