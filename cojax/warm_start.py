@@ -6,6 +6,7 @@ The result is an ordinary model folder in HF format (config.json, model.safetens
 
 import ast
 import dataclasses
+import functools
 import importlib.metadata
 import inspect
 import itertools
@@ -242,6 +243,7 @@ def fingerprint() -> str:
     return content_hash([*code_texts, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 
+@functools.cache
 def without_prose(source_code: str) -> str:
     """The code of a module, in Python's own layout, without its comments and docstrings."""
     tree = ast.parse(source_code)

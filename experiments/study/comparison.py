@@ -1,6 +1,7 @@
 """Compares runs in what decides their bits, settings, variables and machines, and in their results."""
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,12 +42,17 @@ def explain_mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> st
     any value but today's default. model.path is absolute in a run's config.json and relative to the checkout in a
     record; these count as equal.
     """
-    old = _make_comparable({**dict(leaves(make_plain_configuration({}))), **dict(leaves(record["config"]))})
+    old = _make_comparable({**_defaults(), **dict(leaves(record["config"]))})
     new = _make_comparable(dict(leaves(config)))
     names = [name for name in new if name != "workdir" and (name not in old or old[name] != new[name])]
     names += [name for name in old if name not in new and is_open(name) and not _is_default(name, old, new)]
     was, here = ({name: repr(values[name]) if name in values else "not set" for name in names} for values in (old, new))
     return ", ".join(f"{name} was {was[name]}, now {here[name]}" for name in sorted(names))
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return dict(leaves(make_plain_configuration({})))
 
 
 def _is_default(setting: str, old_values: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
