@@ -159,12 +159,17 @@ def test_several_updates_have_a_program_for_the_policy_before_them():
 
 def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
     made, outline = learner(micro_rows=2, hard=HardNegatives(0.5))
-    alone, both = (report(made, outline, [2, 2], CHIP, agents=agents) for agents in (1, 2))
-    assert list(alone["programs"]) == ["update", "reference", "pairs"]
+    found = report(made, outline, [2, 2], CHIP, agents=2)
+    assert list(found["programs"]) == ["update", "reference", "pairs"]
     state = 3 * 4 * 1_592 + 3 * 4
-    assert both["bytes_peak"] - alone["bytes_peak"] == both["bytes_argument"] - alone["bytes_argument"] == state
+    # Beside the update: the reference, and the state of the other agent; beside the reference's forward, two states.
+    assert [found["programs"][name]["bytes_beside"] for name in ("update", "reference")] == [
+        state + 4 * 1_592, 2 * state,
+    ]  # fmt: skip
+    assert found["bytes_argument"] == found["programs"]["update"]["bytes_argument"] + state + 4 * 1_592
+    assert found["bytes_peak"] == max(one["bytes_peak"] + one["bytes_beside"] for one in found["programs"].values())
     # Four rows of groups in four forwards each, and eight rows of pairs: as many again, twice.
-    assert alone["flops"] == 3 * step_flops(learner()[0], full_batch(4, RowShape(200)))
+    assert found["flops"] == 3 * step_flops(learner()[0], full_batch(4, RowShape(200)))
 
 
 def test_a_round_has_a_program_for_the_policy_at_its_beginning():
@@ -265,11 +270,9 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.compile", "--target=v5e-16", *given],
-        cwd=ROOT, env={**os.environ, "COJAX_CACHE": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
+def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, commands, tmp_path):
+    environment = {**os.environ, "COJAX_CACHE": str(tmp_path)}
+    done = commands.run("experiments.compile", "--target=v5e-16", *given, environment=environment)
     assert done.returncode == 1
     assert done.stdout.startswith(said)
     assert "Traceback" not in done.stderr
@@ -305,11 +308,9 @@ command.start()
 """
 
 
-def test_a_compiler_that_fails_is_said_in_one_line():
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING, "--target=v5e-16", "--config=experiments/desk.py"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+def test_a_compiler_that_fails_is_said_in_one_line(commands, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    done = commands.run("failing", "--target=v5e-16", f"--config={ROOT / 'experiments/desk.py'}", folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout == "error: the compiler for v5e-16 failed: INTERNAL: Check failed\n"
 
@@ -320,13 +321,18 @@ def test_a_share_that_is_no_number_is_named(monkeypatch):
         targets.CHIPS["h100"].limit  # noqa: B018
 
 
-def test_a_missing_compiler_is_said_in_one_line(config):
-    hidden = "import runpy, sys; sys.modules['libtpu'] = None; sys.argv[:1] = []"
-    run = "runpy.run_module('experiments.compile', run_name='__main__', alter_sys=True)"
-    flags = ["--target=v5e-16", "--config=experiments/bfcl.py", f"--config.model.path={config.model.path}"]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{hidden}; {run}", "", *flags], cwd=ROOT, capture_output=True, text=True
-    )
+HIDING = """
+import sys
+sys.modules["libtpu"] = None
+from cojax.compile import command
+command.start()
+"""
+
+
+def test_a_missing_compiler_is_said_in_one_line(config, commands, tmp_path):
+    (tmp_path / "hiding.py").write_text(HIDING)
+    flags = ["--target=v5e-16", f"--config={ROOT / 'experiments/bfcl.py'}", f"--config.model.path={config.model.path}"]
+    done = commands.run("hiding", *flags, folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith(
         "error: target v5e-16 needs libtpu, the compiler for TPUs, which is not installed here"

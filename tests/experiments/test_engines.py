@@ -34,6 +34,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
         ("--config.engine.name=sglang", "--config.engine.name=sglang"),
         ("--config.engine.slots=4", "--config.engine.slots=4"),
         ("--config.explorer=llm", "--config.explorer.name=llm"),
+        ("--config.initial_explorer=scripted", "--config.initial_explorer=scripted"),
         ("--config.environment=my.world:make", "--config.environment.name=my.world:make"),
         ("--config.data=tiny", "--config.environment.data=tiny"),
         ("--config.database=x", "--config.database=x"),

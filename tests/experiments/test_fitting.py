@@ -4,16 +4,14 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import compiling
 import jax
 import orbax.checkpoint as ocp
 import pytest
-from patience import patience
+from commands import Commands
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "steps=2", "evolve=none", "checkpoint_every=1", "batch_size=4", "group_size=4", "initial_tasks=8",
     "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
@@ -23,23 +21,15 @@ SMALL = (
 
 
 def run(
-    folder: Path, *settings: str, devices: int = 1, flags: tuple[str, ...] = ()
+    commands: Commands, folder: Path, *settings: str, devices: int = 1, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "COJAX_CACHE": str(folder / "cache"),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": compiling.flags(devices),
-    }
-    own = [f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings)]
-    command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *own, *flags]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(900), check=False
-    )
+    environment = {**os.environ, "COJAX_CACHE": str(folder / "cache"), "XLA_FLAGS": compiling.flags(devices)}
+    own = (f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings))
+    return commands.run("experiments.run", "--config=experiments/desk.py", *own, *flags, environment=environment)
 
 
-def test_a_run_that_cannot_fit_stops_before_its_first_step(tmp_path):
-    done = run(tmp_path, "learner.micro_rows=8192", "learner.row_length=65536")
+def test_a_run_that_cannot_fit_stops_before_its_first_step(commands, tmp_path):
+    done = run(commands, tmp_path, "learner.micro_rows=8192", "learner.row_length=65536")
     assert done.returncode == 1
     assert "error: the update needs " in done.stdout
     assert "lower learner.micro_rows (8192) or learner.row_length (65536), set model.dtype=bfloat16" in done.stdout
@@ -49,25 +39,25 @@ def test_a_run_that_cannot_fit_stops_before_its_first_step(tmp_path):
 
 
 @pytest.mark.nightly
-def test_the_preflight_rehearses_too(tmp_path):
-    done = run(tmp_path, "learner.micro_rows=8192", "learner.row_length=65536", flags=("--check",))
+def test_the_preflight_rehearses_too(commands, tmp_path):
+    done = run(commands, tmp_path, "learner.micro_rows=8192", "learner.row_length=65536", flags=("--check",))
     assert done.returncode == 1
     assert "failed  memory: the update needs " in done.stdout
-    done = run(tmp_path, "learner.remat=auto", flags=("--check",))
+    done = run(commands, tmp_path, "learner.remat=auto", flags=("--check",))
     assert done.returncode == 0, done.stdout
     assert "ok      memory: an update of 4 × 256 tokens at a time fits, remat none" in done.stdout
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 4])
-def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
+def test_bfloat16_on_eight_devices_goes_on_after_a_stop(commands, tmp_path, rank):
     """With and without adapters, which are all that a checkpoint then holds."""
     settings = (
         "model.dtype=bfloat16", "mesh.fsdp=4", "mesh.data=-1", "learner.micro_rows=8", f"learner.lora.rank={rank}",
         "learner.loss_settings.kl_coefficient=0.01", "optimizer.moments_dtype=bfloat16", "learner.remat=dots",
     )  # fmt: skip
     for steps in (1, 2):
-        done = run(tmp_path, *settings, f"steps={steps}", devices=8)
+        done = run(commands, tmp_path, *settings, f"steps={steps}", devices=8)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 1" in done.stdout
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -86,9 +76,9 @@ def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
 @pytest.mark.parametrize(
     "settings", [("mesh.tensor=2", "engine.lanes=1"), ("mesh.data=2", "staleness=1")], ids=["tensor", "data"]
 )
-def test_the_learners_mesh_samples_too(tmp_path, settings):
+def test_the_learners_mesh_samples_too(commands, tmp_path, settings):
     """With staleness 1 sampling and update run at once, where every replica is one device."""
-    done = run(tmp_path, *settings, "learner.loss_settings.kl_coefficient=0.01", devices=2)
+    done = run(commands, tmp_path, *settings, "learner.loss_settings.kl_coefficient=0.01", devices=2)
     assert done.returncode == 0, done.stdout + done.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     # A reference is there, so that groups without variance are trained on as well.
@@ -96,8 +86,8 @@ def test_the_learners_mesh_samples_too(tmp_path, settings):
     assert records[0]["logprob_mismatch"] < 1e-5
 
 
-def test_what_could_hang_is_refused_before_anything_is_built(tmp_path):
-    done = run(tmp_path, "mesh.tensor=2", "engine.lanes=1", "staleness=1", devices=2)
+def test_what_could_hang_is_refused_before_anything_is_built(commands, tmp_path):
+    done = run(commands, tmp_path, "mesh.tensor=2", "engine.lanes=1", "staleness=1", devices=2)
     assert done.returncode == 1
     assert "error: staleness is 1, but engine.name=local samples on 2 devices together" in done.stdout
     assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ import pytest
 from compiling import initialize
 from ml_collections import ConfigDict
 from patience import patience
-from test_fitting import ROOT, run
+from test_fitting import run
 from trained_runs import config
 
 import environments
@@ -36,6 +36,7 @@ from cojax.run.processes import ALONE
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.run_files import RunFiles
 
+ROOT = Path(__file__).parents[2]
 DESK = environments.load("desk")
 FEW = {
     "steps": 2, "batch_size": 2, "demonstrations": 4, "epochs": True, "lengthen": 0, "check_every": 2, "noise_low": 0.0,
@@ -242,15 +243,15 @@ def test_a_run_from_scratch_whose_loss_reads_the_initial_policy_warm_starts_agai
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 2])
-def test_the_command_goes_on_after_the_cache_is_gone(folder, tmp_path, rank):
+def test_the_command_goes_on_after_the_cache_is_gone(commands, folder, tmp_path, rank):
     few = [f"warm_start.{name}={value}" for name, value in FEW.items()]
     settings = ("warm_start.check_tasks=2", f"learner.lora.rank={rank}", *few)
-    first = run(tmp_path, "steps=1", f"model.path={os.path.relpath(folder, ROOT)}", *settings)
+    first = run(commands, tmp_path, "steps=1", f"model.path={os.path.relpath(folder, ROOT)}", *settings)
     assert first.returncode == 0, first.stdout + first.stderr
     line = "policy: pretrained from model, shown 4 demonstrations once each, learned by all weights"
     assert line in first.stdout
     shutil.rmtree(tmp_path / "cache" / "warm-start")
-    done = run(tmp_path, "steps=2", f"model.path={folder}", *settings)
+    done = run(commands, tmp_path, "steps=2", f"model.path={folder}", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.index(line) < done.stdout.index("resumed at step 1")
     assert not (tmp_path / "cache" / "warm-start").exists()

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from trained_runs import config
 
 from cojax.environment import Traits, traits_of
 from cojax.rollout.collect import EpisodeCollector, Limits
@@ -12,7 +13,6 @@ from cojax.run.summary import dev_score, held_out_score, success_by_tool
 from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.desk import Desk
-from experiments import desk
 
 
 def group(tools, *rewards, lost=0):
@@ -43,9 +43,7 @@ def test_where_an_episode_may_read_what_another_left_a_run_evaluates_in_an_envir
         traits = Traits(reuses=reuses)
 
     monkeypatch.setattr(assemble, "made_environment", lambda config: Kept())
-    config = desk.get_config()
-    config.workdir = str(tmp_path)
-    made = assemble.build_parts(config)
+    made = assemble.build_parts(config(workdir=str(tmp_path)))
     assert traits_of(made.evaluated_in).reuses is reuses
     assert (made.evaluated_in is not made.environment) is reuses
 
@@ -58,10 +56,9 @@ def test_evaluations_are_played_there_and_tasks_to_train_on_are_not(monkeypatch:
         environment="training", evaluated_in="evaluation", development=tasks, evaluation=tasks, engine=None, chat=chat,
         limits=Limits(),
     )  # fmt: skip
-    config = get_config()
-    found, _ = held_out_score(config, made, "evaluation")
+    found, _ = held_out_score(get_config(), made, "evaluation")
     assert found["by_tool"]["a"] == {"success": 0.5, "tasks": 2}
-    dev_score(config, made, 1, tasks)
+    dev_score(get_config(), made, 1, tasks)
     made.development = ()
-    dev_score(config, made, 1, tasks)
+    dev_score(get_config(), made, 1, tasks)
     assert played == ["evaluation", "evaluation", "training"]

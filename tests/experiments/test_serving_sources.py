@@ -7,8 +7,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from commands import Commands
 from compiling import initialize
 from fake_sglang import CONFIG, PARAMS, until, weights
 from patience import patience
@@ -29,6 +28,7 @@ from cojax.policy.saved_params import save_params
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import read_label, write_weights
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder
+from cojax.rollout.sglang.server import LabelledWeights
 from cojax.serving import serve as sources
 from cojax.serving.serve import Checkpoints, LocalFolders, Versions, Watch
 from cojax.settings.tree import SGLangSettings
@@ -48,6 +48,20 @@ def local(tmp_path: Path):
     folders = LocalFolders(str(tmp_path / "local"))
     yield folders
     folders.close()
+
+
+class Counting(Versions):
+    """Counts how often it was asked."""
+
+    looks = 0
+
+    def newest(self) -> LabelledWeights | None:
+        self.looks += 1
+        return super().newest()
+
+    def wait_for_further_looks(self) -> None:
+        seen = self.looks
+        until(lambda: self.looks > seen + 2)
 
 
 def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
@@ -120,13 +134,13 @@ def test_a_version_is_restored_once_and_older_ones_are_removed(tmp_path: Path, l
 
 def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_stays(tmp_path: Path, local, caplog) -> None:
     save(tmp_path, 1, "one")
-    versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
-    watch = Watch(versions, 0.05, 10.0, changed.set)
+    versions, changed = Counting(tmp_path, local, CONFIG), threading.Event()
+    watch = Watch(versions, 0.01, 10.0, changed.set)
     assert changed.wait(patience(20))
     save(tmp_path, 2, "other", OTHER)
     until(lambda: "weights/2 is of another model: intermediate_size 64, expected 48" in caplog.text)
     assert watch.newest.label == "one"
-    time.sleep(0.3)
+    versions.wait_for_further_looks()
     assert caplog.text.count("of another model") == 1
     store = WeightsFolder(tmp_path)
     store.write(Weights(3, functools.partial(iter, list(weights(0).arrays()))), CONFIG, "", "three")
@@ -175,15 +189,15 @@ def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
 ) -> None:
     monkeypatch.setattr("cojax.rollout.sglang.engine._SETTLE_SECONDS", 0.1)
     save(tmp_path, 1, "one")
-    versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
-    watch = Watch(versions, 0.05, 10.0, changed.set)
+    versions, changed = Counting(tmp_path, local, CONFIG), threading.Event()
+    watch = Watch(versions, 0.01, 10.0, changed.set)
     assert changed.wait(patience(20))
     shutil.copytree(tmp_path / "weights/1", tmp_path / "made/2")
     damage(tmp_path / "made/2" / name)
     os.utime(tmp_path / "made/2")
     (tmp_path / "made/2").rename(tmp_path / "weights/2")
     until(lambda: re.search(said, caplog.text))
-    time.sleep(0.3)
+    versions.wait_for_further_looks()
     assert caplog.text.count("the newest version cannot be served, the previous one stays in use") == 1
     assert watch.newest.label == "one"
     save(tmp_path, 3, "three")
@@ -284,20 +298,18 @@ def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
-from cojax.serving import serve as sources
 from cojax.serving.serve import LocalFolders
 print(LocalFolders(sys.argv[1]).make(1, lambda folder: folder.mkdir()), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path, local) -> None:
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
+    tmp_path: Path, local, commands: Commands
+) -> None:
     mine = local.make(1, Path.mkdir)
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "local")], capture_output=True, text=True, timeout=patience(120)
-    )
-    theirs = Path(done.stdout.strip())
+    (tmp_path / "killed.py").write_text(KILLED)
+    theirs = Path(commands.run("killed", str(tmp_path / "local"), folder=tmp_path).stdout.strip())
     assert theirs.is_dir()
     other = LocalFolders(str(tmp_path / "local"))
     other.make(1, Path.mkdir)

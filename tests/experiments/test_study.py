@@ -71,7 +71,8 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
         own = dict(ON_DEVELOPMENT_TASKS) if development else {}
         assert job.settings == {**COMMON, **ARMS[job.arm], **own, "seed": seeds[0]}
-    assert len({json.dumps(job.config) for job in made}) == len(made)
+    first = made[: 2 * len(ARMS)]  # of two seeds
+    assert len({json.dumps(job.config) for job in first}) == len(first)
 
 
 def test_all_tables_are_planned_at_once_and_a_part_of_one_has_its_own_name():

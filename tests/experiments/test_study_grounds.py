@@ -1,6 +1,8 @@
 """The grounds of the study of signals: their arms, their budgets, and how a table tells the worst skills."""
 
 import collections
+import functools
+import json
 
 import pytest
 from study_records import known, record
@@ -78,13 +80,19 @@ def test_probes_count_as_episodes_and_environment_steps():
     }  # fmt: skip
 
 
+@functools.cache
+def played(config):
+    """The environment of the JSON of a configuration, and the held-out tasks by id: a grown desk takes a second."""
+    environment, section = load_environment(json.loads(config)), json.loads(config)["evaluation"]
+    tasks = environment.tasks(section["split"], section["tasks"], section["seed"])
+    return environment, sorted(tasks, key=lambda task: task.id)
+
+
 def held_out(arm, seed, solved):
     """A record on 600 held-out tasks, of which those with a tool that `solved` holds are solved."""
     made = record(arm, seed, 0.5)
     made["config"]["evaluation"]["tasks"] = 600
-    section = made["config"]["evaluation"]
-    environment = load_environment(made["config"])
-    tasks = sorted(environment.tasks(section["split"], 600, section["seed"]), key=lambda task: task.id)
+    environment, tasks = played(json.dumps({name: made["config"][name] for name in ("environment", "evaluation")}))
     tool = least_popular(environment, "finish")
     bits = "".join("1" if solved(tool(task)) else "0" for task in tasks)
     ids = content_hash([task.id for task in tasks])
@@ -116,8 +124,7 @@ def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
 
 def test_the_weakest_tenth_is_told_from_the_success_before_training():
     made, tools = held_out("wide-uniform", 201, lambda tool: True)
-    environment = load_environment(made["config"])
-    popularity = environment.popularity()
+    popularity = load_held_out_tasks(made)[0].popularity()
     few = sorted(tools, key=lambda tool: (popularity[tool], tool))[: round(len(tools) / 10)]
     # Nothing is solved before training: the least popular are the weakest.
     after, _ = held_out("wide-uniform", 201, lambda tool: tool not in few[1:])

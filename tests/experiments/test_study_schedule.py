@@ -17,8 +17,12 @@ from experiments.study.tables import COMMON, StudyRun, jobs
 ROOT = Path(__file__).parents[2]
 
 
-def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def _it_looks_often(monkeypatch):
     monkeypatch.setattr(schedule, "_POLL_S", 0.01)
+
+
+def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
     begun, goes = [], {name: threading.Event() for name in ("static-101", "static-102", "own-101")}
     all_three = threading.Barrier(3, timeout=patience(30))
 
@@ -129,9 +133,9 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     began = time.monotonic()
     why = schedule.run_job(
-        StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None
+        StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 0.25, threading.Event(), lambda: None
     )
-    assert why.startswith("took longer than 1 s; run the same command again")
+    assert why.startswith("took longer than 0.25 s; run the same command again")
     assert time.monotonic() - began < patience(30)
 
 

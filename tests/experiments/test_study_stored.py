@@ -1,5 +1,6 @@
 """Stored records of the study: one compressed file an arm, damaged files, several writers, the repository's own."""
 
+import functools
 import gzip
 import json
 import threading
@@ -191,9 +192,15 @@ def test_a_run_that_was_not_evaluated_is_compared_too(tmp_path, monkeypatch, cap
     assert "stored – %, now – %: the same to the last bit" in " ".join(capsys.readouterr().out.split())
 
 
+@functools.cache
+def kept(folder):
+    """The records that git holds there."""
+    return stored.read_all(folder)
+
+
 @pytest.mark.parametrize("folder", [command.RESULTS, command.RESULTS / "first"], ids=["today", "first"])
 def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read(folder):
-    found = stored.read_all(folder)
+    found = kept(folder)
     assert {arm for arm, _ in found} <= set(ARMS)
     # The tables kept in git name the seeds of their arms.
     pages = sorted(folder.glob("*.json"))
@@ -207,7 +214,7 @@ def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read(folder)
 
 def test_the_stored_records_are_of_todays_settings() -> None:
     """Otherwise a table cannot be made again from them, and no new run is compared with them."""
-    known = stored.read_all(command.RESULTS)
+    known = kept(command.RESULTS)
     runs = [
         job
         for table in TABLES.values()
