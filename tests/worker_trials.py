@@ -7,8 +7,10 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from patience import patience
 
@@ -17,6 +19,7 @@ from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task
 from environments.worker import Bounds, IsolatedEnvironment
 
+_T = TypeVar("_T")
 ROOT = Path(__file__).parents[1]
 BOUNDS = Bounds(deadline=1.5, output=2**20)
 
@@ -45,13 +48,21 @@ def attempt(world: IsolatedEnvironment, deed: str, argument: str = ""):
     return trajectory
 
 
+def at_once(*calls: Callable[[], _T]) -> list[_T]:
+    """What these calls return: they mostly wait, and do so at the same time."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda call: call(), calls))
+
+
 def processes() -> dict[int, int]:
-    """Every process and its parent."""
+    """Every process and its parent, but for orphans that have ended and wait for process 1 to take note."""
     parent_by_pid = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                parent_by_pid[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+                if (state, parent) != ("Z", "1"):
+                    parent_by_pid[int(entry)] = int(parent)
     return parent_by_pid
 
 

@@ -24,7 +24,9 @@ def test_an_episode_in_time_is_that_of_play():
 
 def test_a_hang_is_an_environment_error_that_recommends_isolation():
     began = time.monotonic()
-    trajectory = watched_play(0.2)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    # However long an actor may think.
+    watched = watched_play(0.2, act_timeout_s=60.0)
+    trajectory = watched(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < patience(2)
     assert trajectory.outcome == "environment_error"
     assert trajectory.error.startswith("step took longer than 0.2 s")
@@ -33,7 +35,7 @@ def test_a_hang_is_an_environment_error_that_recommends_isolation():
 
 def test_slow_calls_are_each_within_the_deadline():
     slow = CounterEnvironment(lambda task, step: time.sleep(0.15))
-    assert watched_play(0.3)(slow, TASK, script("add", "add", "add", "finish")).outcome == "finished"
+    assert watched_play(0.3)(slow, TASK, script("add", "add", "finish")).outcome == "finished"
 
 
 def test_a_bug_in_the_actor_is_raised():
@@ -51,9 +53,5 @@ def test_an_actor_may_think_longer_than_an_environment_may_take():
 
     assert watched_play(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
     assert watched_play(0.2, act_timeout_s=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
-    began = time.monotonic()
-    hung = watched_play(0.2, act_timeout_s=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
-    assert time.monotonic() - began < patience(2)
-    assert hung.error.startswith("step took longer than 0.2 s")
-    brief = watched_play(0.2, act_timeout_s=0.5)
-    assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.5 s")  # type: ignore[arg-type]
+    brief = watched_play(0.2, act_timeout_s=0.3)
+    assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.3 s")  # type: ignore[arg-type]

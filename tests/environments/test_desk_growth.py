@@ -16,12 +16,14 @@ from environments.desk.skills import find_suite
 
 GROWN = environments.load("desk", suites=6)
 SUITES = growth.make_suites(6, 5, 0)
+SPLITS = ("seed", "dev", "eval", "challenge")
 SKILLS = [(suite, skill) for suite in SUITES[:2] for skill in suite.skills]
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    return {split: GROWN.tasks(split, 80) for split in ("seed", "dev", "eval", "challenge")}
+    # Those of the last split are long, and take long to draw.
+    return {split: GROWN.tasks(split, count) for split, count in zip(SPLITS, (80, 80, 80, 20), strict=True)}
 
 
 def played(task, actions, world=GROWN):
@@ -54,7 +56,7 @@ def test_a_record_has_values_of_its_own_and_no_two_kinds_share_a_word():
 def test_each_skill_is_solvable_and_a_bungled_demonstration_fails(suite, skill):
     rng = random.Random(skill.wording)
     branches = collections.Counter()
-    for _ in range(20):
+    for _ in range(12):
         setup = suite.new_office(rng)
         plan = generator._draw_plan([skill], setup, rng, suite)
         if not plan:
@@ -68,7 +70,7 @@ def test_each_skill_is_solvable_and_a_bungled_demonstration_fails(suite, skill):
         assert played(task, bungled).reward == 0.0, (query, bungled)
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
-    assert sum(branches.values()) >= 15
+    assert sum(branches.values()) >= 9
 
 
 def test_tasks_have_at_most_six_actions_and_are_worded_by_their_own_calls(tasks):
@@ -127,7 +129,7 @@ def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alo
     right: dict[bool, list[bool]] = {True: [], False: []}
     suites = growth.make_suites(2, 5, 0)
     splits = generator.grow_splits(1, 0.0, 0.0)
-    for task, actions in Desk(suites, splits, 8.0).demonstrations(600, 1, (0.0, 1.0)):
+    for task, actions in Desk(suites, splits, 8.0).demonstrations(400, 1, (0.0, 1.0)):
         ((skill, _),) = read(task.query, suite := find_suite(task.setup, suites))
         place = suite.skills.index(skill) / (len(suite.skills) - 1)
         right[place > 0.5].append(actions == task.solution)

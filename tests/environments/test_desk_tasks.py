@@ -16,12 +16,13 @@ from environments.desk.office import TOOLS, WORDS
 from environments.desk.skills import SKILLS
 
 DESK = environments.load("desk")
-SPLITS = ("seed", "dev", "eval", "challenge")
+# Tasks of each split; those of the last are long, and take long to draw.
+SPLITS = {"seed": 300, "dev": 300, "eval": 300, "challenge": 100}
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    return {split: DESK.tasks(split, 300) for split in SPLITS}
+    return {split: DESK.tasks(split, count) for split, count in SPLITS.items()}
 
 
 def earned(task, actions):
@@ -46,7 +47,7 @@ def triplet(name, arguments, observed):
 def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
     rng = random.Random(skill.wording)
     branches = collections.Counter()
-    for _ in range(40):
+    for _ in range(20):
         setup = office.new_office(rng)
         plan = generator._draw_plan([skill], setup, rng)
         calls = generator.solve(plan, setup) if plan else None
@@ -67,7 +68,7 @@ def test_each_skill_is_solvable_and_every_change_of_it_matters(skill):
         assert earned(task, generator.play_demonstration(task, plan, (0.0, 0.0), rng)) == 1.0
         branches[calls[-2].name] += 1
     assert len(branches) == len(skill.branches)
-    assert sum(branches.values()) >= 30
+    assert sum(branches.values()) >= 15
 
 
 def test_the_table_is_as_rich_as_promised():
@@ -94,8 +95,8 @@ def test_solutions_earn_their_reward_within_the_limits(tasks, split):
 
 
 def test_splits_share_no_query_and_ids_are_distinct(tasks):
-    for split in SPLITS:
-        assert len({task.id for task in tasks[split]}) == 300
+    for split, count in SPLITS.items():
+        assert len({task.id for task in tasks[split]}) == count
     for one, other in itertools.combinations(SPLITS, 2):
         assert not {normalise(t.query) for t in tasks[one]} & {normalise(t.query) for t in tasks[other]}
     other_seed = DESK.tasks("seed", 300, seed=7)
@@ -137,13 +138,13 @@ def test_the_phrase_of_a_solution_means_that_solution(tasks, split):
         assert generator.solve(read(query), task.setup) == tuple(action.calls[0] for action in task.solution)
         same += query == task.query
     # Only the words that a condition leaves open may differ.
-    assert same > 150
+    assert same > SPLITS[split] / 2
 
 
 def test_the_phrase_of_a_random_walk_means_what_the_walk_did():
     """Walks keep their changes and the look-ups that a grammar can explain; read back, they reach the same office."""
     rng, phrased = random.Random(3), 0
-    for number in range(400):
+    for number in range(200):
         task = Task("desk", "", office.new_office(rng))
         episode, steps = DESK.start(task), []
         for _ in range(rng.randint(1, 6)):
@@ -163,7 +164,7 @@ def test_the_phrase_of_a_random_walk_means_what_the_walk_did():
         for call in calls[:-1]:
             assert replay.step(Action(calls=(call,))).ok
         assert replay.state() == episode.state(), (query, steps)
-    assert phrased > 60
+    assert phrased > 30
 
 
 FIND = ("contacts_find", {"person": "ana"}, "box11")
@@ -234,7 +235,7 @@ def test_read_refuses_what_it_does_not_know():
 
 def test_demonstrations_are_noisier_for_rare_skills():
     rewards = collections.defaultdict(list)
-    for task, actions in DESK.demonstrations(1500, seed=1):
+    for task, actions in DESK.demonstrations(1000, seed=1):
         assert actions[-1].calls[0].name == "finish"
         plan = read(task.query)
         if len(plan) == 1:

@@ -58,16 +58,31 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     assert said[-1] == f"proof: already installed in {home('proof')}"
     mark = json.loads((home("proof") / "installed.json").read_text())
     assert mark == {"recipe": venv._hash_recipe(repaired), "python": f"{THIS[0]}.{THIS[1]}"}
-    # Another recipe, and an interpreter that runs no more.
-    install("proof", RECIPE, None, said.append)
-    assert said[-1] == "proof: installed"
+    assert not list(home("proof").glob("*.part"))
+
+
+def test_another_recipe_is_installed_there_and_an_interpreter_that_runs_no_more_is_made_anew(monkeypatch):
     python = home("proof") / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    venv.write_whole(home("proof") / "installed.json", json.dumps({"recipe": "another", "python": "3"}))
+    ran: list[tuple[list[str], bool]] = []
+
+    def run(command: list[str], *rest: object, **more: object) -> None:
+        ran.append((command, python.exists()))
+        python.parent.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(venv, "_run", run)
+    install("proof", RECIPE, None, lambda line: None)
+    (pip, there), (proof, _) = ran
+    assert (pip[0], pip[-1], proof, there) == (str(python), "cojax-proof==1.0", [str(python), "-c", RECIPE.proof], True)
+    assert interpreter("proof", RECIPE) == str(python)
     python.unlink()
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    install("proof", RECIPE, None, said.append)
-    subprocess.run([interpreter("proof", RECIPE), "-c", "import cojax_proof"], check=True)
-    assert not list(home("proof").glob("*.part"))
+    install("proof", RECIPE, None, lambda line: None)
+    assert ran[2:] == [([sys.executable, "-P", "-m", "venv", str(home("proof"))], False), (pip, False), (proof, False)]
+    assert interpreter("proof", RECIPE) == str(python)
 
 
 def test_pythons_never_measured_are_refused():

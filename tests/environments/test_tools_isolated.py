@@ -52,7 +52,7 @@ def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outside")
     (folder / "keyboard.py").write_text(SOURCE)
     sys.path.append(str(folder))
-    made = isolate("keyboard:keys", bounds=Bounds(deadline=2.0), first="a")
+    made = isolate("keyboard:keys", bounds=Bounds(deadline=0.7), first="a")
     yield made
     made.close()
     sys.path.remove(str(folder))

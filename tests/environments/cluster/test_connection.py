@@ -11,8 +11,13 @@ from patience import patience
 from environments.cluster import check, connection
 
 ROOT = Path(__file__).parents[3]
-# Stands before the import of everything else; Ray is then not found, installed or not.
-WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
+# Ray is not found, installed or not.
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None
+from experiments import {command}
+{command}.main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -68,15 +73,11 @@ def test_what_listens_there_and_is_no_cluster_is_given_up_and_the_command_ends(s
 
 
 @pytest.mark.parametrize("command", ["run", "evaluate"])
-def test_a_command_says_it_in_one_line(command, tmp_path):
+def test_a_command_says_it_in_one_line(command, tmp_path, commands):
+    (tmp_path / "without_ray.py").write_text(WITHOUT_RAY.format(command=command))
     policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
     given = [f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy]
-    code = f"{WITHOUT_RAY}from experiments import {command}; {command}.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *given],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
-        capture_output=True, text=True, timeout=patience(300), check=False,
-    )  # fmt: skip
+    done = commands.run("without_ray", *given, folder=tmp_path)
     assert done.returncode == 1
     assert done.stdout.strip() == (
         "error: environment.cluster is 'ray://h:1', but Ray is not installed; run pip install 'cojax[ray]', or leave "
@@ -85,9 +86,14 @@ def test_a_command_says_it_in_one_line(command, tmp_path):
     assert not (tmp_path / "w").exists()
 
 
-def test_without_the_setting_ray_is_not_imported():
-    code = (
-        "import sys, environments.cluster, environments.check, cojax.run.train, cojax.evaluation.evaluate; "
-        "environments.load('desk'); sys.exit('ray' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=patience(300))
+IMPORTING = """
+import sys, environments.cluster, environments.check, cojax.run.train, cojax.evaluation.evaluate
+environments.load("desk")
+sys.exit("ray" in sys.modules)
+"""
+
+
+def test_without_the_setting_ray_is_not_imported(tmp_path, commands):
+    (tmp_path / "importing.py").write_text(IMPORTING)
+    done = commands.run("importing", folder=tmp_path)
+    assert done.returncode == 0, done.stderr

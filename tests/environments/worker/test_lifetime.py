@@ -13,7 +13,7 @@ import pytest
 from patience import patience
 from worker_trials import BOUNDS, ROOT, attempt, descendants, do, gone, processes, program, task
 
-from cojax.environment import EnvironmentFailure, LimitExceeded
+from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss
 from cojax.types import Observation, Triplet
 from environments.worker import IsolatedEnvironment, isolate
 
@@ -30,11 +30,12 @@ def world() -> Iterator[IsolatedEnvironment]:
 def test_nothing_outlives_a_killed_trainer():
     code = """
     world = isolate("hostile")
-    for deed in ("spin", "orphan", "bomb"):
-        episode = world.start(task())
+    episodes = [world.start(task()) for _ in range(3)]
+    for deed, episode in zip(("spin", "orphan", "bomb"), episodes):
         episode.reset()
-        threading.Thread(target=episode.step, args=(do(deed),), daemon=True).start()
-    time.sleep(1)
+        doing = threading.Thread(target=episode.step, args=(do(deed),), daemon=True)
+        doing.start()
+    doing.join()
     print("ready", flush=True)
     time.sleep(60)
     """
@@ -46,14 +47,14 @@ def test_nothing_outlives_a_killed_trainer():
         assert gone(family)
 
 
-def test_closing_leaves_no_process_descriptor_or_file():
-    isolate("hostile", bounds=BOUNDS).close()  # what Python opens once
+def test_closing_leaves_no_process_descriptor_or_file(world):
+    attempt(world, "say")  # what Python opens once
     files, descriptors, threads = set(os.listdir("/tmp")), len(os.listdir("/proc/self/fd")), threading.active_count()
-    world = isolate("hostile", bounds=BOUNDS)
-    attempt(world, "say")
-    family = descendants(world.supervisor) | {world.supervisor}
+    other = isolate("hostile", bounds=BOUNDS)
+    attempt(other, "say")
+    family = descendants(other.supervisor) | {other.supervisor}
     assert len(family) >= 2
-    world.close()
+    other.close()
     assert gone(family)
     left = [f"/tmp/{name}" for name in os.listdir("/tmp") if name not in files]
     assert not [path for path in left if os.path.exists(path) and os.stat(path).st_uid >= 10**9]
@@ -61,22 +62,23 @@ def test_closing_leaves_no_process_descriptor_or_file():
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (descriptors, threads)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_killed_supervisor_or_fork_server_is_replaced(depth):
-    world = isolate("hostile", bounds=BOUNDS, greeting="hello")
-    episode = world.start(task())
-    episode.reset()
-    victim = world.supervisor
-    family = descendants(victim) | {victim}
-    for _ in range(depth - 1):
-        victim = next(pid for pid, parent in processes().items() if parent == victim)
-    os.kill(victim, signal.SIGKILL)
-    with pytest.raises(EnvironmentFailure):
-        episode.step(do("spin"))
-    assert world.phrase([]) == "hello"
-    assert attempt(world, "say", "hi").turns[0].observation.text == "hi"
+def test_a_killed_supervisor_or_fork_server_is_replaced_and_nobodys_doing():
+    world = isolate("hostile", bounds=BOUNDS, runs_policy_code=True, greeting="hello")
+    for killed in ("supervisor", "fork server"):
+        episode = world.start(task())
+        episode.reset()
+        victim = world.supervisor
+        family = descendants(victim) | {victim}
+        if killed == "fork server":
+            victim = next(pid for pid, parent in processes().items() if parent == victim)
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(EnvironmentFailure) as lost:
+            episode.step(do("spin"))
+        assert not isinstance(lost.value, PolicyLoss)
+        assert world.phrase([]) == "hello"
+        assert attempt(world, "say", "hi").turns[0].observation.text == "hi"
+        assert gone(family)
     world.close()
-    assert gone(family)
 
 
 def test_a_hanging_service_is_replaced():

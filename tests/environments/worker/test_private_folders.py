@@ -34,9 +34,12 @@ def private_checkout(parent: str, owner: int) -> Iterator[Path]:
     """Our packages in a folder that mktemp made, where nobody but its owner may read anything."""
     with tempfile.TemporaryDirectory(dir=parent) as made:
         checkout = Path(made, "checkout")
-        for name in ("cojax", "environments", "tests"):
+        for name in ("cojax", "environments"):
             shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (checkout / "data").mkdir()
+        for name in ("tests", "data"):
+            (checkout / name).mkdir()
+        for helper in (ROOT / "tests").glob("*.py"):
+            shutil.copy(helper, checkout / "tests")
         (checkout / "data" / "text").write_text("data")
         for path in (Path(made), *Path(made).rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)

@@ -192,7 +192,7 @@ def test_the_memory_of_large_replies_goes_back_to_the_system():
         before = memory(world.supervisor, "Rss")
         chance = random.Random(2)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda length: honest(world, length), [chance.randrange(2**22) for _ in range(60)]))
+            list(pool.map(lambda length: honest(world, length), [chance.randrange(2**22) for _ in range(30)]))
         assert memory(world.supervisor, "Rss") - before < 8  # MB
 
 

@@ -1,5 +1,6 @@
 """Confinement: what a child sees, reaches and may take."""
 
+import dataclasses
 import os
 import shutil
 import socket
@@ -20,7 +21,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[IsolatedEnvironment]:
-    environment = isolate("hostile", bounds=BOUNDS, greeting="hello")
+    with pytest.MonkeyPatch.context() as surroundings:
+        surroundings.setenv("OPENAI_API_KEY", "sk-secret")
+        environment = isolate("hostile", bounds=BOUNDS)
     yield environment
     environment.close()
 
@@ -74,11 +77,8 @@ def test_there_is_no_network(world):
     assert told.text.startswith("refused")
 
 
-def test_there_are_no_secrets_in_the_surroundings(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    world = isolate("hostile", bounds=BOUNDS)
+def test_there_are_no_secrets_in_the_surroundings(world):
     assert "OPENAI_API_KEY" not in attempt(world, "secrets").turns[0].observation.text.split()
-    world.close()
 
 
 def test_a_child_has_no_privileges(world):
@@ -94,7 +94,7 @@ def test_a_fork_bomb_is_bounded(world):
 
 
 def test_without_enclosure_the_limits_still_hold():
-    world = isolate("hostile", bounds=BOUNDS, enclosed=False)
+    world = isolate("hostile", bounds=dataclasses.replace(BOUNDS, deadline=0.5), enclosed=False)
     world.phrase([])
     # Of this worker alone: other tests start processes meanwhile.
     before = descendants(world.supervisor)

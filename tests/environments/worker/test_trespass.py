@@ -26,7 +26,7 @@ PROGRAM = """
 import json, shutil, socket, tempfile
 from environments.worker import Bounds
 from worker_trials import descendants, play, follow, gone
-bounds = Bounds(deadline=15.0, scratch=8 * 2**20, files=2_000, processes=8, memory=2**30)
+bounds = Bounds(deadline=15.0, scratch=8 * 2**20, files=1_000, processes=8, memory=2**30)
 world = isolate("hostile", bounds=bounds)
 told = {{"layers": dict(world.layers)}}
 world.tools()
@@ -133,8 +133,8 @@ def test_memory_that_no_limit_counts_is_refused(told):
 @pytest.mark.parametrize("deed", ["folders", "hoard", "hoard without names"])
 def test_scratch_is_bounded_in_bytes_and_files(told, deed):
     """By the kernel, or by the fork server, which ends the child."""
-    # 2,000 less two; a few fewer where the repository lies in /tmp, as folders on the way to it count.
-    bounded = re.fullmatch("19[89]. ENOSPC", told[deed]) or "No space left" in told[deed]
+    # 1,000 less two; a few fewer where the repository lies in /tmp, as folders on the way to it count.
+    bounded = re.fullmatch("9[89]. ENOSPC", told[deed]) or "No space left" in told[deed]
     assert bounded or "the child died during step" in told[deed]
 
 
