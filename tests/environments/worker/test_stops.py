@@ -42,11 +42,24 @@ def fork_server(world: IsolatedEnvironment) -> int:
     return found
 
 
+class StepNoted(Progress):
+    """Says when the episode takes its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stepping = threading.Event()
+
+    def enter(self, phase: str) -> None:
+        super().enter(phase)
+        if phase == "step":
+            self.stepping.set()
+
+
 class Played:
     """An episode of two steps on a thread, stopped or not by whoever made it."""
 
     def __init__(self, world: IsolatedEnvironment, **setup: object) -> None:
-        self.progress, self.result = Progress(), list[Trajectory]()
+        self.progress, self.result = StepNoted(), list[Trajectory]()
         self.thread = threading.Thread(target=self._play, args=(world, Task("liar", "", setup)))
         self.thread.start()
 
@@ -54,11 +67,9 @@ class Played:
         steps = follow([Action("on")] * 2)
         self.result.append(play(world, task, steps, max_turns=2, progress=self.progress))
 
-    def reached(self, phase: str) -> None:
-        until = time.monotonic() + patience(20)
-        while self.progress.phase != phase and time.monotonic() < until:
-            time.sleep(0.005)
-        assert self.progress.phase == phase
+    def steps(self) -> None:
+        assert self.progress.stepping.wait(patience(20))
+        time.sleep(0.1)  # until the child has the call
 
     def ended(self) -> tuple[str, float]:
         self.thread.join(patience(60))
@@ -85,10 +96,10 @@ def outlasting(who: Callable[[IsolatedEnvironment], set[int]]) -> list[tuple[str
     """Ends of two episodes: these processes stop within a step of one, and before the other has a child."""
     with working() as world:
         played = Played(world, nap=0.3)
-        played.reached("step")
+        played.steps()
         with stopped(*who(world)):
             other = Played(world, nap=0.3)
-            time.sleep(1.4 * BOUNDS.deadline)
+            time.sleep(2.4 * BOUNDS.deadline)
         return [played.ended(), other.ended()]
 
 
@@ -122,7 +133,7 @@ def a_child_dies_meanwhile() -> tuple[str, float]:
     with working() as world:
         # The first step naps, so that the stop comes before the second, which dies.
         played = Played(world, op="step", step=1, ending="exit", nap=0.3)
-        played.reached("step")
+        played.steps()
         with stopped(fork_server(world)):
             time.sleep(2.0)
         return played.ended()
