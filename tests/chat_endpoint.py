@@ -23,6 +23,7 @@ class ScriptedEndpoint:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else a client waits 40 ms for what follows the headers
 
             def do_POST(handler) -> None:
                 body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))

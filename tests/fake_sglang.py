@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from compiling import initialize
+from compiling import drawn
 from patience import patience
 
 from cojax.policy.config import ModelConfig
@@ -24,7 +24,7 @@ from cojax.rollout.sglang.server import LaunchSettings
 from cojax.settings.tree import SGLangSettings
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
-PARAMS = initialize(CONFIG, 0)
+PARAMS = drawn(CONFIG, 0)
 LIMITS = SGLangSettings(startup_deadline=5.0, sync_deadline=2.0, probe_every=0.1)
 
 
@@ -56,6 +56,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else a client waits 40 ms for what follows the headers
 
             def log_message(self, *_: Any) -> None: ...
 
@@ -75,6 +76,8 @@ class FakeServer:
                 server.bodies.append(body)
                 answer = server.reply(path, body)
                 status = server.behave(path, body, answer)
+                if path == "update_weights_from_disk" and status == 200:
+                    server.version = body["weight_version"]
                 if status == 0:
                     self.close_connection = True
                     return
@@ -117,8 +120,6 @@ class FakeServer:
             self.paused = True
         if path == "continue_generation":
             self.paused = False
-        if path == "update_weights_from_disk":
-            self.version = body["weight_version"]
         if path == "generate":
             count = min(3, body["sampling_params"]["max_new_tokens"])
             spans = [{"version": self.version, "start": 0, "end": count}]
@@ -147,10 +148,13 @@ class Router:
 
     def __init__(self, servers: list[FakeServer]) -> None:
         self.keys: list[str] = []
+        # A connection for each request, as a server may have come or gone.
+        self.client = httpx.Client(verify=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
         router = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, *_: Any) -> None: ...
 
@@ -170,7 +174,7 @@ class Router:
                     status, content = 404, b"{}"
                 else:
                     try:
-                        reply = httpx.post(f"{server.url}/generate", content=body, timeout=30)
+                        reply = router.client.post(f"{server.url}/generate", content=body)
                         status, content = reply.status_code, reply.content
                     except httpx.HTTPError:
                         status, content = 503, b"{}"
@@ -187,6 +191,7 @@ class Router:
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
+        self.client.close()
 
 
 def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion:
@@ -211,8 +216,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-# A program that takes the command line of SGLang and serves what its arguments say. The file `delay` holds seconds to
-# wait before it serves; starts and updates are logged.
+# A program that takes the command line of SGLang and serves what its arguments say. Started while there is a file
+# `hold`, it serves once there is one `release`. Starts and updates are logged.
 SERVER = """#!{python}
 import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -220,10 +225,11 @@ from pathlib import Path
 
 given = dict(zip(sys.argv, sys.argv[1:]))
 # Read before the start is logged, upon which the test may change it.
-delay = float(Path("{delay}").read_text()) if Path("{delay}").exists() else 0.0
+held = Path("{hold}").exists()
 with open("{starts}", "a") as log:
     log.write(given["--port"] + " " + given["--weight-version"] + " " + given["--model-path"] + "\\n")
-time.sleep(delay)
+while held and not Path("{release}").exists():
+    time.sleep(0.02)
 if not (Path(given["--model-path"]) / "config.json").exists():
     sys.exit("no model there")
 label = given["--weight-version"]
@@ -257,10 +263,11 @@ class FakeLaunch:
     """LaunchSettings settings for such programs, and the record of their starts and updates."""
 
     def __init__(self, folder: Path) -> None:
-        self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"
-        path_parts = {"starts": self.starts, "updates": self.updates, "delay": self.delay}
+        self.starts, self.updates, self.hold, self.release = paths = [
+            folder / name for name in ("starts", "updates", "hold", "release")
+        ]
         program = folder / "python"
-        program.write_text(SERVER.format(python=sys.executable, **path_parts))
+        program.write_text(SERVER.format(python=sys.executable, **{path.name: path for path in paths}))
         program.chmod(0o755)
         self.launch = LaunchSettings(str(program), folder / "logs", 64)
 

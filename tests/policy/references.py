@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import compiling
 import jax
 import numpy as np
 
@@ -14,8 +15,8 @@ from cojax.policy.parameters import from_hf
 from cojax.policy.transformer import Params
 
 # Compiled once per config and shape: operation by operation they would take seconds.
-initialize = functools.cache(transformer.initialize)
-hidden_states = jax.jit(transformer.hidden_states, static_argnums=0, static_argnames="remat")
+initialize = functools.cache(compiling.drawn)
+hidden_states = jax.jit(transformer.hidden_states, static_argnums=0)
 cached_hidden_states = jax.jit(transformer.cached_hidden_states, static_argnums=0, static_argnames="span")
 
 FIXTURES = Path(__file__).parent / "fixtures"

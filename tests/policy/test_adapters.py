@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import drawn
 
 from cojax.policy.adapters import Lora, adapted_parameters, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import partition
-from cojax.policy.transformer import initialize
 
 DENSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
 SPARSE = ModelConfig(
@@ -38,14 +38,14 @@ POSITIONS = np.broadcast_to(np.arange(12, dtype=np.int32), TOKENS.shape)
 
 @functools.cache
 def base(config):
-    return initialize(config, 0)
+    return drawn(config, 0)
 
 
 @functools.cache
 def moved(config, lora=LORA):
     """Adapters that no longer are zero."""
-    fresh = initialize_adapters(config, lora, 1)
-    return jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), fresh)
+    fresh, draw = initialize_adapters(config, lora, 1), np.random.default_rng(2)
+    return jax.tree.map(lambda leaf: jnp.asarray(np.float32(leaf + 0.1 * draw.normal(size=leaf.shape))), fresh)
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="remat")
@@ -53,7 +53,7 @@ def logprobs(config, params, remat="none"):
     return token_logprobs(config, params, TOKENS, POSITIONS, jnp.ones_like(TOKENS), remat=remat)
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["sparse", "bfloat16"])
 def test_fresh_adapters_change_nothing_and_merged_ones_are_the_policy(kind):
     config = CONFIGS[kind]
     plain = logprobs(config, base(config))

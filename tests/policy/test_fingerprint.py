@@ -1,13 +1,13 @@
 """Another content has another name; the same content has the same one, wherever it lies."""
 
 import os
-import subprocess
-import sys
+from pathlib import Path
 
+import compiling
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from patience import patience
+from commands import Commands
 
 from cojax.policy.parameters import fingerprint
 
@@ -46,9 +46,7 @@ print(*[fingerprint([jax.device_put(array, place)]) for place in places])
 """
 
 
-def test_it_is_that_of_the_whole_where_an_array_is_spread_over_devices() -> None:
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", SPREAD], capture_output=True, text=True, env=environment, timeout=patience(120)
-    )
+def test_it_is_that_of_the_whole_where_an_array_is_spread_over_devices(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "spread.py").write_text(SPREAD)
+    done = commands.run("spread", environment={**os.environ, "XLA_FLAGS": compiling.flags(4)}, folder=tmp_path)
     assert done.stdout.split() == [fingerprint([jnp.arange(8.0 * 6).reshape(8, 6)])] * 2, done.stderr

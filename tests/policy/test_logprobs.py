@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import one_segment, reference
+from references import hidden_states, one_segment, reference
 
 from cojax.policy import logprobs, transformer
 from cojax.policy.logprobs import chunk_size
@@ -20,22 +20,23 @@ token_scores = jax.jit(logprobs.token_scores, static_argnums=0, static_argnames=
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("chunk", [7, 256])
-def test_are_those_of_transformers(name: str, chunk: int) -> None:
+def test_are_those_of_transformers(name: str) -> None:
     config, params, values = reference(name)
-    found = token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), chunk=chunk)
+    found = token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), chunk=7)
     assert found.dtype == jnp.float32
     assert found[0, 0] == 0
     np.testing.assert_allclose(found[0, 1:], values["logprobs"], atol=1e-5, rtol=0)
 
 
-def test_are_of_logits_over_temperature() -> None:
+def test_log_probs_and_entropies_are_of_logits_over_temperature() -> None:
     config, params, values = reference("qwen3")
-    found = token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0.5)
-    scaled = values["logits"][:-1].astype(np.float64) / 0.5
-    expected = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-    expected = np.take_along_axis(expected, values["tokens"][0, 1:, None], -1)[:, 0]
-    np.testing.assert_allclose(found[0, 1:], expected, atol=2e-5, rtol=0)
+    found = token_scores(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0.7, chunk=5)
+    scaled = values["logits"][:-1].astype(np.float64) / 0.7
+    logs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    chosen = np.take_along_axis(logs, values["tokens"][0, 1:, None], -1)[:, 0]
+    np.testing.assert_allclose(found.logprobs[0, 1:], chosen, atol=2e-5, rtol=0)
+    assert found.entropy[0, 0] == 0
+    np.testing.assert_allclose(found.entropy[0, 1:], -(np.exp(logs) * logs).sum(-1), atol=2e-5, rtol=0)
 
 
 def test_are_zero_at_padding_and_where_a_segment_starts() -> None:
@@ -49,69 +50,25 @@ def test_are_zero_at_padding_and_where_a_segment_starts() -> None:
     np.testing.assert_allclose(found, np.multiply(here, -4.1108739), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
-@pytest.mark.parametrize("chunk", [3, 8, 128])
-def test_what_is_not_wanted_is_zero_and_the_rest_as_before(name: str, chunk: int) -> None:
-    config, params, values = reference(name)
-    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
-    batch = (tokens, *one_segment(tokens))
-    wanted = np.random.default_rng(0).random(tokens.shape) < [[0.6], [0.1]]
-    factors = np.random.default_rng(1).normal(size=tokens.shape)
-
-    def learn(**settings: object) -> tuple:
-        def total(p: dict) -> jax.Array:
-            return (token_logprobs(config, p, *batch, temperature=0.7, **settings) * wanted * factors).sum()
-
-        return jax.value_and_grad(total)(params)
-
-    found = token_logprobs(config, params, *batch, mask=wanted, chunk=chunk)
-    np.testing.assert_array_equal(found[~wanted], 0.0)
-    every = token_logprobs(config, params, *batch)
-    np.testing.assert_allclose(found, np.where(wanted, every, 0.0), atol=1e-5)
-    some, whole = learn(mask=wanted, chunk=chunk), learn()
-    np.testing.assert_allclose(some[0], whole[0], rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), some[1], whole[1])
+KEPT, COMPUTED_AGAIN = 2**20, 0  # bytes that a gradient may keep of the logits of its forward pass
 
 
-def test_without_a_wanted_token_there_is_no_gradient() -> None:
-    config, params, values = reference("qwen3")
-    batch = (values["tokens"], *one_segment(values["tokens"]))
-    nothing = np.zeros(values["tokens"].shape, bool)
-    gradient = jax.grad(lambda p: token_logprobs(config, p, *batch, mask=nothing).sum())(params)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
-
-
-def test_gradient_does_not_depend_on_chunk_or_remat() -> None:
-    config, params, values = reference("qwen2")
-    batch = (values["tokens"], *one_segment(values["tokens"]))
-
-    def gradient(**settings: object) -> dict:
-        return jax.grad(lambda p: token_logprobs(config, p, *batch, **settings).sum())(params)
-
-    whole, cut = gradient(chunk=256), gradient(chunk=5, remat="layers")
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), whole, cut)
-
-
-def test_entropy_is_that_of_the_distribution_over_temperature() -> None:
-    config, params, values = reference("qwen3")
-    scaled = values["logits"][:-1].astype(np.float64) / 0.7
-    logs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
-    found = token_scores(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0.7, chunk=5)
-    assert found.entropy[0, 0] == 0
-    np.testing.assert_allclose(found.entropy[0, 1:], -(np.exp(logs) * logs).sum(-1), atol=2e-5, rtol=0)
-
-
-@pytest.fixture(params=[True, False], ids=["kept", "computed again"])
-def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a gradient keeps the logits of its forward pass."""
-    monkeypatch.setattr(logprobs, "KEPT_BYTES", 2**20 if request.param else 0)
-    return request.param
-
-
-@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # untied and tied
-def test_values_and_gradients_are_those_of_float64(name: str, entropy: str, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "entropy", "kept"),
+    [
+        ("qwen2", "none", KEPT),  # untied
+        ("qwen2", "value", COMPUTED_AGAIN),
+        ("qwen2", "gradient", KEPT),
+        ("qwen3", "none", COMPUTED_AGAIN),  # tied
+        ("qwen3", "value", KEPT),
+        ("qwen3", "gradient", COMPUTED_AGAIN),
+    ],
+)
+def test_values_and_gradients_are_those_of_float64(
+    name: str, entropy: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the formulas in NumPy, from the hidden states on: of the last norm's scale and, where untied, of the head."""
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", kept)
     config, params, values = reference(name)
     tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
     batch = (tokens, *one_segment(tokens))
@@ -124,7 +81,7 @@ def test_values_and_gradients_are_those_of_float64(name: str, entropy: str, kept
         return (scores.logprobs * factors[0] + scores.entropy * factors[1]).sum(), scores
 
     (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
-    hidden = np.float64(transformer.hidden_states(config, params, *batch))[:, :-1]
+    hidden = np.float64(hidden_states(config, params, *batch))[:, :-1]
     matrix = np.float64(transformer.scoring_matrix(config, params))
     matrix = matrix.T if config.tie_word_embeddings else matrix
     logs = hidden @ matrix / 0.7
@@ -143,61 +100,67 @@ def test_values_and_gradients_are_those_of_float64(name: str, entropy: str, kept
         np.testing.assert_allclose(gradient["head"]["kernel"], of_matrix, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # untied and tied: the matrix lies both ways
-def test_gradients_are_those_of_the_whole_table_of_logits(name: str, kept: bool) -> None:
-    """Of log-probs and entropies together, where wanted, against a softmax that JAX differentiates itself."""
+@pytest.mark.parametrize(
+    ("name", "chunk", "remat"),
+    [("qwen2", 3, "layers"), ("qwen3", 256, "dots")],  # untied and tied: the matrix lies both ways
+)
+def test_they_and_their_gradients_are_those_of_the_whole_table_of_logits(
+    name: str, chunk: int, remat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where wanted, in rows that want more and less, against a softmax that JAX differentiates itself; zero elsewhere.
+
+    A gradient that keeps the logits has the same value to the bit.
+    """
     config, params, values = reference(name)
     tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
     batch = (tokens, *one_segment(tokens))
-    wanted = np.random.default_rng(0).random(tokens.shape) < 0.5
-    wanted[:, 0] = False
-    of_logprobs, of_entropy = np.random.default_rng(1).normal(size=(2, *tokens.shape)).astype(np.float32) * wanted
+    wanted = np.random.default_rng(0).random(tokens.shape) < [[0.6], [0.1]]
+    factors = np.random.default_rng(1).normal(size=(2, *tokens.shape)).astype(np.float32)
 
-    def own(params: dict) -> jax.Array:
+    def own(params: dict) -> tuple:
         scores = logprobs.token_scores(
-            config, params, *batch, mask=wanted, temperature=0.7, chunk=5, entropy="gradient"
+            config, params, *batch, mask=wanted, temperature=0.7, chunk=chunk, remat=remat, entropy="gradient"
         )
-        return (scores.logprobs * of_logprobs + scores.entropy * of_entropy).sum()
+        return (scores.logprobs * factors[0] + scores.entropy * factors[1]).sum(), scores
 
-    def plain(params: dict) -> jax.Array:
+    def plain(params: dict) -> tuple:
         hidden = transformer.hidden_states(config, params, *batch)
         logs = jax.nn.log_softmax(transformer.logits(config, params, hidden[:, :-1]) / 0.7)
         chosen = jnp.take_along_axis(logs, tokens[:, 1:, None], -1)[..., 0]
         entropy = -(jnp.exp(logs) * logs).sum(-1)
-        return (chosen * of_logprobs[:, 1:] + entropy * of_entropy[:, 1:]).sum()
+        scores = [jnp.pad(score * wanted[:, 1:], ((0, 0), (1, 0))) for score in (chosen, entropy)]
+        return (scores[0] * factors[0] + scores[1] * factors[1]).sum(), scores
 
-    (value, found), (expected, gradient) = (jax.jit(jax.value_and_grad(f))(params) for f in (own, plain))
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, gradient)
+    (_, expected), gradient = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
+    totals, gradients = [], []
+    for size in (KEPT, COMPUTED_AGAIN):
+        monkeypatch.setattr(logprobs, "KEPT_BYTES", size)
+        (total, scores), found = jax.jit(jax.value_and_grad(lambda p: own(p), has_aux=True))(params)
+        for score, whole in zip((scores.logprobs, scores.entropy), expected, strict=True):
+            np.testing.assert_array_equal(score[~wanted], 0.0)
+            np.testing.assert_allclose(score, whole, atol=1e-5, rtol=0)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, gradient)
+        totals.append(total)
+        gradients.append(found)
+    assert totals[0] == totals[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), *gradients)
 
 
-def test_the_value_of_an_entropy_has_no_gradient() -> None:
+def test_neither_what_is_not_wanted_nor_the_value_of_an_entropy_has_a_gradient() -> None:
     config, params, values = reference("qwen3")
     batch = (values["tokens"], *one_segment(values["tokens"]))
 
     @jax.jit
-    def gradient(params: dict) -> dict:
-        return jax.grad(lambda p: logprobs.token_scores(config, p, *batch, entropy="value").entropy.sum())(params)
+    def gradient(params: dict, wanted: np.ndarray, of_logprobs: float) -> dict:
+        def total(params: dict) -> jax.Array:
+            scores = logprobs.token_scores(config, params, *batch, mask=wanted, entropy="value")
+            return (of_logprobs * scores.logprobs + scores.entropy).sum()
 
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient(params)))
+        return jax.grad(total)(params)
 
-
-@pytest.mark.parametrize("entropy", ["value", "gradient"])
-def test_kept_logits_change_nothing(entropy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, params, values = reference("qwen2")
-    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
-    batch = (tokens, *one_segment(tokens))
-
-    def loss(params: dict) -> jax.Array:
-        scores = logprobs.token_scores(config, params, *batch, temperature=0.7, chunk=5, entropy=entropy)
-        return (scores.logprobs + 0.1 * scores.entropy).sum()
-
-    found = []
-    for size in (0, 2**20):
-        monkeypatch.setattr(logprobs, "KEPT_BYTES", size)
-        found.append(jax.jit(jax.value_and_grad(lambda p: loss(p)))(params))
-    assert found[0][0] == found[1][0]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), *(pair[1] for pair in found))
+    every = np.ones(values["tokens"].shape, bool)
+    for wanted, of_logprobs, some in ((~every, 1.0, False), (every, 0.0, False), (every, 1.0, True)):
+        assert any(np.any(leaf) for leaf in jax.tree.leaves(gradient(params, wanted, of_logprobs))) == some
 
 
 def _program(*, gradient: bool) -> str:

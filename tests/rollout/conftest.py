@@ -40,5 +40,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> FakeLaunch:
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
+    """Servers of our own, asked more often than usual whether they have started."""
+    monkeypatch.setattr("cojax.rollout.sglang.server._START_POLL", 0.05)
     return FakeLaunch(tmp_path)

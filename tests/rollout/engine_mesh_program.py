@@ -13,11 +13,11 @@ import threading
 import jax
 import numpy as np
 import pytest
+from compiling import drawn
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters, to_hf
 from cojax.policy.sharding import SAMPLING_AXES, copies, make_mesh, shard
-from cojax.policy.transformer import initialize
 from cojax.rollout import batching as forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
@@ -57,7 +57,7 @@ def engine(config: ModelConfig, sizes: dict[str, int], slots: int = SLOTS) -> Lo
 
 @functools.cache
 def arrays(config: ModelConfig) -> list[tuple[str, np.ndarray]]:
-    return list(to_hf(config, initialize(config, 0)))
+    return list(to_hf(config, drawn(config, 0)))
 
 
 def converse(engine: LocalEngine, number: int) -> list[Completion]:
@@ -147,7 +147,7 @@ def check_rest(config: ModelConfig, sizes: dict[str, int]) -> None:
     assert begun.wait(60)
     made.rest()
     begun.clear()
-    spread = shard(config, initialize(config, 0), mesh)
+    spread = shard(config, drawn(config, 0), mesh)
     total = jax.jit(lambda params: sum(leaf.sum() for leaf in jax.tree.leaves(params)))
     for _ in range(20):
         total(spread).block_until_ready()
@@ -181,6 +181,7 @@ if __name__ == "__main__":
     kind = sys.argv[1]
     model, sizes = CASES[kind]
     assert len(jax.devices()) == 4
+    jax.config.update("jax_disable_most_optimizations", True)  # most of it is compiling
     check_memory(model, sizes)
     check_results(model, sizes)
     if kind == "data":

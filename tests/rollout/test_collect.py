@@ -129,7 +129,7 @@ def test_a_lost_episode_is_played_again_with_the_same_seeds():
 def test_a_step_that_hangs_twice_is_the_actions_doing():
     environment = CounterEnvironment(lambda task, step: hang() if task.setup["target"] == 1 and step == 1 else None)
     began = time.monotonic()
-    groups = gather(environment, group_size=2)
+    groups = gather(environment, group_size=2, environment_deadline=0.25)
     assert time.monotonic() - began < patience(4)
     hung = [t for t in groups[0].trajectories if t.outcome != "finished"]
     assert hung
@@ -139,9 +139,8 @@ def test_a_step_that_hangs_twice_is_the_actions_doing():
 
 
 def test_a_hanging_start_is_lost_not_punished():
-    groups = gather(
-        CounterEnvironment(on_start=lambda task: hang() if task.setup["target"] == 1 else None), group_size=1
-    )
+    environment = CounterEnvironment(on_start=lambda task: hang() if task.setup["target"] == 1 else None)
+    groups = gather(environment, group_size=1, environment_deadline=0.25)
     assert [t.outcome for g in groups for t in g.trajectories] == ["environment_error", *["finished"] * 3]
 
 
@@ -229,7 +228,7 @@ def test_a_quorum_of_valid_episodes_is_waited_for():
 def test_unwanted_rollouts_stop_and_start_nothing_more():
     engine = SlowSample()
     asked = threading.Event()
-    threading.Timer(0.3, asked.set).start()
+    threading.Timer(0.1, asked.set).start()
     began = time.monotonic()
     with pytest.raises(Interrupted, match=r"of 32 episodes"):
         gather(engine=engine, stop=asked.is_set, concurrency=4)
@@ -261,7 +260,7 @@ def hanging(monkeypatch, method: str) -> None:
 def test_a_hanging_verdict_is_the_policys_where_its_code_runs(monkeypatch):
     hanging(monkeypatch, "evaluate")
     for environment, valid in ((CodeRunning(), True), (CounterEnvironment(), False)):
-        groups = gather(environment, group_size=1)
+        groups = gather(environment, group_size=1, environment_deadline=0.25, retries=0)
         outcome = "timeout" if valid else "environment_error"
         assert [t.outcome for g in groups for t in g.trajectories] == [outcome, *["finished"] * 3]
         assert (groups[0].trajectories[0].valid, groups[0].trajectories[0].reward) == (valid, 0.0)
@@ -269,7 +268,7 @@ def test_a_hanging_verdict_is_the_policys_where_its_code_runs(monkeypatch):
 
 def test_a_hanging_start_is_nobodys_where_a_policys_code_runs(monkeypatch):
     hanging(monkeypatch, "reset")
-    groups = gather(CodeRunning(), group_size=1)
+    groups = gather(CodeRunning(), group_size=1, environment_deadline=0.25, retries=0)
     assert [t.outcome for g in groups for t in g.trajectories] == ["environment_error", *["finished"] * 3]
 
 

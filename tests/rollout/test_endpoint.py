@@ -80,10 +80,10 @@ def test_what_fails_once_is_asked_again(failure):
 
 
 def test_a_wait_the_server_asks_for_is_kept_and_one_beyond_the_deadline_is_not_begun():
-    with serving(scripted(refused(429, retry_after="0.4"), said("hello"))) as server:
+    with serving(scripted(refused(429, retry_after="0.2"), said("hello"))) as server:
         began = time.monotonic()
         assert asked(server)(ASK, (), NEVER) == ("hello", ())
-        assert time.monotonic() - began >= 0.4
+        assert time.monotonic() - began >= 0.2
     with serving(scripted(refused(503, "busy", retry_after="60"))) as server:
         began = time.monotonic()
         with pytest.raises(EngineError, match=r"busy.*given up after 1 attempts"):
@@ -115,7 +115,7 @@ def test_a_stall_ends_at_the_deadline():
     with serving(stall) as server:
         began = time.monotonic()
         with pytest.raises(EngineError, match="no reply within"):
-            asked(server, deadline=0.5)(ASK, (), NEVER)
+            asked(server, deadline=0.2)(ASK, (), NEVER)
         assert time.monotonic() - began < patience(4)
         ended.set()
 
@@ -132,9 +132,9 @@ def test_a_reply_that_drips_ends_at_the_deadline():
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: drip(listening.accept()[0]), daemon=True).start()
-        endpoint = chat_endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.5, attempts=1)
+        endpoint = chat_endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.2, attempts=1)
         began = time.monotonic()
-        with pytest.raises(EngineError, match=r"no reply within 0\.[45]\d* s"):
+        with pytest.raises(EngineError, match=r"no reply within 0\.[12]\d* s"):
             endpoint(ASK, (), NEVER)
         assert time.monotonic() - began < patience(4)
         ended.set()

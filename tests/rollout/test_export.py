@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from compiling import drawn
 from transformers import AutoConfig, AutoTokenizer
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import initialize
 from cojax.rollout.export import load_params, load_tokenizer, save_model
 from cojax.rollout.vocabulary import word_tokenizer
 
@@ -19,7 +19,7 @@ CONFIG = ModelConfig(len(TOKENIZER) + 3, 32, 40, 2, 4, 2, 16)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model", CONFIG, initialize(CONFIG, 0), TOKENIZER)
+    save_model(tmp_path / "model", CONFIG, drawn(CONFIG, 0), TOKENIZER)
     return tmp_path / "model"
 
 
@@ -27,7 +27,7 @@ def test_model_and_tokenizer_come_back(folder: Path) -> None:
     assert ModelConfig.from_hf(folder) == CONFIG
     assert type(AutoConfig.from_pretrained(folder)).__name__ == "Qwen3Config"
     assert AutoTokenizer.from_pretrained(folder).get_vocab() == TOKENIZER.get_vocab()
-    jax.tree.map(np.testing.assert_array_equal, load_params(folder, CONFIG), initialize(CONFIG, 0))
+    jax.tree.map(np.testing.assert_array_equal, load_params(folder, CONFIG), drawn(CONFIG, 0))
 
 
 def test_a_damaged_model_says_what_to_delete(folder: Path) -> None:

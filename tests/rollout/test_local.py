@@ -11,25 +11,29 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from compiling import drawn
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
+from cojax.policy import logprobs
 from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
-from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import Params, initialize
+from cojax.policy.transformer import Params
 from cojax.rollout import batching
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
 CONFIG = ModelConfig(101, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
-SLOTS, LENGTH = 16, 160
+SLOTS, LENGTH = 8, 160
+
+
+token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="temperature")
 
 
 @functools.cache
 def params(seed: int) -> Params:
-    return initialize(CONFIG, seed)
+    return drawn(CONFIG, seed)
 
 
 def weights(version: int) -> Weights:
@@ -122,7 +126,7 @@ def test_logprobs_are_the_learners(engine: LocalEngine) -> None:
 def test_logprobs_are_the_learners_where_layers_have_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FAMILIES, "windowed", Family("windowed", "", QWEN3.rows, layers=(SLIDING, FULL)))  # type: ignore[arg-type]
     config = dataclasses.replace(CONFIG, model_type="windowed", sliding_window=5)
-    made, prompt = initialize(config, 0), [random.Random(0).randrange(101) for _ in range(40)]
+    made, prompt = drawn(config, 0), [random.Random(0).randrange(101) for _ in range(40)]
     running = LocalEngine(config, slots=2, max_length=64, lanes=1, prefill_rows=1, prefill_chunks=(8,))
     running.load(Weights(0, lambda: to_hf(config, made)))
     found = running.generate(prompt, Sampling(1.0, 12), session="a", seed=(1,))
@@ -139,13 +143,13 @@ def test_greedy_takes_the_most_likely_token(engine: LocalEngine) -> None:
     assert completion.tokens == again.tokens
     tokens = np.array([[1, 2, 3, *completion.tokens]], np.int32)
     positions, segments = np.arange(8, dtype=np.int32)[None], np.ones_like(tokens)
-    score = jax.jit(lambda tokens: token_logprobs(CONFIG, params(0), tokens, positions, segments))
-    found = np.asarray(score(tokens))[0, 3:]
+    score = functools.partial(token_logprobs, CONFIG, params(0))
+    found = np.asarray(score(tokens, positions, segments))[0, 3:]
     np.testing.assert_allclose(found, completion.logprobs, atol=1e-5, rtol=0)
     for other in range(0, 101, 7):
         changed = tokens.copy()
         changed[0, 3] = other
-        assert score(changed)[0, 3] <= found[0] + 1e-6
+        assert score(changed, positions, segments)[0, 3] <= found[0] + 1e-6
 
 
 def test_a_seed_repeats_and_another_differs(engine: LocalEngine) -> None:

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from compiling import initialize
+from compiling import drawn
 
 from cojax.learner.batch import decode_routes
 from cojax.policy.config import ModelConfig
@@ -28,7 +28,7 @@ CONFIG = ModelConfig(
     moe_intermediate_size=24,
     norm_topk_prob=True,
 )
-PARAMS = initialize(CONFIG, 0)
+PARAMS = drawn(CONFIG, 0)
 SHAPE = RouteShape.of(CONFIG)
 
 

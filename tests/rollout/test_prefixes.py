@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import families
 import pytest
-from compiling import initialize
+from compiling import drawn
 from patience import patience
 
 from cojax.environment import EngineError
@@ -29,7 +29,7 @@ NUMBERS = range(16)
 
 @functools.cache
 def params(seed: int) -> Params:
-    return initialize(CONFIG, seed)
+    return drawn(CONFIG, seed)
 
 
 def weights(version: int) -> Weights:
@@ -111,7 +111,7 @@ def test_a_tool_list_of_hundreds_of_tokens_is_computed_for_the_first_episode_alo
     config = dataclasses.replace(CONFIG, vocab_size=len(chat.tokenizer), max_position_embeddings=2_048)
     engine = LocalEngine(config, slots=2, max_length=1_280, prefill_rows=2, prefill_chunks=(8, 32))
     try:
-        engine.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
+        engine.load(Weights(0, lambda: to_hf(config, drawn(config, 0))))
         computed = []
         for number, prompt in enumerate(prompts):
             before = engine.computed_tokens

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from compiling import initialize
+from compiling import drawn
 from counter_environment import CounterEnvironment
 from patience import patience
 
@@ -51,7 +51,7 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def engine():
     config = ModelConfig(len(CHAT.tokenizer), 32, 48, 1, 2, 1, 16, max_position_embeddings=256)
     running = LocalEngine(config, slots=1, max_length=128, prefill_rows=1)
-    running.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
+    running.load(Weights(0, lambda: to_hf(config, drawn(config, 0))))
     yield running
     running.close()
 

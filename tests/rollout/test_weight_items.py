@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from compiling import initialize
+from compiling import drawn
 from small_runs import tree
 
 from cojax.policy.config import ModelConfig
@@ -46,7 +46,7 @@ CONFIGS = {
     ),
 }
 DENSE = CONFIGS["dense"]
-save = functools.partial(save_params, initialize(DENSE, 0))
+save = functools.partial(save_params, drawn(DENSE, 0))
 
 
 def write(folder: Path, label: str = "x") -> Path:
@@ -57,7 +57,7 @@ def write(folder: Path, label: str = "x") -> Path:
 @pytest.mark.parametrize("dtype", ["", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_restored_to_the_files_that_a_trainer_writes(tmp_path, name, dtype):
-    config, params = CONFIGS[name], initialize(CONFIGS[name], 0)
+    config, params = CONFIGS[name], drawn(CONFIGS[name], 0)
     write_weights(tmp_path / "folder", config, to_hf(config, params), dtype, label="run-1")
     write_item(tmp_path / "item", config, functools.partial(save_params, params), dtype, "run-1")
     restore_item(tmp_path / "item", tmp_path / "restored", "run-1")
@@ -111,7 +111,7 @@ def test_missing_and_cut_files_are_named(tmp_path):
 
 def test_arrays_that_are_not_those_of_its_config_are_refused(tmp_path):
     item, other = write(tmp_path / "1"), tmp_path / "2"
-    write_item(other, CONFIGS["sparse"], functools.partial(save_params, initialize(CONFIGS["sparse"], 0)), "", "x")
+    write_item(other, CONFIGS["sparse"], functools.partial(save_params, drawn(CONFIGS["sparse"], 0)), "", "x")
     assert "tie_word_embeddings True, expected False" in other_model(other, DENSE)
     shutil.rmtree(item / "params")
     shutil.copytree(other / "params", item / "params")
@@ -122,4 +122,4 @@ def test_arrays_that_are_not_those_of_its_config_are_refused(tmp_path):
 
 def test_what_is_restored_is_loaded_as_the_same_parameters(tmp_path):
     restore_item(write(tmp_path / "1"), tmp_path / "restored", "")
-    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "restored", DENSE), initialize(DENSE, 0))
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "restored", DENSE), drawn(DENSE, 0))

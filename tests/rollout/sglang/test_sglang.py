@@ -107,39 +107,36 @@ def replace_spans(answer: dict, *ends: int) -> None:
     answer["meta_info"]["weight_versions"] = spans
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [
-        [
-            lambda answer: answer["meta_info"].update(finish_reason={"type": "abort", "message": "x"}),
-            lambda answer: answer.update(output_ids=[7, 7]),
-            lambda answer: answer["meta_info"].update(output_token_logprobs=[[None, 7, None]] * 3),
-            lambda answer: answer.pop("meta_info"),
-            lambda answer: answer["meta_info"].update(weight_versions=[{"version": "boot", "start": 0, "end": 2}]),
-        ],
-        [
-            lambda answer: replace_tokens(answer, 10**9),
-            lambda answer: replace_tokens(answer, -1),
-            lambda answer: replace_tokens(answer, float("inf")),
-            lambda answer: replace_spans(answer, -3, 3),
-            lambda answer: replace_spans(answer, 3, 3),
-        ],
-    ],
-    ids=["of another shape", "out of bounds"],
+BROKEN = (
+    # of another shape
+    lambda answer: answer["meta_info"].update(finish_reason={"type": "abort", "message": "x"}),
+    lambda answer: answer.update(output_ids=[7, 7]),
+    lambda answer: answer["meta_info"].update(output_token_logprobs=[[None, 7, None]] * 3),
+    lambda answer: answer.pop("meta_info"),
+    lambda answer: answer["meta_info"].update(weight_versions=[{"version": "boot", "start": 0, "end": 2}]),
+    # out of bounds
+    lambda answer: replace_tokens(answer, 10**9),
+    lambda answer: replace_tokens(answer, -1),
+    lambda answer: replace_tokens(answer, float("inf")),
+    lambda answer: replace_spans(answer, -3, 3),
+    lambda answer: replace_spans(answer, 3, 3),
 )
-def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> None:
-    engine = make(pair[:1])
+
+
+def test_what_a_broken_reply_costs_is_one_more_request(pair, make) -> None:
+    engine = make(pair[:1], mixed=True)
     engine.load(weights(0))
-    faults = iter(faults)
+    for number, fault in enumerate(BROKEN):
+        faults = [fault]
 
-    def behave(path: str, body: dict, answer: dict) -> int:
-        if path == "generate" and (fault := next(faults, None)) is not None:
-            fault(answer)
-        return 200
+        def behave(path: str, body: dict, answer: dict, faults: list = faults) -> int:
+            if path == "generate" and faults:
+                faults.pop()(answer)
+            return 200
 
-    pair[0].behave = behave
-    assert ask(engine).logprobs == (-1.5, -1.5, -1.5)
-    assert pair[0].count("generate") == 6
+        pair[0].behave = behave
+        assert ask(engine).logprobs == (-1.5, -1.5, -1.5)
+        assert pair[0].count("generate") == 2 * (number + 1), number
 
 
 def test_tries_are_bounded_and_the_last_cause_is_told(pair, make) -> None:
@@ -241,7 +238,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     engine = make(pair)
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
-    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 1.0)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 0.4)
     hung = threading.Event()
     pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
@@ -260,7 +257,7 @@ def test_no_server_that_takes_the_weights_is_an_error_that_says_why(pair, make) 
     pair[0].behave = pair[1].behave = behave
     with pytest.raises(EngineError, match=r"no SGLang server took the weights.*no such folder.*under the same path"):
         engine.load(weights(0))
-    assert not pair[0].paused, "a server must not be left paused"
+    until(lambda: not pair[0].paused)  # its watch asks it again, which pauses it for a moment
 
 
 def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> None:
@@ -310,7 +307,7 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     done: list[Completion] = []
 
     def converse(number: int) -> None:
-        done.extend(ask(engine, f"s{number}") for _ in range(3))
+        done.extend(ask(engine, f"s{number}") for _ in range(2))
         engine.release(f"s{number}")
 
     threads = [threading.Thread(target=converse, args=(number,)) for number in range(200)]
@@ -318,8 +315,8 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(done) == 600
-    assert sum(server.count("generate") for server in pair) == 600
+    assert len(done) == 400
+    assert sum(server.count("generate") for server in pair) == 400
     assert engine.busy_seconds > 0
     until(lambda: sum(server.sessions for server in engine.fleet.servers) == 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiling import initialize
+from compiling import drawn
 from fake_sglang import FakeServer, with_settings
 
 from cojax.environment import EngineError
@@ -26,7 +26,7 @@ CONFIG = ModelConfig(
     112, 16, 24, 2, 2, 1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True,
     model_type="qwen3_moe", tie_word_embeddings=False,
 )  # fmt: skip
-PARAMS = initialize(CONFIG, 0)
+PARAMS = drawn(CONFIG, 0)
 SHAPE = RouteShape.of(CONFIG)
 
 

@@ -2,21 +2,22 @@
 
 import asyncio
 import dataclasses
+import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import httpx
 import pytest
+from commands import Commands
+from compiling import drawn
 from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, hang_on, until, weights
 from patience import patience
 
 from cojax.environment import EngineError
 from cojax.policy.parameters import fingerprint, to_hf
-from cojax.policy.transformer import Params, initialize
+from cojax.policy.transformer import Params
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import Connections
 from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder, newest_version
@@ -44,7 +45,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         first, second = engine.fleet.servers
         assert first.up
         assert second.up
-        launched.delay.write_text("1.5")
+        launched.hold.touch()
         first.process.kill()
         until(lambda: first.state == "recovering" and len(launched.started()) == 3)
         began = time.monotonic()
@@ -55,6 +56,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         assert not first.up
         # The folder that it starts on stays until it has started.
         assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["0", "2", "3"]
+        launched.release.touch()
         until(lambda: first.up)
         assert first.restarts == limits.restarts - 1
         labels = [httpx.get(f"{server.process.url}/model_info").json()["weight_version"] for server in (first, second)]
@@ -64,19 +66,24 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
 
 
 def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_SECONDS", 0.1)
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
     limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05, restarts=4)
     engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, settings=limits)
-    timer = threading.Timer(0.5, holder.close)
-    timer.start()
+    loader = threading.Thread(target=engine.load, args=(weights(0),))
+    began = time.monotonic()
+    loader.start()
     try:
-        engine.load(weights(0))
+        until(lambda: engine.fleet.servers[0].restarts == limits.restarts - 2)
+        assert time.monotonic() - began > 0.3, "it waits twice as long each time"
+        holder.close()
+        loader.join(patience(10))
+        assert engine.fleet.servers[0].up
         assert engine.fleet.servers[0].restarts >= 1
     finally:
         engine.close()
-        timer.join()
+        loader.join()
 
 
 def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) -> None:
@@ -87,10 +94,10 @@ def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) 
     try:
         engine.load(weights(0))
         first, second = engine.fleet.servers
-        launched.delay.write_text("30")
+        launched.hold.touch()
         first.process.kill()
         until(lambda: len(launched.started()) == 3)
-        launched.delay.unlink()
+        launched.hold.unlink()
         second.process.kill()
         until(lambda: len(launched.started()) == 4 and second.up)
         assert first.state == "recovering"
@@ -127,21 +134,24 @@ def test_two_runs_do_not_share_a_folder(pair, make, tmp_path: Path) -> None:
     make(pair[1:]).load(weights(0))
 
 
-def test_a_dead_run_lets_go_of_its_folder(tmp_path: Path) -> None:
-    code = f"""
-import sys, time
+HOLDER = """
+import time
 from pathlib import Path
 from cojax.rollout.sglang.engine import WeightsFolder
-store = WeightsFolder(Path({str(tmp_path)!r}))
+store = WeightsFolder(Path())
 print("mine", flush=True)
 time.sleep(60)
 """
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout.readline() == "mine\n"
+
+
+def test_a_dead_run_lets_go_of_its_folder(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "holder.py").write_text(HOLDER)
+    holder = commands.start("holder", folder=tmp_path)
+    until(lambda: holder.printed() == "mine\n")
     with pytest.raises(ValueError, match="another run"):
         WeightsFolder(tmp_path)
-    holder.kill()
-    holder.wait()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(timeout=10)
     WeightsFolder(tmp_path).close()
 
 
@@ -183,7 +193,7 @@ def load_until_closed(engine: SGLangEngine) -> None:
 
 
 def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> None:
-    launched.delay.write_text("30")
+    launched.hold.touch()
     for number in range(3):
         engine = SGLangEngine(
             CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, settings=LIMITS
@@ -210,7 +220,7 @@ def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
     assert pair[0].count("update_weights_from_disk") == 1
     engine.load(fingerprinted(1, PARAMS))
     assert pair[0].count("update_weights_from_disk") == 2, "another version has another label"
-    engine.load(fingerprinted(1, initialize(CONFIG, 1)))
+    engine.load(fingerprinted(1, drawn(CONFIG, 1)))
     assert pair[0].count("update_weights_from_disk") == 3, "other numbers of one version"
     engine.load(weights(1))
     assert pair[0].count("update_weights_from_disk") == 4, "nothing is known of what they are"
@@ -267,10 +277,12 @@ def test_servers_that_start_with_the_trainer_or_again_during_a_sync_are_waited_f
         server.close()
     engine = make(pair)
     for version in (0, 1):
-        later = threading.Timer(0.7, lambda: pair.__setitem__(0, FakeServer(ports[0])))
-        later.start()
-        engine.load(weights(version))
-        later.join()
+        loader = threading.Thread(target=engine.load, args=(weights(version),))
+        loader.start()
+        until(lambda version=version: engine.fleet.target and engine.fleet.target.label.endswith(f"-{version}"))
+        time.sleep(0.2)  # of a sync that finds nobody
+        pair[0] = FakeServer(ports[0])
+        loader.join()
         assert pair[0].count("update_weights_from_disk") == 1
         assert ask(engine).weights_version == version
         pair[0].close()
@@ -307,7 +319,7 @@ def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, mo
     pair[0].behave = hang_on(over := threading.Event(), "pause_generation")
     with pytest.raises(EngineError, match=r"pause_generation did not answer within 0\.3 s"):
         engine.load(weights(1))
-    assert not pair[0].paused
+    until(lambda: not pair[0].paused)
     over.set()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -143,7 +142,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
         # Asks which process it is, for the rest: what follows must not come between an update's steps.
         if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
             asked.set()
-            time.sleep(0.7)
+            until(lambda: engine.fleet._is_syncing)
         return 200
 
     pair[0] = FakeServer(pair[0].port)

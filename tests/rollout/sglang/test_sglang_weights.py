@@ -10,7 +10,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from compiling import initialize
+from compiling import drawn
 from safetensors.numpy import load_file
 
 from cojax.policy.config import ModelConfig
@@ -18,11 +18,11 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.export import check_weights, load_params, prune_weights, write_weights
 
 CONFIG = ModelConfig(96, 32, 40, 2, 4, 2, 16)
-PARAMS = initialize(CONFIG, 0)
+PARAMS = drawn(CONFIG, 0)
 
 
 def arrays(seed: int = 0) -> Iterator[tuple[str, np.ndarray]]:
-    return to_hf(CONFIG, initialize(CONFIG, seed))
+    return to_hf(CONFIG, drawn(CONFIG, seed))
 
 
 def names(folder: Path) -> list[str]:
@@ -51,7 +51,7 @@ def test_a_version_is_replaced_as_a_whole(tmp_path: Path) -> None:
     write_weights(tmp_path / "7", CONFIG, arrays(0), file_bytes=20_000)
     write_weights(tmp_path / "7", CONFIG, arrays(1))
     assert names(tmp_path / "7") == ["config.json", "model.safetensors"]
-    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "7", CONFIG), initialize(CONFIG, 1))
+    jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "7", CONFIG), drawn(CONFIG, 1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
