@@ -27,7 +27,7 @@ from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
 from cojax.command import CommandLineParser
-from cojax.run.machine import facts
+from cojax.run.machine import read_facts
 from cojax.settings.base import choose
 
 # A suite's settings are its keywords.
@@ -208,7 +208,7 @@ def _refuse_unused(settings: Mapping[str, Any], suite_names: Sequence[str]) -> N
 
 def make_object(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     """The object of --json: the machine and each suite's rows; a single row of a single suite is at the top too."""
-    machine = facts()
+    machine = read_facts()
     machine_facts = {"device": jax.devices()[0].device_kind, "jax": machine["versions"]["jax"], "machine": machine}
     suites: list[dict[str, Any]] = [
         {"suite": name, "rows": [row_to_json(row) for row in rows]} for name, rows in results.items()

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.shapes import SHAPES
 from cojax.command import CommandLineParser
-from cojax.compile.programs import name_and_value
+from cojax.compile.programs import format_setting
 from cojax.compile.targets import GIB
 from cojax.storage.files import read_json, write_json, write_text
 
@@ -78,7 +78,7 @@ class Cell:
         return [
             f"--target={self.target}",
             "--config=experiments/bfcl.py",
-            *(name_and_value(setting, value) for setting, value in settings.items() if not setting.isupper()),
+            *(format_setting(setting, value) for setting, value in settings.items() if not setting.isupper()),
         ]
 
 

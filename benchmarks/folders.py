@@ -16,10 +16,10 @@ import numpy as np
 import cojax
 from benchmarks import machine
 from benchmarks.results import Row, Spread, time_calls
-from cojax.compile.programs import parameter_count
+from cojax.compile.programs import count_parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from cojax.policy.pretrained import CONFIG, SINGLE, dtype_code, write_tensors
+from cojax.policy.pretrained import CONFIG, ONE_FILE, find_code, write_tensors
 
 _LAYER_COUNT, _HEAD_SIZE = 22, 64
 _PIECE_BYTES = 64 * 2**20  # bytes that the plain copies read or write at a time
@@ -34,7 +34,7 @@ def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -
         resident_before = machine.read_resident_memory()
         _, seconds = time_calls(lambda: jax.block_until_ready(cojax.load(folder).params), repeats)
         peak_bytes = machine.read_peak_memory()
-        _, plain_seconds = time_calls(lambda: read_plainly(folder / SINGLE), repeats)
+        _, plain_seconds = time_calls(lambda: read_plainly(folder / ONE_FILE), repeats)
     return [{**_compare_with_plain(config, seconds, plain_seconds), **resident_before, **peak_bytes}]
 
 
@@ -58,7 +58,7 @@ def export(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3)
 def _compare_with_plain(config: ModelConfig, seconds: Spread, plain: Spread) -> Row:
     size = count_bytes(config) / 1e9
     return {
-        "parameters": parameter_count(config),
+        "parameters": count_parameters(config),
         "dtype": config.dtype,
         "gigabytes": size,
         "seconds": seconds,
@@ -84,7 +84,7 @@ def choose_config(gigabytes: float, dtype: str) -> ModelConfig:
 
 
 def count_bytes(config: ModelConfig) -> int:
-    return parameter_count(config) * jnp.dtype(config.param_dtype).itemsize
+    return count_parameters(config) * jnp.dtype(config.param_dtype).itemsize
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def temporary_folder(needed_bytes: int, setting: str = "--gigabytes") -> Iterato
 
 def write_random(folder: Path, config: ModelConfig) -> None:
     """Writes a model folder of random numbers, one tensor in memory at a time."""
-    code = dtype_code(config.param_dtype)
+    code = find_code(config.param_dtype)
     outlines = {
         tensor_name: (code, row.hf_shape(config))
         for row in parameters(config)
@@ -120,7 +120,7 @@ def write_random(folder: Path, config: ModelConfig) -> None:
             yield name, values.astype(jnp.dtype(config.param_dtype))
 
     folder.mkdir()
-    write_tensors(folder / SINGLE, outlines, arrays())
+    write_tensors(folder / ONE_FILE, outlines, arrays())
     (folder / CONFIG).write_text(json.dumps(config.to_hf()))
 
 

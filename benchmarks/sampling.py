@@ -16,7 +16,7 @@ from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import decode_bytes, decode_flops, parameter_bytes
-from cojax.compile.programs import forward_flops, parameter_count
+from cojax.compile.programs import count_forward_flops, count_parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
@@ -65,8 +65,8 @@ def prefill(
 ) -> list[Row]:
     """`batch` new conversations of `prompt_length` tokens, up to their first sampled token.
 
-    MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
-    `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_bound_s`).
+    MFU is `count_forward_flops` a second, with logits for the last token alone, over the rate of a large matrix
+    product. `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_bound_s`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)
@@ -106,7 +106,7 @@ class _Job:
         return {
             "shape": self.model.name,
             "layers": self.config.num_hidden_layers,
-            "parameters": parameter_count(self.config),
+            "parameters": count_parameters(self.config),
             "dtype": self.config.dtype,
             "batch": self.batch,
             "prompt_length": self.prompt_length,
@@ -174,7 +174,7 @@ def _make_decode_row(job: _Job, timings: _Timings) -> Row:
 
 def _make_prefill_row(job: _Job, timings: _Timings) -> Row:
     rate, bandwidth = machine.measure_matmul_rate(job.config.dtype), machine.measure_memory_bandwidth()
-    flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
+    flops = count_forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
     bound_s = machine.compute_bound_s(flops, parameter_bytes(job.config), rate, bandwidth)
     seconds = Spread(tuple(timings.opening_seconds[1:]))
     return {

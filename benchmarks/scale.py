@@ -157,10 +157,14 @@ def _time_steps(run: _GrownRun, repeat_count: int) -> dict[str, Any]:
         time_call("logs_seconds", run.store_step, groups, detection)
         drafts = run.draw_drafts()
         time_call(
-            "near_duplicates_seconds", lambda examined: [run.near_duplicates.why(draft) for draft in examined], drafts
+            "near_duplicates_seconds",
+            lambda examined: [run.near_duplicates.find_duplicate(draft) for draft in examined],
+            drafts,
         )
-        time_call("exclusions_seconds", lambda examined: [run.exclusions.why(draft) for draft in examined], drafts)
-        time_call("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
+        time_call(
+            "exclusions_seconds", lambda examined: [run.exclusions.find_rule(draft) for draft in examined], drafts
+        )
+        time_call("recall_seconds", run.directory.read_episodes, range(max(1, run.step - 4), run.step + 1))
         time_call("add_tasks_seconds", run.add_tasks, _ADDED_TASKS)
         time_call("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
         time_call("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))

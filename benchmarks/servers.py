@@ -10,7 +10,7 @@ from pathlib import Path
 import cojax
 from benchmarks.folders import choose_config, count_bytes, read_plainly, temporary_folder, write_plainly, write_random
 from benchmarks.results import Row, Spread
-from cojax.compile.programs import parameter_count
+from cojax.compile.programs import count_parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
@@ -21,7 +21,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import assemble, engines
-from cojax.run.parts import sampling
+from cojax.run.parts import make_sampling
 from cojax.types import Trajectory
 from experiments import desk
 
@@ -77,7 +77,7 @@ def _measure_sync(config: ModelConfig, python_path: str, repeat_count: int) -> R
     figures = {name: Spread(tuple(seconds[1:])) for name, seconds in seconds_by_figure.items()}
     pairs = zip(figures["sync_seconds"].values, figures["plain_seconds"].values, strict=True)
     return {
-        "parameters": parameter_count(config),
+        "parameters": count_parameters(config),
         "dtype": config.dtype,
         "gigabytes": count_bytes(config) / 1e9,
         **figures,
@@ -87,7 +87,7 @@ def _measure_sync(config: ModelConfig, python_path: str, repeat_count: int) -> R
 
 def _make_launch(python_path: str, logs_folder: Path, dtype: str) -> LaunchSettings:
     """Launches the server of the interpreter `python_path`; without one, that of `make sglang` on the CPU."""
-    interpreter, device = (python_path, "") if python_path else (str(engines.default_python()), "cpu")
+    interpreter, device = (python_path, "") if python_path else (str(engines.find_default_python()), "cpu")
     return LaunchSettings(interpreter, logs_folder, _CONTEXT_LENGTH, dtype, device=device)
 
 
@@ -105,7 +105,7 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         engine = parts.engine
         assert isinstance(engine, SGLangEngine)
         params = initialize(parts.model, 0)
-        sampler = sampling(config, parts.chat, config.sampling.temperature)
+        sampler = make_sampling(config, parts.chat, config.sampling.temperature)
         tasks = parts.environment.tasks("seed", max(1, batch // 8))
         actors = PolicyActors(engine, parts.chat, sampler)
         collector = EpisodeCollector(actors, parts.environment, parts.limits, batch // len(tasks))

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from cojax.compile.programs import forward_flops, layer_weights, parameter_count
+from cojax.compile.programs import count_forward_flops, count_parameters, layer_weights
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.settings.base import choose
@@ -92,13 +92,13 @@ def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool
 
     Recomputation in the backward pass, which saves memory, does not count. Every token is scored.
     """
-    return (4 if reference else 3) * forward_flops(config, lengths, sum(lengths))
+    return (4 if reference else 3) * count_forward_flops(config, lengths, sum(lengths))
 
 
 def decode_flops(config: ModelConfig, batch: int, context: float) -> float:
     """Operations of one decode step of `batch` conversations, whose tokens attend to `context` tokens on average.
 
-    2·N·batch + 2·D·V·batch + 4·L·H·S·context·batch, counted as in `forward_flops`.
+    2·N·batch + 2·D·V·batch + 4·L·H·S·context·batch, counted as in `count_forward_flops`.
     """
     product_flops = 2 * (layer_weights(config) + config.hidden_size * config.vocab_size)
     attention_flops = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * context
@@ -107,7 +107,7 @@ def decode_flops(config: ModelConfig, batch: int, context: float) -> float:
 
 def parameter_bytes(config: ModelConfig) -> int:
     """Bytes of all parameters, which any pass over many tokens must read once."""
-    return parameter_count(config) * jnp.dtype(config.param_dtype).itemsize
+    return count_parameters(config) * jnp.dtype(config.param_dtype).itemsize
 
 
 def decode_bytes(config: ModelConfig, batch: int, context: float) -> float:

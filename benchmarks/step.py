@@ -10,10 +10,10 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import model_config
-from cojax.compile.programs import forward_flops, parameter_count
+from cojax.compile.programs import count_forward_flops, count_parameters
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO, fastest_that_fits
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
 from cojax.learner.update import Metrics, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
@@ -96,7 +96,7 @@ def step(
             "dtype": dtype,
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
-            "parameters": parameter_count(config),
+            "parameters": count_parameters(config),
             **(figures := _summarise(records)),
             **machine.read_peak_memory(),
             **_compute_mfu(config, workload, figures, machine.measure_matmul_rate(dtype)),
@@ -126,12 +126,12 @@ def _make_learner(
         temperature=TEMPERATURE,
         row_length=row_length,
         micro_rows=micro_rows,
-        remat="layers" if remat == AUTO else remat,
+        remat="layers" if remat == AUTO_REMAT else remat,
         reference=params,
     )
     state = learner.init(params)
-    if remat == AUTO:
-        learner = fastest_that_fits(learner, state, [workload.sample_count] * workload.prompt_count)
+    if remat == AUTO_REMAT:
+        learner = choose_fastest(learner, state, [workload.sample_count] * workload.prompt_count)
     return learner, state
 
 
@@ -140,8 +140,8 @@ def _compute_mfu(config: ModelConfig, workload: Workload, figures: Row, rate: fl
     over `rate`, that of a large matrix product."""
     tokens = workload.conversation_count * workload.completion_length
     # No forward pass is fed the last sampled token.
-    generation_flops = forward_flops(config, [workload.length - 1] * workload.conversation_count, tokens)
-    update_flops = 4 * forward_flops(
+    generation_flops = count_forward_flops(config, [workload.length - 1] * workload.conversation_count, tokens)
+    update_flops = 4 * count_forward_flops(
         config, [workload.length] * workload.conversation_count, tokens
     )  # one of them the reference's
     return {

@@ -16,11 +16,11 @@ from benchmarks import machine
 from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compute_compile_s, time_calls
 from benchmarks.shapes import parameter_bytes, update_flops
-from cojax.compile.programs import parameter_count
+from cojax.compile.programs import count_parameters
 from cojax.learner.batch import RowShape, TrainBatch, pack_sequences
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO, fastest_that_fits
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
@@ -94,7 +94,7 @@ def update(
         {
             "shape": model.name,
             "layers": model.config.num_hidden_layers,
-            "parameters": parameter_count(model.config),
+            "parameters": count_parameters(model.config),
             "dtype": model.config.dtype,
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
@@ -115,8 +115,8 @@ def _measure_update(
     # The parameters are given away, so that no second copy of them ever exists. Uncommitted, the state would make the
     # second update compile again.
     state: TrainState = jax.device_put(jax.jit(learner.init, donate_argnums=0)(model.make_params()), jax.devices()[0])
-    if remat == AUTO:
-        learner = fastest_that_fits(learner, state, [1] * rows.row_count)
+    if remat == AUTO_REMAT:
+        learner = choose_fastest(learner, state, [1] * rows.row_count)
     batch = _draw_batch(config, rows)
 
     def run_update() -> None:
@@ -151,7 +151,7 @@ def make_learner(
         loss_settings={} if reference is None else {"kl_coefficient": KL_COEFFICIENT},
         row_length=rows.length,
         micro_rows=rows.micro_rows,
-        remat="layers" if remat == AUTO else remat,
+        remat="layers" if remat == AUTO_REMAT else remat,
         reference=reference,
         mesh=mesh,
     )

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 
 from benchmarks.results import Row, Spread
-from cojax.host.processes import family, memory
+from cojax.host.processes import family, read_memory
 from cojax.types import Action
 from environments.appworld import make
 from environments.appworld.environment import AppWorld, AppWorldEpisode
@@ -68,7 +68,9 @@ def _play_round(
     if megabytes_by_worker is not None:
         for worker_name, worker in (("world", environment.play), ("judge", environment.judge)):
             children = family(worker.supervisor)[2:]
-            megabytes_by_worker[worker_name].append(sum(memory(child, "Private_Dirty") for child in children) / batch)
+            megabytes_by_worker[worker_name].append(
+                sum(read_memory(child, "Private_Dirty") for child in children) / batch
+            )
     barrier.wait()
     for thread in threads:
         thread.join()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from cojax import signals
 from cojax.loop import Loop, State
 from cojax.loop.evolution import Evolutions
-from cojax.loop.groups import learnable, sample_ahead, sample_groups
-from cojax.loop.records import end_step, step_record
+from cojax.loop.groups import sample_ahead, sample_groups, select_learnable
+from cojax.loop.records import end_step, make_step_record
 from cojax.synthesis import Interrupted
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def coevolve(
                 sample_ahead(loop, state, state.step + 2) as next_groups,
                 loop.clock("update"),
             ):
-                train_state, metrics = loop.learner.update(state.learner, *learnable(loop, groups))
+                train_state, metrics = loop.learner.update(state.learner, *select_learnable(loop, groups))
         except Interrupted:
             # The previous step is already checkpointed.
             return state
@@ -63,9 +63,9 @@ def coevolve(
 
         # Stages 2 and 3: reflect, re-explore, keep validated tasks. Then record and checkpoint.
         for synthesis in syntheses:
-            state = evolutions.add(state, synthesis)
+            state = evolutions.store(state, synthesis)
         pending = (*state.pending, *new_signals)
         state = dataclasses.replace(state, step=step, learner=train_state, pending=pending, waiting=tuple(next_groups))
-        record = step_record(loop, state, groups, new_signals, metrics, syntheses)
+        record = make_step_record(loop, state, groups, new_signals, metrics, syntheses)
         state = end_step(evolutions, state, record, observe)
     return state

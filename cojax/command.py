@@ -40,16 +40,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
 _OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
 _IMPORTING_COMMANDS = ("run", "evaluate", "check", "serve", "compile")
-_via_cojax = False
+_runs_as_cojax = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status, unless the command itself exits. An unknown command gives 2."""
-    global _via_cojax
+    global _runs_as_cojax
     _escape_output()
     command_name, *command_arguments = [*(sys.argv[1:] if arguments is None else arguments), ""]
     if command_name in ("", "-h", "--help", "help"):
-        print(usage())
+        print(format_usage())
         return 0 if command_name else 2
     if command_name == "--version":
         print(f"cojax {__version__}")
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"error: cojax has no command {command_name!r}; {hint}", file=sys.stderr)
         return 2
-    _via_cojax = True
+    _runs_as_cojax = True
     _move_current_folder_last(warn=command_name in _IMPORTING_COMMANDS)
     sys.argv = [f"cojax {command_name}", *command_arguments[:-1]]
     module_name = imports.within(COMMANDS[command_name][0])
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(command_module.main() or 0)
 
 
-def usage() -> str:
+def format_usage() -> str:
     name_width = max(map(len, COMMANDS))
     lines = [f"  {command_name:{name_width}}  {summary}" for command_name, (_, summary) in COMMANDS.items()]
     return "\n".join(
@@ -91,7 +91,7 @@ def run_in_checkout(name: str, module_name: str, arguments: Sequence[str] | None
 def reword(help_text: str) -> str:
     """Rewrites the commands in a help text in the form in which this process was started."""
     command_by_module = {
-        module_name: f"cojax {command}" if _via_cojax else f"python -m {imports.within(module_name)}"
+        module_name: f"cojax {command}" if _runs_as_cojax else f"python -m {imports.within(module_name)}"
         for command, (module_name, _) in COMMANDS.items()
     }
     # A longer name, such as experiments.study.launch, is not one of our commands.
@@ -119,8 +119,8 @@ class CommandLineParser(argparse.ArgumentParser):
         for argument in self._arguments:
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(flag.startswith(name) for flag in self._option_string_actions):
-                near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
-                message = f"{name} is not a flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
+                alike = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+                message = f"{name} is not a flag; {f'did you mean {alike[0]}? ' if alike else ''}--help lists the flags"
                 break
         self.exit(2, f"error: {message}\n")
 
@@ -135,6 +135,6 @@ def _escape_output() -> None:
 def _move_current_folder_last(warn: bool) -> None:
     if sys.path and sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
-    imports.with_current_folder()
-    for hidden_path in filter(None, map(imports.hidden_file, imports.SHARED if warn else ())):
-        print(f"warning: {os.path.dirname(hidden_path)} cannot be imported, {imports.FIX}", file=sys.stderr)
+    imports.add_current_folder()
+    for hidden_path in filter(None, map(imports.find_hidden, imports.SHARED_NAMES if warn else ())):
+        print(f"warning: {os.path.dirname(hidden_path)} cannot be imported, {imports.RENAME_FIX}", file=sys.stderr)

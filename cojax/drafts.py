@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action
-from cojax.unicode_forms import normal_form
+from cojax.unicode_forms import normalise_form
 
 # The greatest value that `longest_query` may be set to.
-MOST_CHARACTERS = 100_000
+MOST_QUERY_CHARACTERS = 100_000
 # A solution has at most this many actions, calls in one action, values, characters, and levels of nesting.
-_MOST_ACTIONS, _MOST_CALLS, _MOST_VALUES, _LONGEST_TEXT, _DEEPEST = 200, 64, 10_000, 200_000, 32
+_MOST_ACTIONS, _MOST_CALLS, _MOST_ARGUMENT_VALUES, _LONGEST_TEXT, _MOST_NESTING = 200, 64, 10_000, 200_000, 32
 # The control tokens of common chat templates, which are refused in addition to the policy's own.
-_CONTROL_TOKEN = re.compile(
+_CONTROL_TOKEN_PATTERN = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
 )
 # Invisible letters: the fillers of Hangul.
@@ -39,23 +39,24 @@ class DraftRefused(Exception):
         self.quarantine = quarantine
 
 
-def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
+def find_flaw(query: str, most_length: int, control_tokens: Sequence[str] = ()) -> str:
     """Why a query is refused, as a line of evidence; "" if it is not refused.
 
-    A query must be text of at most `longest` characters with a letter or a digit. It must not contain lone surrogates,
-    control characters, characters that hide or reverse text, or a literal of `control_tokens` in any case or width.
+    A query must be text of at most `most_length` characters with a letter or a digit. It must not contain lone
+    surrogates, control characters, characters that hide or reverse text, or a literal of `control_tokens` in any case
+    or width.
     """
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}; expected text"
-    if len(query) > longest:
-        return f"the query has {len(query):,} characters; at most {longest:,} are taken (validation.longest_query)"
+    if len(query) > most_length:
+        return f"the query has {len(query):,} characters; at most {most_length:,} are taken (validation.longest_query)"
     for character in query:
         if description := _describe_unreadable(character):
             return f"the query holds {description}, U+{ord(character):04X}; expected plain text"
     if not any(unicodedata.category(char)[0] in "LN" and char not in _INVISIBLE_LETTERS for char in query):
         return "the query has no letter and no digit; expected words that ask for something"
     folded_query = _fold(query)
-    if control_match := _CONTROL_TOKEN.search(folded_query):
+    if control_match := _CONTROL_TOKEN_PATTERN.search(folded_query):
         return f"the query holds {control_match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
@@ -64,7 +65,7 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
     return ""
 
 
-def oversize(solution: Sequence[Action]) -> str:
+def find_excess(solution: Sequence[Action]) -> str:
     """Why a solution is too large to play or not JSON; "" if it can be played."""
     if len(solution) > _MOST_ACTIONS:
         return f"the solution has {len(solution):,} actions; at most {_MOST_ACTIONS} are played"
@@ -85,7 +86,7 @@ def oversize(solution: Sequence[Action]) -> str:
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
             value_count += len(children)
-            if value_count <= _MOST_VALUES:
+            if value_count <= _MOST_ARGUMENT_VALUES:
                 stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
             # An estimate: Python takes long to write out a number with millions of digits.
@@ -94,10 +95,10 @@ def oversize(solution: Sequence[Action]) -> str:
             total_length += 24
         elif value is not None:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
-        if depth > _DEEPEST:
-            return f"arguments of the solution nest deeper than {_DEEPEST} levels"
-        if total_length > _LONGEST_TEXT or value_count > _MOST_VALUES:
-            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MOST_VALUES:,} values"
+        if depth > _MOST_NESTING:
+            return f"arguments of the solution nest deeper than {_MOST_NESTING} levels"
+        if total_length > _LONGEST_TEXT or value_count > _MOST_ARGUMENT_VALUES:
+            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MOST_ARGUMENT_VALUES:,} values"
     return ""
 
 
@@ -112,6 +113,6 @@ def _describe_unreadable(character: str) -> str:
 
 def _fold(text: str) -> str:
     """The text in one case and width, without white space and invisible characters."""
-    folded_text = normal_form("NFKC", text).casefold()
+    folded_text = normalise_form("NFKC", text).casefold()
     visible_characters = (char for char in folded_text if not char.isspace() and char not in _INVISIBLE_LETTERS)
     return "".join(char for char in visible_characters if unicodedata.category(char) not in ("Cf", "Mn", "Me"))

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LOG = logging.getLogger(__name__)
-# What a `passing_name` looks like.
-_PASSING_NAME = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+# What a `make_temporary_name` looks like.
+_TEMPORARY_NAME = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
 
-def regular_file(path: str | Path, flags: int) -> int:
+def open_regular_file(path: str | Path, flags: int) -> int:
     """An `opener` for reading: raises OSError for a pipe, a device or a folder, and never blocks on one."""
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -31,35 +31,35 @@ def regular_file(path: str | Path, flags: int) -> int:
     return descriptor
 
 
-def pieces(file: BinaryIO) -> Iterator[bytes]:
+def read_pieces(file: BinaryIO) -> Iterator[bytes]:
     """The content of a file, at most one MiB at a time."""
     return iter(lambda: file.read(2**20), b"")
 
 
 def crc32(file: BinaryIO, earlier_crc: int = 0) -> int:
     """The CRC-32 of a file's content, going on from `earlier_crc`, that of what precedes it."""
-    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces(file), earlier_crc)
+    return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), read_pieces(file), earlier_crc)
 
 
-def own_file(path: str | Path, flags: int) -> int:
-    """An `opener` for writing: like `regular_file`, but also raises OSError for a link."""
-    return regular_file(path, flags | os.O_NOFOLLOW)
+def open_own_file(path: str | Path, flags: int) -> int:
+    """An `opener` for writing: like `open_regular_file`, but also raises OSError for a link."""
+    return open_regular_file(path, flags | os.O_NOFOLLOW)
 
 
-def passing_name(path: Path) -> Path:
+def make_temporary_name(path: Path) -> Path:
     """A temporary name beside `path` for a file on its way there. No file has it, and nobody can predict it."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
 
 def sweep(*folders: Path) -> None:
-    """Removes the files that killed writers left in these folders: regular ones with a `passing_name`.
+    """Removes the files that killed writers left in these folders: regular ones with a `make_temporary_name`.
 
     A file that is being written stays. Anything else with such a name stays too, with a warning. Subfolders are left
     alone.
     """
-    for path in (path for folder in folders for path in folder.glob(".*.tmp") if _PASSING_NAME.fullmatch(path.name)):
+    for path in (path for folder in folders for path in folder.glob(".*.tmp") if _TEMPORARY_NAME.fullmatch(path.name)):
         try:
-            with open(path, "r+b", opener=own_file) as file:
+            with open(path, "r+b", opener=open_own_file) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
         except (FileNotFoundError, BlockingIOError):
@@ -75,8 +75,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     Readers see the old file or the new one. A link at `path` is replaced, and what it points to stays as it is. Raises
     OSError.
     """
-    temporary_path = passing_name(path)
-    file = open(temporary_path, "xb", opener=own_file)  # noqa: SIM115  closed below
+    temporary_path = make_temporary_name(path)
+    file = open(temporary_path, "xb", opener=open_own_file)  # noqa: SIM115  closed below
     try:
         with file:
             with contextlib.suppress(OSError):  # a file system without locks

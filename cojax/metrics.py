@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cojax.host.stopwatch import PARTS, Stopwatch
+from cojax.host.stopwatch import TIME_PARTS, Stopwatch
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log, flat, open_file, write_text
 
 if TYPE_CHECKING:
     from tensorboardX.event_file_writer import EventsWriter
 
-__all__ = ["PARTS", "Metrics", "Stopwatch", "plain", "scalars"]
+__all__ = ["TIME_PARTS", "Metrics", "Stopwatch", "plain", "select_scalars"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Metrics:
                 _write_event(self._board_writer, record, time.time())
                 self._board_writer.flush()
         if self._wandb_run is not None:
-            self._wandb_run.log(scalars(record), step=step)
+            self._wandb_run.log(select_scalars(record), step=step)
 
     def close(self) -> None:
         with self._guard_board():
@@ -98,7 +98,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+def select_scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record of metrics.jsonl except its step, by name: the keys joined with slashes."""
     flat_items = flat(record, "/").items()
     return {name: float(value) for name, value in flat_items if name != "step" and isinstance(value, numbers.Real)}
@@ -124,7 +124,7 @@ def _write_event(writer: "EventsWriter", record: Mapping[str, Any], wall_time: f
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    summary_values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
+    summary_values = [Summary.Value(tag=name, simple_value=value) for name, value in select_scalars(record).items()]
     writer.write_event(Event(wall_time=wall_time, step=record["step"], summary=Summary(value=summary_values)))
 
 

@@ -19,22 +19,22 @@ from contextvars import ContextVar
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 
 _T = TypeVar("_T")
 CallKind = Literal["refused", "too_long", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed"]
 _TRANSIENT_KINDS = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
 # Seconds between attempts: the first wait is doubled each time, up to the longest. If an endpoint asks for more, the
 # call fails.
-FIRST_WAIT, LONGEST_WAIT = 0.5, 120.0
+FIRST_WAIT_S, MOST_WAIT_S = 0.5, 120.0
 # Headers that ask for bodies without compression. Bodies are never decompressed: they might expand without end.
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
-_SHORTEST_KEY = 8
+_LEAST_KEY_LENGTH = 8
 # Bytes of a chat completion and of embeddings: far more than any model sends.
 _MOST_CHAT_BYTES, _MOST_EMBEDDINGS_BYTES = 8 * 2**20, 64 * 2**20
 # Bytes that are read of an error's body, and characters of an error text.
-_MOST_ERROR_BYTES, _LONGEST_REASON = 64 * 2**10, 300
+_MOST_ERROR_BYTES, _MOST_REASON_LENGTH = 64 * 2**10, 300
 _TOO_LONG_PATTERN = re.compile(
     r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
 )
@@ -51,21 +51,21 @@ class CallFailed(Exception):
     unreachable, timeout, server, rate, malformed   another attempt may succeed
     """
 
-    def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait: float = 0.0, may_charge: bool = False):
+    def __init__(self, kind: CallKind, reason: str, *, status: int = 0, wait_s: float = 0.0, may_charge: bool = False):
         """`status` is HTTP's, 0 if none came.
 
-        `wait` is the number of seconds that the endpoint asks for. `may_charge` says that the endpoint may have worked
-        on the request and charge for it.
+        `wait_s` is the number of seconds that the endpoint asks for. `may_charge` says that the endpoint may have
+        worked on the request and charge for it.
         """
         super().__init__(reason)
-        self.kind, self.reason, self.status, self.wait, self.may_charge = kind, reason, status, wait, may_charge
+        self.kind, self.reason, self.status, self.wait, self.may_charge = kind, reason, status, wait_s, may_charge
         # Set if the client will spell the request differently. It is sent again at once, which does not count as an
         # attempt.
         self.resend = False
         self.attempts = 1
 
     @property
-    def passing(self) -> bool:
+    def may_pass(self) -> bool:
         """Whether the same request may succeed later."""
         return self.kind in _TRANSIENT_KINDS
 
@@ -90,7 +90,7 @@ def check_address(url: str, model: str, url_setting: str, model_setting: str) ->
 
 def redact(text: str, key: str) -> str:
     """The text without the key, even if white space splits the key."""
-    if len(key) < _SHORTEST_KEY:
+    if len(key) < _LEAST_KEY_LENGTH:
         return text
     return re.sub(r"\s*".join(re.escape(character) for character in key), lambda _: "[key]", text)
 
@@ -111,10 +111,10 @@ def with_retries(
             if failure.resend:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
-            backoff_s = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
+            backoff_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
             pause = max(backoff_s, failure.wait)
             failure.attempts = attempt_no
-            if not failure.passing or attempt_no >= most_attempts or pause > LONGEST_WAIT or pause >= seconds_left():
+            if not failure.may_pass or attempt_no >= most_attempts or pause > MOST_WAIT_S or pause >= seconds_left():
                 raise
         sleep(pause)
         attempt_no += 1
@@ -125,7 +125,7 @@ def no_cookies() -> http.cookiejar.CookieJar:
     return http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=()))
 
 
-def one_line(text: str) -> str:
+def flatten(text: str) -> str:
     """The text on one line, without unprintable characters, so that a server's words cannot forge a line of a log."""
     encodable_text = text.encode("utf-8", "replace").decode()
     return " ".join("".join(character if character.isprintable() else " " for character in encodable_text).split())
@@ -189,7 +189,7 @@ class ApiClient:
         import openai
 
         deadline = time.monotonic() + timeout_s
-        future = on_thread("openai", lambda: _read_reply(api, body, deadline, limit))
+        future = run_on_thread("openai", lambda: _read_reply(api, body, deadline, limit))
         try:
             content = future.result(timeout=timeout_s)
         except (TimeoutError, openai.APITimeoutError):
@@ -229,20 +229,20 @@ class ApiClient:
                 raise CallFailed("timeout", reason, status=status, may_charge=True) from None
             content = b""
         # A body that is cut off is not quoted: half a key could not be recognised.
-        message = f"its body is longer than {_MOST_ERROR_BYTES:,} bytes" if content is None else error_message(content)
+        message = f"its body is longer than {_MOST_ERROR_BYTES:,} bytes" if content is None else read_error(content)
         reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
             setting_names = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
             raise CallFailed("unauthorised", f"{reason}. Check {setting_names}", status=status)
         if status in (408, 409, 425, 429) or status >= 500:
             retry_after_s = _parse_retry_after(response.headers.get("retry-after", ""))
-            raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait=retry_after_s)
+            raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait_s=retry_after_s)
         raise CallFailed("too_long" if _TOO_LONG_PATTERN.search(reason) else "refused", reason, status=status)
 
     def _one_line(self, text: str) -> str:
         """The text on one short line. The key is removed before the text is cut, because a truncated key would no
         longer be recognised."""
-        return self.redact(one_line(text))[:_LONGEST_REASON]
+        return self.redact(flatten(text))[:_MOST_REASON_LENGTH]
 
 
 def _read_reply(resource: Any, request: Mapping[str, Any], deadline: float, most_bytes: int) -> bytes:
@@ -274,7 +274,7 @@ def _read_body(response: Any, most_bytes: int) -> bytes | None:
     return bytes(content)
 
 
-def error_message(content: bytes) -> str:
+def read_error(content: bytes) -> str:
     """The message of an error in OpenAI's format, otherwise the whole body, without JSON escapes."""
     body_text = content.decode("utf-8", "replace")
     try:

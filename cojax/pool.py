@@ -17,7 +17,7 @@ from cojax.types import Group, Signal, Task, from_json, to_json
 # (mean reward of each of a task's last visits, at most WINDOW, each in [0, 1], oldest first) → a weight above 0. The
 # settings of a curriculum are its keyword-only parameters.
 Curriculum = Callable[[Sequence[float]], float]
-WINDOW = 10
+RECENT_VISITS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,8 @@ class TaskPool:
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
         Spirakis 2006).
         """
-        timed_positions = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
-        return [position for _, position in heapq.nsmallest(count, timed_positions)]
+        timed_positions = ((rng.expovariate(1.0) / weight(task.id), index) for index, task in enumerate(self))
+        return [index for _, index in heapq.nsmallest(count, timed_positions)]
 
     def since(self, position: int) -> Iterator[Task]:
         """The tasks from this position on, in the order of their arrival; costs O(tasks returned)."""
@@ -119,14 +119,14 @@ class TaskPool:
         return self.since(0)
 
 
-def task_record(task: Task) -> dict[str, Any]:
+def make_task_record(task: Task) -> dict[str, Any]:
     """The task as one record of tasks.jsonl: its id, then its fields."""
     return {"id": task.id, **to_json(task)}
 
 
-def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task:
+def read_task_record(record: Mapping[str, Any], line_number: int | None = None) -> Task:
     """The task of a record of tasks.jsonl. Raises ValueError if the id does not match the content."""
-    place = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
+    place = "tasks.jsonl" if line_number is None else f"tasks.jsonl line {line_number}"
     try:
         task = from_json(Task, {field_name: value for field_name, value in record.items() if field_name != "id"})
     except (TypeError, KeyError) as error:
@@ -158,7 +158,7 @@ def learnability(scores: Sequence[float], *, prior: Annotated[float, Range(0.0, 
 def unmastered(
     scores: Sequence[float],
     *,
-    visits: Annotated[int, Range(1, WINDOW)] = 3,
+    visits: Annotated[int, Range(1, RECENT_VISITS)] = 3,
     weight: Annotated[float, "a share", Range(0.0, 1.0, low_open=True)] = 0.1,
 ) -> float:
     """`weight` for a task that was solved in every episode of its last `visits` visits, 1 for any other task."""
@@ -168,7 +168,7 @@ def unmastered(
 CURRICULA: dict[str, Curriculum] = {"uniform": uniform, "learnability": learnability, "unmastered": unmastered}
 
 
-def task_weight(curriculum: Curriculum, scores: Sequence[float]) -> float:
+def weigh_task(curriculum: Curriculum, scores: Sequence[float]) -> float:
     """The weight of a task with these scores. Raises ValueError for a weight that is not finite and above 0."""
     weight = float(curriculum(scores))
     if not 0.0 < weight < math.inf:
@@ -185,7 +185,7 @@ class RecentScores:
     stores each under its own name.
     """
 
-    window = WINDOW
+    window = RECENT_VISITS
 
     def init(self) -> dict[str, Any]:
         return {}

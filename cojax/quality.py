@@ -28,27 +28,27 @@ from cojax.types import Task, canonical, normalise
 
 Floats = npt.NDArray[np.floating[Any]]
 
-MOST = 2_000  # tasks of a set that are compared; of a larger set, a sample
+MOST_TASKS = 2_000  # tasks of a set that are compared; of a larger set, a sample
 _DIGITS = 6  # decimals of the figures
 BLOCK = 512  # rows of similarities computed at a time
-BINS = 20  # of a histogram of cosines from 0 to 1
+BIN_COUNT = 20  # of a histogram of cosines from 0 to 1
 
 
-def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
+def measure_neighbours(embeddings: Floats, k: int) -> float | None:
     """SR@k: mean cosine of each row to its k nearest other rows; lower is more diverse.
 
     SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count. It rises
     with N even for samples of one source, as neighbours come closer: compare only sets of about the same size.
     """
-    return within(embeddings, k)[0]
+    return compare_own(embeddings, k)[0]
 
 
-def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
+def measure_greatest(embeddings: Floats, targets: Floats) -> Floats:
     """Cosine of each row to the nearest target, float[N]; 0 if there is no target."""
-    return across(embeddings, targets)[0]
+    return measure_across(embeddings, targets)[0]
 
 
-def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
+def compare_own(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
     """SR@k, and the mean distance of two different rows. Raises ValueError for k below 1."""
     if k < 1:
         raise ValueError(f"k is {k}; expected at least 1 neighbour")
@@ -66,7 +66,7 @@ def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
     return cosine_sum / (k * count), distance_sum / (count * (count - 1))
 
 
-def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
+def measure_across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """For each row: the cosine to the nearest target (0 without any), and the mean distance to targets; float64[N]."""
     nearest_cosines, mean_distances = np.zeros(len(embeddings)), np.zeros(len(embeddings))
     if len(targets):
@@ -76,7 +76,7 @@ def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
     return nearest_cosines, mean_distances
 
 
-def relative_energy(target_distances: Floats, own_distance: float | None, target_spread: float | None) -> float | None:
+def compute_energy(target_distances: Floats, own_distance: float | None, target_spread: float | None) -> float | None:
     """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
 
     ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
@@ -91,11 +91,11 @@ def relative_energy(target_distances: Floats, own_distance: float | None, target
     return (2.0 * float(target_distances.mean()) - own_distance - target_spread) / target_spread
 
 
-def histogram(cosines: Floats) -> list[int]:
+def count_bins(cosines: Floats) -> list[int]:
     """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
     # A cosine that only rounding puts below the lower end of a bin belongs to that bin.
-    bin_indices = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
-    return np.bincount(bin_indices, minlength=BINS).tolist()
+    bin_indices = np.floor(cosines * BIN_COUNT + 1e-5).astype(int).clip(0, BIN_COUNT - 1)
+    return np.bincount(bin_indices, minlength=BIN_COUNT).tolist()
 
 
 def unit(embeddings: Floats) -> Floats:
@@ -119,7 +119,7 @@ Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises Embed
 
 _HALF_DIMENSIONS = 1024  # of each half
 # Most characters of a text that are read: the n-grams of more would only take time.
-_MOST_CHARACTERS = 20_000
+_MOST_TEXT_LENGTH = 20_000
 # Most numbers of an embedding from an endpoint, far more than any model returns.
 _MOST_DIMENSIONS = 65_536
 _KEY_DIGITS = 32  # hex digits of the hash of a text
@@ -154,7 +154,7 @@ def _hash_texts(texts: Sequence[str]) -> Floats:
     vectorizer_options: dict[str, Any] = {"n_features": _HALF_DIMENSIONS, "lowercase": False, "dtype": np.float32}
     word_vectorizer = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **vectorizer_options)
     character_vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **vectorizer_options)
-    clean_texts = [normalise(text[:_MOST_CHARACTERS]) for text in texts]
+    clean_texts = [normalise(text[:_MOST_TEXT_LENGTH]) for text in texts]
     return unit(np.hstack([half.transform(clean_texts).toarray() for half in (word_vectorizer, character_vectorizer)]))
 
 
@@ -165,14 +165,14 @@ def endpoint_embedding(
     *,
     timeout_s: float = 60.0,
     call_timeout_s: float = 300.0,
-    attempts: int = 4,
+    most_attempts: int = 4,
     batch_size: int = 64,
 ) -> Embed:
     """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
 
     Embeddings that `cache` holds are not requested, and those that arrive are kept even if a later text gets no
     embedding. `timeout_s` bounds one request and `call_timeout_s` one whole call, in seconds; a batch of `batch_size`
-    texts takes at most `attempts` requests. Raises ValueError for an address that cannot work.
+    texts takes at most `most_attempts` requests. Raises ValueError for an address that cannot work.
     """
     api = ApiClient(base_url, model, "quality.base_url", "quality.model")
     row_by_key: dict[str, Floats] = {}
@@ -192,7 +192,7 @@ def endpoint_embedding(
             return api.embeddings(request, min(timeout_s, remaining_s), lambda reply: _parse_reply(reply, len(texts)))
 
         try:
-            return with_retries(attempt, attempts, lambda: call_deadline - time.monotonic(), time.sleep)
+            return with_retries(attempt, most_attempts, lambda: call_deadline - time.monotonic(), time.sleep)
         except CallFailed as failure:
             raise EmbeddingError(f"{model} gave no embeddings: {failure.reason}") from None
 
@@ -248,16 +248,15 @@ def _read_cache(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Flo
 
 
 def describe_pool(
-    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most: int = MOST
+    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most_tasks: int = MOST_TASKS
 ) -> dict[str, Any]:
     """The quality of a pool, as metrics.jsonl stores it. The keys are stable:
 
-    tasks          number of tasks compared: all of the pool, or a sample of `most`
-    sr_at_k        mean cosine of each query to its k nearest in the pool; lower is more diverse
-    ed_rel         energy distance to the target queries, of their mean pairwise distance; lower is closer
-    max_similarity cosine of each query to its nearest target: `mean`, `max`, and `histogram`, counts in 20 bins, 0 to 1
-    turns          mean actions of a solution
-    initial, synthesized    the same figures for the initial tasks, and for those that evolution added
+    tasks          number of tasks compared: all of the pool, or a sample of `most_tasks` sr_at_k        mean cosine of
+    each query to its k nearest in the pool; lower is more diverse ed_rel         energy distance to the target queries,
+    of their mean pairwise distance; lower is closer max_similarity cosine of each query to its nearest target: `mean`,
+    `max`, and `count_bins`, counts in 20 bins, 0 to 1 turns          mean actions of a solution initial, synthesized
+    the same figures for the initial tasks, and for those that evolution added
 
     Undefined figures are left out: those of fewer than two tasks, or without targets. If `embed` is None, all figures
     that need embeddings are left out. A sample holds the tasks with the smallest ids. Ids are hashes of the content, so
@@ -266,15 +265,15 @@ def describe_pool(
     tasks = list(pool)
     subsets = {
         "": tasks,
-        "initial": [task for task in tasks if not _lineage_step(task)],
-        "synthesized": [task for task in tasks if _lineage_step(task)],
+        "initial": [task for task in tasks if not _find_lineage_step(task)],
+        "synthesized": [task for task in tasks if _find_lineage_step(task)],
     }
-    samples = {part: _sample_tasks(subset, most) for part, subset in subsets.items()}
+    samples = {part: _sample_tasks(subset, most_tasks) for part, subset in subsets.items()}
     description = {
         part: {"tasks": len(sample), **_turns(subsets[part])} for part, sample in samples.items() if sample or not part
     }
     if embed is not None and tasks:
-        for part, figures in _embedding_figures(samples, _sample_tasks(targets, most), embed, k).items():
+        for part, figures in _embedding_figures(samples, _sample_tasks(targets, most_tasks), embed, k).items():
             description[part] |= figures
     return {**description.pop(""), **description}
 
@@ -289,19 +288,19 @@ def _embedding_figures(
         raise EmbeddingError(f"{len(unique_tasks) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
     pool_rows, target_rows = embeddings[: len(unique_tasks)], embeddings[len(unique_tasks) :]
     index_by_task_id = {task.id: index for index, task in enumerate(unique_tasks)}
-    nearest_cosines, distances = across(pool_rows, target_rows)
-    target_spread = within(target_rows, 1)[1]
+    nearest_cosines, distances = measure_across(pool_rows, target_rows)
+    target_spread = compare_own(target_rows, 1)[1]
     figures_by_subset: dict[str, dict[str, Any]] = {}
     for subset_name, sample in samples.items():
         if sample:
             indices = np.array([index_by_task_id[task.id] for task in sample])
-            neighbour_cosine, own = within(pool_rows[indices], k)
-            scores = {"sr_at_k": neighbour_cosine, "ed_rel": relative_energy(distances[indices], own, target_spread)}
+            neighbour_cosine, own = compare_own(pool_rows[indices], k)
+            scores = {"sr_at_k": neighbour_cosine, "ed_rel": compute_energy(distances[indices], own, target_spread)}
             figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in scores.items() if value is not None}
             if len(target_rows):
                 cosines = nearest_cosines[indices]
                 mean_cosine, max_cosine = round(float(cosines.mean()), _DIGITS), round(float(np.max(cosines)), _DIGITS)
-                figures["max_similarity"] = {"mean": mean_cosine, "max": max_cosine, "histogram": histogram(cosines)}
+                figures["max_similarity"] = {"mean": mean_cosine, "max": max_cosine, "histogram": count_bins(cosines)}
             figures_by_subset[subset_name] = figures
     return figures_by_subset
 
@@ -311,15 +310,15 @@ def _turns(tasks: Sequence[Task]) -> dict[str, float]:
     return {"turns": round(sum(solution_lengths) / len(solution_lengths), _DIGITS)} if solution_lengths else {}
 
 
-def _sample_tasks(tasks: Sequence[Task], most: int) -> list[Task]:
-    """At most `most` of the tasks, in their order: those with the smallest ids."""
-    if len(tasks) <= most:
+def _sample_tasks(tasks: Sequence[Task], most_tasks: int) -> list[Task]:
+    """At most `most_tasks` of the tasks, in their order: those with the smallest ids."""
+    if len(tasks) <= most_tasks:
         return list(tasks)
-    smallest_ids = set(heapq.nsmallest(most, (task.id for task in tasks)))
+    smallest_ids = set(heapq.nsmallest(most_tasks, (task.id for task in tasks)))
     return [task for task in tasks if task.id in smallest_ids]
 
 
-def _lineage_step(task: Task) -> int:
+def _find_lineage_step(task: Task) -> int:
     return task.lineage.step if task.lineage else 0
 
 

@@ -34,7 +34,7 @@ class Score:
     bounds: tuple[float, float]
 
 
-def score(groups: Sequence[Group]) -> Score:
+def compute_score(groups: Sequence[Group]) -> Score:
     """avg@k over the tasks that have a valid episode. Raises ValueError if none has."""
     task_means = [group.score for group in groups if group.valid]
     if not task_means:
@@ -63,11 +63,11 @@ def _average_with(groups: Sequence[Group], lost_reward: float) -> float:
 Estimate = dict[str, float]  # `value`, a mean over `count` tasks or scenarios, and its 95 % interval, `low` to `high`
 
 
-def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
+def estimate_mean(values: Sequence[float], episode_count: int = 0) -> Estimate:
     """The mean of `values`, each in [0, 1] and from a different task, with Wilson's interval (Wilson 1927, Eq. 9).
 
     For means over several samples, n is the effective number of tasks, n·p(1−p)/s², by the design effect (Kish 1965).
-    It is n itself for values of 0 and 1, and at most `episodes`. Raises ValueError if there are no values.
+    It is n itself for values of 0 and 1, and at most `episode_count`. Raises ValueError if there are no values.
     """
     if not values:
         raise ValueError("no value to estimate from; every task was left out")
@@ -75,7 +75,7 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
     p = min(1.0, max(0.0, sum(values) / count))
     spread = sum((value - p) ** 2 for value in values) / count
     # Tasks with equal scores carry at least the information of that many tasks, and at most that of all their episodes.
-    upper = max(count, episodes)
+    upper = max(count, episode_count)
     n = min(upper, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (upper if 0 < p < 1 else count)
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half_width = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
@@ -84,31 +84,31 @@ def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
     return {"value": p, "low": low, "high": high, "count": count}
 
 
-def average_at_k(groups: Sequence[Group]) -> Estimate:
+def compute_average_at_k(groups: Sequence[Group]) -> Estimate:
     """avg@k: the mean over tasks of the mean reward of their valid episodes. A task without one is left out."""
     valid_groups = [group for group in groups if group.valid]
-    return estimate([group.score for group in valid_groups], sum(len(group.valid) for group in valid_groups))
+    return estimate_mean([group.score for group in valid_groups], sum(len(group.valid) for group in valid_groups))
 
 
-def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
+def compute_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
     """pass@k: the mean over tasks of the chance that at least one of k samples earns full reward.
 
     A task with fewer than k valid episodes is left out. Returns None if no task is left.
     """
     eligible_groups = [group for group in groups if len(group.valid) >= k]
     chances = [pass_at_k(sum(t.reward >= 1.0 for t in group.valid), len(group.valid), k) for group in eligible_groups]
-    return estimate(chances, sum(len(group.valid) for group in eligible_groups)) if eligible_groups else None
+    return estimate_mean(chances, sum(len(group.valid) for group in eligible_groups)) if eligible_groups else None
 
 
-def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
+def measure_success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
     """avg@k of each kind of task. A task's setup holds the name of its kind, or a list of names, under `key`.
 
     A task of several kinds counts in each. Names are sorted. Raises ValueError for a task whose setup has no such key.
     """
-    return {kind: figures["success"] for kind, figures in success_by_kind(groups, kinds_by(key)).items()}
+    return {kind: figures["success"] for kind, figures in measure_by_kind(groups, make_kinds(key)).items()}
 
 
-def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
+def make_kinds(key: str) -> Callable[[Task], Iterable[str]]:
     """Returns a function from a task to the names under `key` of its setup. It raises ValueError if there is no key."""
 
     def kinds(task: Task) -> Iterable[str]:
@@ -123,7 +123,7 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
     return kinds
 
 
-def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
+def measure_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
     """For each kind of task, sorted: avg@k as `success`, and the number of its `tasks` that have a valid episode."""
     scores_by_kind: dict[str, list[float]] = {}
     for group in groups:
@@ -137,32 +137,32 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def pass_at_k(successes: int, samples: int, k: int) -> float:
+def pass_at_k(success_count: int, sample_count: int, k: int) -> float:
     """Unbiased chance that one of k samples succeeds, 1 − C(n−c, k)/C(n, k) (Chen et al. 2021, Eq. 1)."""
-    if not 0 < k <= samples:
-        raise ValueError(f"pass@k needs 0 < k ≤ samples; got k={k}, samples={samples}")
-    return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+    if not 0 < k <= sample_count:
+        raise ValueError(f"pass@k needs 0 < k ≤ samples; got k={k}, samples={sample_count}")
+    return 1.0 - math.comb(sample_count - success_count, k) / math.comb(sample_count, k)
 
 
 def describe(
-    groups: Sequence[Group], samples: int, kinds: Callable[[Task], Iterable[str]] = lambda task: ()
+    groups: Sequence[Group], sample_count: int, kinds: Callable[[Task], Iterable[str]] = lambda task: ()
 ) -> dict[str, Any]:
     """The figures of a split, as in result.json.
 
     Shares are in [0, 1]. `turns` is per valid episode. `lost` counts the episodes that the machinery ended, and
-    `bounds` are as in `Score`. `pass_at_k` is given for k of 1, 2, 4, … `samples`. `by` is the success on the tasks of
-    each kind. Raises ValueError if every episode was lost.
+    `bounds` are as in `Score`. `pass_at_k` is given for k of 1, 2, 4, … `sample_count`. `by` is the success on the
+    tasks of each kind. Raises ValueError if every episode was lost.
     """
-    split_score = score(groups)
+    split_score = compute_score(groups)
     valid_episodes = [trajectory for group in groups for trajectory in group.valid]
-    ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
+    ks = sorted({*(2**power for power in range(sample_count.bit_length())), sample_count})
     return {
         **dataclasses.asdict(split_score),
         "episodes": len(valid_episodes),
         "lost": sum(len(group.trajectories) for group in groups) - len(valid_episodes),
         "bounds": list(split_score.bounds),
         "turns": sum(len(trajectory.turns) for trajectory in valid_episodes) / len(valid_episodes),
-        "avg_at_k": average_at_k(groups),
-        "pass_at_k": {str(k): chance for k in ks if (chance := mean_pass_at_k(groups, k))},
-        "by": success_by_kind(groups, kinds),
+        "avg_at_k": compute_average_at_k(groups),
+        "pass_at_k": {str(k): chance for k in ks if (chance := compute_pass_at_k(groups, k))},
+        "by": measure_by_kind(groups, kinds),
     }

@@ -19,35 +19,35 @@ from typing import Any
 
 import numpy as np
 
-from cojax.drafts import MOST_CHARACTERS, flaw, oversize
+from cojax.drafts import MOST_QUERY_CHARACTERS, find_excess, find_flaw
 from cojax.pool import TaskPool
 from cojax.types import Task, TaskDraft, canonical, content_hash, normalise, setup_hash, to_json
 
-NGRAMS = (3, 5)
+NGRAM_LENGTHS = (3, 5)
 # More than the rounding error of a sum, so that it drops no candidate.
 _ROUNDING_ERROR = 1e-9
 # Fewest characters of a paragraph that is compared by itself.
-_SHORTEST_PARAGRAPH = 40
+_LEAST_PARAGRAPH_LENGTH = 40
 # Most characters of a query in the pool that are compared; validation allows far fewer.
 _MOST_COMPARED_CHARACTERS = 20_000
 # Most texts whose similarity to one another is measured.
 _MOST_MEASURED_TEXTS = 1_000
 
 
-def nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
+def make_nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
     """A function from a text to its greatest cosine with any of `texts`, in [0, 1], and the text that has it.
 
     Without texts it returns 0 and "". Whole texts and their paragraphs are compared, so that a turn of one dialogue is
     found in another. Weights are TF-IDF, fitted to these texts at the first call.
     """
-    paragraph_entries = [(paragraph, text) for text in texts for paragraph in paragraphs(text)]
+    paragraph_entries = [(paragraph, text) for text in texts for paragraph in split_paragraphs(text)]
     fit_weights = functools.cache(lambda: _fit_weights([paragraph for paragraph, _ in paragraph_entries]))
 
     def find_nearest(text: str) -> tuple[float, str]:
         if not any(paragraph.strip() for paragraph, _ in paragraph_entries):
             return 0.0, ""
         vectorizer, weights = fit_weights()
-        cosines = (vectorizer.transform(paragraphs(text)) @ weights.T).toarray().max(axis=0)
+        cosines = (vectorizer.transform(split_paragraphs(text)) @ weights.T).toarray().max(axis=0)
         best_index = int(cosines.argmax())
         return min(1.0, float(cosines[best_index])), paragraph_entries[best_index][1]
 
@@ -59,19 +59,19 @@ def _fit_weights(texts: Sequence[str]) -> tuple[Any, Any]:
     # The import takes a second, and only some runs compare texts.
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAMS, sublinear_tf=True, lowercase=False)
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAM_LENGTHS, sublinear_tf=True, lowercase=False)
     return vectorizer, vectorizer.fit_transform(texts)
 
 
-def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
+def measure_usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
     """The percentile of the cosines between every two different texts; 0 for fewer than two.
 
-    Weights are fitted to the texts, as for `nearest`. Of more than 1,000 texts, only 1,000 are compared.
+    Weights are fitted to the texts, as for `make_nearest`. Of more than 1,000 texts, only 1,000 are compared.
     """
     sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MOST_MEASURED_TEXTS]
     if len(sample) < 2:
         return 0.0
-    vectorizer, _ = _fit_weights([paragraph for text in sample for paragraph in paragraphs(text)])
+    vectorizer, _ = _fit_weights([paragraph for text in sample for paragraph in split_paragraphs(text)])
     weights = vectorizer.transform(sample)
     cosines = (weights @ weights.T).toarray()[np.triu_indices(len(sample), 1)]
     return min(1.0, float(np.percentile(cosines, percent)))
@@ -110,9 +110,9 @@ class NearDuplicates:
         """A copy that sees the additions to this one, which does not see those to the copy."""
         return NearDuplicates(self.threshold, self)
 
-    def why(self, task: Task) -> str:
+    def find_duplicate(self, task: Task) -> str:
         """One line that names the near duplicate of a task; empty if there is none."""
-        indexes = self._indexes_on(setup_hash(task)) if self.threshold else []
+        indexes = self._list_indexes(setup_hash(task)) if self.threshold else []
         if not indexes:
             return ""
         _, query, calls, value_texts = _build_query(task)
@@ -120,29 +120,29 @@ class NearDuplicates:
         ranked_matches = [
             (-cosine, index_number, position)
             for index_number, (_, wordings) in enumerate(indexes)
-            for cosine, position in wordings.above(query, self.threshold)
+            for cosine, position in wordings.find_above(query, self.threshold)
         ]
-        for cosine, index_number, position in sorted(ranked_matches):
-            task_id, other_query, other_calls, other_values = indexes[index_number][0][position]
+        for cosine, index_number, index in sorted(ranked_matches):
+            task_id, other_query, other_calls, other_values = indexes[index_number][0][index]
             # The calls may differ only by which argument or call each value goes to.
             is_permuted = value_texts == other_values and len(set(value_texts)) > 1
             if calls == other_calls or (not is_permuted and _compare_word_order(query, other_query) > self.threshold):
                 return f"near duplicate of task {task_id}: similarity {-cosine:.2f}, above {self.threshold:g}"
         return ""
 
-    def why_draft(self, draft: TaskDraft, is_in_pool: Callable[[str], bool]) -> str:
-        """As `why` of the task that a draft would become; empty also for one that `is_in_pool` or is malformed.
+    def find_draft_duplicate(self, draft: TaskDraft, is_in_pool: Callable[[str], bool]) -> str:
+        """As `find_duplicate` of the task that a draft would become; empty too if it `is_in_pool` or is malformed.
 
         Validation refuses malformed drafts later. They may be too long to compare.
         """
-        if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
+        if draft.objections or find_flaw(draft.query, MOST_QUERY_CHARACTERS) or find_excess(draft.solution):
             return ""
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
-        return "" if is_in_pool(task.id) else self.why(task)
+        return "" if is_in_pool(task.id) else self.find_duplicate(task)
 
-    def _indexes_on(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
+    def _list_indexes(self, setup: str) -> list[tuple[list[_Query], Wordings]]:
         """The tasks on this setup, those of the parent first."""
-        parent_indexes = self.parent._indexes_on(setup) if self.parent is not None else []
+        parent_indexes = self.parent._list_indexes(setup) if self.parent is not None else []
         return [*parent_indexes, self._index_by_setup[setup]] if setup in self._index_by_setup else parent_indexes
 
 
@@ -170,10 +170,10 @@ def _compare_word_order(query: str, other_query: str) -> float:
     return dot_product / norms_product if norms_product else 0.0
 
 
-def paragraphs(text: str) -> list[str]:
+def split_paragraphs(text: str) -> list[str]:
     """The normalised text, and each of its paragraphs that is long enough to be compared by itself."""
     parts = [normalise(part) for part in text.split("\n\n")]
-    return [normalise(text), *(part for part in parts if len(parts) > 1 and len(part) >= _SHORTEST_PARAGRAPH)]
+    return [normalise(text), *(part for part in parts if len(parts) > 1 and len(part) >= _LEAST_PARAGRAPH_LENGTH)]
 
 
 class Wordings:
@@ -197,7 +197,7 @@ class Wordings:
         """Adds a text. It is only examined when texts are compared."""
         self._texts.append(text)
 
-    def above(self, text: str, threshold: float) -> list[tuple[float, int]]:
+    def find_above(self, text: str, threshold: float) -> list[tuple[float, int]]:
         """(cosine, place) of the texts whose cosine with this one is above the threshold, the nearest first."""
         with self._lock:
             self._index_new_texts()
@@ -209,7 +209,7 @@ class Wordings:
                 return []
             cosines = self._compute_cosines(ngram_ids, weights, candidates)
         order = np.lexsort((np.asarray(candidates), -cosines))
-        return [(float(cosines[i]), candidates[i]) for i in order if cosines[i] > threshold]
+        return [(float(cosines[position]), candidates[position]) for position in order if cosines[position] > threshold]
 
     def _index_new_texts(self) -> None:
         """Indexes the texts that were added since the last call."""
@@ -252,7 +252,7 @@ def _ngrams(texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
     # The import takes a second, and only some runs compare texts.
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=NGRAMS, alternate_sign=False, lowercase=False)
+    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=NGRAM_LENGTHS, alternate_sign=False, lowercase=False)
     matrix: Any = vectorizer.transform(texts)
     matrix.sort_indices()
     row_bounds = zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn
 
-from cojax.unicode_forms import normal_form
+from cojax.unicode_forms import normalise_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
 Origin = str  # how a task came to be: seed, or the origin of the expedition that led to it
@@ -301,7 +301,7 @@ def signature(action: Action) -> str:
 
 def normalise(text: str) -> str:
     """The text with case, width and white space made uniform; queries that differ only in these count as the same."""
-    return " ".join(normal_form("NFKC", text).casefold().split())
+    return " ".join(normalise_form("NFKC", text).casefold().split())
 
 
 def canonical(value: Any) -> str:

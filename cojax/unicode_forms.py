@@ -12,12 +12,12 @@ Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _MOST_MARKS = 30
 # Characters of combining class 0 that decompose into marks.
 _DECOMPOSING = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
-_BEYOND_LATIN = re.compile(r"[^\x00-\u02ff]+")
+_BEYOND_LATIN_PATTERN = re.compile(r"[^\x00-\u02ff]+")
 
 
-def normal_form(form: Form, text: str) -> str:
+def normalise_form(form: Form, text: str) -> str:
     """`unicodedata.normalize(form, text)`."""
-    if not any(_has_mark_run(run) for run in _BEYOND_LATIN.findall(text) if len(run) > _MOST_MARKS):
+    if not any(_has_mark_run(run) for run in _BEYOND_LATIN_PATTERN.findall(text) if len(run) > _MOST_MARKS):
         return unicodedata.normalize(form, text)
     decomposition: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
     decomposition_by_letter = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}

@@ -72,15 +72,15 @@ class Schedule:
     target: float = 0.2
     epochs: bool = TeachingSettings.epochs
 
-    def reach(self, step: int, pool_size: int) -> int:
+    def count_reachable(self, step: int, pool_size: int) -> int:
         """From how many of `pool_size` demonstrations, shortest first, batch `step` draws; at least `batch_size`."""
         pool_share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
         return min(pool_size, max(self.batch_size, round(pool_share * pool_size)))
 
-    def draw(self, seed: int, step: int, pool_size: int) -> list[int]:
+    def draw_batch(self, seed: int, step: int, pool_size: int) -> list[int]:
         """The demonstrations of batch `step`, from 1 on: indices into `pool_size` of them, the shortest first."""
         if not self.epochs:
-            return _random(seed, step).sample(range(self.reach(step, pool_size)), self.batch_size)
+            return _random(seed, step).sample(range(self.count_reachable(step, pool_size)), self.batch_size)
         draw_numbers = range((step - 1) * self.batch_size, step * self.batch_size)
         epochs = {draw_number // pool_size for draw_number in draw_numbers}
         order_by_epoch = {epoch: _random(seed, "epoch", epoch).sample(range(pool_size), pool_size) for epoch in epochs}
@@ -92,10 +92,10 @@ def demonstrate(
 ) -> Iterator[Demonstration]:
     """Plays the demonstrated actions in the real environment and renders each episode as a policy would see it.
 
-    Raises EnvironmentFailure as `perform` does.
+    Raises EnvironmentFailure as `play_actions` does.
     """
     for task, actions in demonstrations:
-        trajectory = perform(environment, task, _demonstrator(chat, actions), len(actions))
+        trajectory = play_actions(environment, task, _make_demonstrator(chat, actions), len(actions))
         tokens = [token for turn in trajectory.turns for token in (*turn.prompt_tokens, *turn.action_tokens)]
         mask = [
             is_action
@@ -105,12 +105,12 @@ def demonstrate(
         yield tokens, mask
 
 
-def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Trajectory:
+def play_actions(environment: Environment, task: Task, act: Actor, turn_count: int) -> Trajectory:
     """Plays an episode of actions that are known to work.
 
     Raises EnvironmentFailure if the machinery ended it early: demonstrations must not depend on that.
     """
-    trajectory = play(environment, task, act, max_turns=turns)
+    trajectory = play(environment, task, act, max_turns=turn_count)
     if trajectory.outcome not in ("finished", "truncated"):
         raise EnvironmentFailure(
             f"a demonstration of task {task.id} in {environment.name!r} ended in {trajectory.outcome} "
@@ -119,7 +119,7 @@ def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Tra
     return trajectory
 
 
-def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
+def _make_demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
     turn_numbers = itertools.count()
 
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -131,7 +131,7 @@ def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, t
     return act
 
 
-def train(
+def train_policy(
     state: TrainState,
     learner: Learner,
     engine: Engine,
@@ -153,7 +153,7 @@ def train(
     demonstration_ids: set[int] = set()
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
     for batch_number in range(1, schedule.steps + 1):
-        indices = schedule.draw(seed, batch_number, len(demonstrations))
+        indices = schedule.draw_batch(seed, batch_number, len(demonstrations))
         demonstration_ids.update(indices)
         batch = pack_sequences([shortest_first[index] for index in indices], learner.shape)
         state, metrics = learner.update(state, StepBatches([batch]))
@@ -185,7 +185,7 @@ def obtain(
     and the other entries of `read_record`. Raises OSError, naming COJAX_CACHE, if the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
-    folder = cache() / "warm-start" / content_hash(key)
+    folder = find_cache() / "warm-start" / content_hash(key)
     if (folder / "warm_start.json").exists():
         return folder, False
     partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -220,31 +220,31 @@ def read_record(folder: Path) -> dict[str, Any]:
     return read_json(folder / "warm_start.json")
 
 
-def describe(folder: Path) -> str:
+def describe_model(folder: Path) -> str:
     """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
     record = read_record(folder)
-    score = record["checks"][-1]
+    check = record["checks"][-1]
     dropped_note = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
     return (
-        f"{record['demonstrations']} demonstrations{dropped_note}, {score['step']} batches, loss {score['loss']:.3f}, "
-        f"dev success {100 * score['success']:.1f} %"
+        f"{record['demonstrations']} demonstrations{dropped_note}, {check['step']} batches, loss {check['loss']:.3f}, "
+        f"dev success {100 * check['success']:.1f} %"
     )
 
 
-def cache() -> Path:
+def find_cache() -> Path:
     """`$COJAX_CACHE`, by default ~/.cache/cojax."""
     return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser()
 
 
-def fingerprint() -> str:
+def hash_code() -> str:
     """A hash of the code that decides the result, for the cache's key. Comments and docstrings do not count."""
-    code_texts = [without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_KEY_MODULES)]
+    code_texts = [strip_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_KEY_MODULES)]
     # Templates and tables that are in files beside that code.
     return content_hash([*code_texts, rendering.CHATML, rendering.TOOLS_SECTION, family.TABLES])
 
 
 @functools.cache
-def without_prose(source_code: str) -> str:
+def strip_prose(source_code: str) -> str:
     """The code of a module, in Python's own layout, without its comments and docstrings."""
     tree = ast.parse(source_code)
     for node in ast.walk(tree):

@@ -30,18 +30,18 @@ def available() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.name not in _OTHER_MODULES)
 
 
-def part(name: str) -> Any:
+def import_part(module_name: str) -> Any:
     """Imports a module of the folder. Raises RegistryError if a user's package is in the folder's place."""
-    return registry.own_module(f"environments.{name}")
+    return registry.import_own_module(f"environments.{module_name}")
 
 
-def reserved_splits(name: str) -> tuple[str, ...]:
+def list_reserved(name: str) -> tuple[str, ...]:
     """The splits that must not be learned from, even if they are not evaluated: RESERVED in the environment's file.
 
     Without such a line there are none, as for splits that are generated without end. For an environment from outside,
     both the named module and the module that defines its `make` are read.
     """
-    modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
+    modules = [module(name), *([sys.modules[complete_name(name).partition(":")[0]]] if name not in available() else [])]
     return tuple(dict.fromkeys(split for source_module in modules for split in vars(source_module).get("RESERVED", ())))
 
 
@@ -51,23 +51,23 @@ def measures(environment_name: str, groups: Sequence[Group]) -> Mapping[str, Map
     Each has `values`, a share for each unit that is drawn, over which its interval is taken, and their number of
     `episodes`. `value` and `count` are those of another mean that it stands for, if there is one.
     """
-    return own(environment_name).get("measures", lambda groups: {})(groups)
+    return read_own_names(environment_name).get("measures", lambda groups: {})(groups)
 
 
-def own(environment_name: str) -> Mapping[str, Any]:
+def read_own_names(environment_name: str) -> Mapping[str, Any]:
     """What the file of an environment of the folder defines; {} for others, whose names may mean something else."""
     return vars(module(environment_name)) if environment_name in available() else {}
 
 
 @functools.cache
-def find_calls(environment: str) -> None:
+def register_calls(environment_name: str) -> None:
     """Finds how the text of an action calls a tool in an environment of the folder, for `cojax.signals.tools_of`.
 
     Making the environment finds it too: this is for programs that only read a run.
     """
-    if environment in available():
+    if environment_name in available():
         with contextlib.suppress(ImportError, registry.RegistryError):
-            maker(environment)
+            maker(environment_name)
 
 
 def module(environment_name: str) -> ModuleType:
@@ -75,7 +75,7 @@ def module(environment_name: str) -> ModuleType:
     return sys.modules[maker(environment_name).__module__]
 
 
-def full_name(name: str) -> str:
+def complete_name(name: str) -> str:
     """Adds `:make` to a name without it; an environment of the folder keeps its own name."""
     return name if ":" in name or name in available() else f"{name}:make"
 
@@ -83,16 +83,16 @@ def full_name(name: str) -> str:
 def maker(name: str) -> Callable[..., Environment]:
     """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
     if name in available():
-        CALLS_IN_TEXT[name] = vars(part(name)).get("CALL_IN_TEXT", "")
-        return part(name).make
+        CALLS_IN_TEXT[name] = vars(import_part(name)).get("CALL_IN_TEXT", "")
+        return import_part(name).make
     if "." not in name and ":" not in name and not _is_module(name):
-        hint = registry.did_you_mean(name, available())
+        hint = registry.suggest_names(name, available())
         raise registry.RegistryError(
             f"environment {name!r} not found; {hint}available: {', '.join(available())}, or package.module:make from "
             f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
-    make: Callable[..., Environment] = registry.find("environment", full_name(name), {})
-    CALLS_IN_TEXT[name] = vars(sys.modules[full_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
+    make: Callable[..., Environment] = registry.find("environment", complete_name(name), {})
+    CALLS_IN_TEXT[name] = vars(sys.modules[complete_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
     return make
 
 
@@ -109,19 +109,19 @@ def load(name: str, **settings: Any) -> Environment:
     return environment
 
 
-def load_plain(name: str, settings: Mapping[str, Any]) -> Environment:
+def load_from_json(name: str, settings: Mapping[str, Any]) -> Environment:
     """Makes the environment of that name, from settings as JSON holds them. Raises RegistryError."""
     return load(name, **registry.check_settings("environment", name, maker(name), settings))
 
 
-def function(setting: str, name: str) -> Callable[..., Any]:
+def find_function(setting: str, function_name: str) -> Callable[..., Any]:
     """Finds the function that a setting names as package.module:function. Raises RegistryError."""
-    if ":" not in name:
-        raise registry.RegistryError(f"{setting} is {name!r}; expected package.module:function")
-    return registry.find(setting, name, {})
+    if ":" not in function_name:
+        raise registry.RegistryError(f"{setting} is {function_name!r}; expected package.module:function")
+    return registry.find(setting, function_name, {})
 
 
-def settings_from_text(environment_name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_settings(environment_name: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
     declarations = registry.settings(maker(environment_name))
     value_by_setting = {
@@ -131,11 +131,11 @@ def settings_from_text(environment_name: str, texts: Mapping[str, str]) -> dict[
     return registry.check_settings("environment", environment_name, maker(environment_name), value_by_setting)
 
 
-def examine(name: str, settings: Mapping[str, Any]) -> None:
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
     """Raises ValueError for settings from which no environment may be made, and which must not be stored.
 
-    The function `examine` of the environment's module decides, if there is one. It gets all settings of `make`, with
-    the defaults of those that are not given.
+    The function `check_settings` of the environment's module decides, if there is one. It gets all settings of `make`,
+    with the defaults of those that are not given.
     """
     default_settings = {setting: declaration.default for setting, declaration in registry.settings(maker(name)).items()}
     vars(module(name)).get("examine", lambda **settings: None)(**{**default_settings, **settings})

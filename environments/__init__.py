@@ -3,6 +3,6 @@
 `cojax.worlds` finds and loads them, also in a wheel, where this folder is `cojax.environments`.
 """
 
-from cojax.worlds import available, examine, load, maker, reserved_splits, settings_from_text
+from cojax.worlds import available, check_settings, list_reserved, load, maker, parse_settings
 
-__all__ = ["available", "examine", "load", "maker", "reserved_splits", "settings_from_text"]
+__all__ = ["available", "check_settings", "list_reserved", "load", "maker", "parse_settings"]

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         assignments = options.set + ([f"data={options.data}"] if options.data else [])
         if malformed_assignments := [assignment for assignment in assignments if "=" not in assignment]:
             raise ValueError(f"--set {malformed_assignments[0]} has no value; give it as --set KEY=VALUE")
-        settings = worlds.settings_from_text(options.name, dict(assignment.split("=", 1) for assignment in assignments))
+        settings = worlds.parse_settings(options.name, dict(assignment.split("=", 1) for assignment in assignments))
         count = options.count or namespace.get("COUNT", _COUNT)
         if "check" in namespace and options.name in environment_names:
             if settings or options.cluster:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(namespace["check"](count, every=options.mutations == "all", **settings))
         fault_count = 0
         for case_label, case in namespace.get("cases", lambda settings: {"": settings})(settings).items():
-            full_name = worlds.full_name(options.name)
+            full_name = worlds.complete_name(options.name)
             environment = place(options.cluster, full_name, case) if options.cluster else worlds.load(full_name, **case)
             tasks_by_split = _draw_tasks(environment, namespace.get("SPLITS"), options.category, count)
             for line in _examine(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cojax.registry.annotations import convert_setting
 from cojax.settings import base
-from cojax.settings.compatibility import as_tuples, settings_of
+from cojax.settings.compatibility import read_run_settings, to_tuples
 from cojax.settings.ranges import RANGES, check_shape, leaves
 from cojax.storage.files import CheckpointError
 
@@ -21,10 +21,10 @@ def get_config(workdir: str) -> ConfigDict:
 
     Raises CheckpointError if there is no run, and for settings that are invalid in this release.
     """
-    config, run_settings = base.get_config(), settings_of(Path(workdir))
+    config, run_settings = base.get_config(), read_run_settings(Path(workdir))
     try:
         check_shape(run_settings)
-        tuple_settings = as_tuples(run_settings)
+        tuple_settings = to_tuples(run_settings)
         for setting, setting_value in leaves(tuple_settings):
             if setting in RANGES:
                 convert_setting(setting, RANGES[setting], setting_value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from cojax.settings import base
-from cojax.settings.compatibility import as_tuples
+from cojax.settings.compatibility import to_tuples
 from cojax.settings.config_file import FlagError
 from cojax.settings.ranges import check_kinds, leaves
 from cojax.storage.files import read_json
@@ -20,7 +20,7 @@ def get_config(config_file: str) -> ConfigDict:
     try:
         with config.unlocked(), config.ignore_type():
             for setting, setting_value in leaves(read_json(Path(config_file).resolve())):
-                base.put(config, setting, as_tuples(setting_value))
+                base.put(config, setting, to_tuples(setting_value))
         check_kinds(config)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise FlagError(f"the configuration that was given: {error}") from error

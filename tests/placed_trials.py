@@ -14,8 +14,8 @@ from cojax.environment import (
     LimitExceeded,
     PolicyLoss,
     Traits,
-    counted_seconds,
     excuse,
+    read_counted_seconds,
 )
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task
 
@@ -57,7 +57,7 @@ class TrialEpisode(CounterEpisode):
         return self._at("step", super().step(action))
 
     def state(self) -> dict[str, Any]:
-        return {"count": self.count, "process": os.getpid(), "seconds": counted_seconds()}
+        return {"count": self.count, "process": os.getpid(), "seconds": read_counted_seconds()}
 
     def evaluate(self) -> Evaluation:
         return self._at("evaluate", super().evaluate())

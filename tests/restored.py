@@ -10,9 +10,9 @@ _LOG = logging.getLogger("cojax.storage.checkpoint")
 
 def restored(checkpointer: Checkpointer, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
     """(step, arrays, host) of the newest sound step; None where nothing was ever saved."""
-    if (newest := checkpointer.newest()) is None:
+    if (newest := checkpointer.find_newest()) is None:
         return None
     step, host, faults = newest
     for fault in faults:
         _LOG.warning("%s", fault)
-    return step, checkpointer.arrays(step, like), host
+    return step, checkpointer.read_arrays(step, like), host

@@ -10,7 +10,7 @@ import numpy as np
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.metrics import Metrics
-from cojax.storage.checksums import with_checksum
+from cojax.storage.checksums import add_checksum
 from cojax.storage.files import Log, write_json, write_text
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Action, Call, Group, Message, Observation, Signal, Task, Trajectory, Turn
@@ -90,7 +90,7 @@ def end(directory: RunDirectory, steps: int) -> None:
         part_name: {} for part_name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
     }
     directory.files.add_evaluation("final", {"success": 0.5}, group(task("held out"), steps).trajectories)
-    write_json(directory.folder / "summary.json", with_checksum({"steps": steps, **parts}))
+    write_json(directory.folder / "summary.json", add_checksum({"steps": steps, **parts}))
     write_text(directory.folder / "report.html", "<html></html>\n")
     write_text(directory.folder / "run.log", "resumed\n")
     directory.close()

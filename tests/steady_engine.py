@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 import environments
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import Completion, Sampling, Weights, check_prompt
 from cojax.run import policies
 from cojax.types import Trajectory
 
@@ -43,7 +43,7 @@ class SteadyEngine:
                 file.write(json.dumps({"version": weights.version, "sums": sums}) + "\n")
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
-        checked_prompt(prompt, self._vocabulary, self._length)
+        check_prompt(prompt, self._vocabulary, self._length)
         tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
         reason = "stop" if tokens[-1] in sampling.stop_tokens else "length"
@@ -61,7 +61,7 @@ class SteadyEngine:
 
 def steady(config: ConfigDict, model: ModelConfig) -> SteadyEngine:
     environment = environments.load("desk")
-    tokenizer, _ = policies.tokenizer_and_shape(config, environment)
+    tokenizer, _ = policies.read_model(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     demonstrations = environment.demonstrations(100, 0, (0.0, 0.0))
     actions = {chat.encode_action(action): None for _, actions in demonstrations for action in written(chat, actions)}

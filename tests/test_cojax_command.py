@@ -12,7 +12,7 @@ import pytest
 from commands import Commands
 
 from cojax import __version__
-from cojax.command import COMMANDS, main, reword, usage
+from cojax.command import COMMANDS, format_usage, main, reword
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,8 +31,8 @@ def test_every_name_stands_for_a_module_that_can_be_run() -> None:
 def test_help_version_and_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
     for given in (["--help"], ["-h"], ["help"]):
         assert main(given) == 0
-        assert capsys.readouterr().out == usage() + "\n"
-    assert all(f"\n  {name} " in usage() for name in COMMANDS)
+        assert capsys.readouterr().out == format_usage() + "\n"
+    assert all(f"\n  {name} " in format_usage() for name in COMMANDS)
     assert (main([]), main(["--version"])) == (2, 0)
     assert capsys.readouterr().out.endswith(f"\ncojax {__version__}\n")
     for given, meant in (

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from records import group, task, trajectory
 
-from cojax.pool import RecentScores, TaskPool, learnability, task_weight, uniform, unmastered
+from cojax.pool import RecentScores, TaskPool, learnability, uniform, unmastered, weigh_task
 from cojax.types import Group
 
 
@@ -37,7 +37,7 @@ def test_a_weight_that_nothing_can_be_drawn_by_is_refused(weight):
     with pytest.raises(
         ValueError, match=r"gives a task with the scores \[0.5\] the weight .*; expected above 0, finite"
     ):
-        task_weight(lambda scores: weight, (0.5,))
+        weigh_task(lambda scores: weight, (0.5,))
 
 
 def test_visits_remember_the_last_ten_and_only_valid_ones():

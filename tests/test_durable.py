@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import small_runs
 
-from cojax.durable import own_file, regular_file, replacing, sweep
+from cojax.durable import open_own_file, open_regular_file, replacing, sweep
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_arrays
 from cojax.report.pieces import replace_text
@@ -106,9 +106,9 @@ def test_a_pipe_or_a_folder_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("pipe")
     for name in ("pipe", "link", "."):
         with pytest.raises(OSError, match="is not a regular file"):
-            open(tmp_path / name, "rb", opener=regular_file)  # noqa: SIM115
+            open(tmp_path / name, "rb", opener=open_regular_file)  # noqa: SIM115
     with pytest.raises(OSError, match="No such device"):
-        open(tmp_path / "pipe", "ab", opener=own_file)  # noqa: SIM115
+        open(tmp_path / "pipe", "ab", opener=open_own_file)  # noqa: SIM115
 
 
 # Writes to every path, then stands still in the middle.

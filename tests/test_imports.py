@@ -14,7 +14,7 @@ from foreign_project import make_project
 from patience import patience
 
 ROOT = Path(__file__).parents[1]
-COMMAND = "from cojax import imports; imports.with_current_folder()\n"
+COMMAND = "from cojax import imports; imports.add_current_folder()\n"
 
 
 def said(text: str, folder: Path, *path: Path) -> str:
@@ -39,10 +39,10 @@ def test_in_a_checkout_the_command_has_ours_and_names_what_is_hidden(clashing: P
     path = (clashing,) if first else ()
     text = f"{COMMAND}import experiments, environments.desk as a; print(experiments.__file__, a.__file__)"
     assert said(text, clashing, *path) == f"{ROOT}/experiments/__init__.py {ROOT}/environments/desk/__init__.py"
-    text = f"{COMMAND}print(imports.hidden_file('experiments.losses'), imports.hidden_file('environments'))"
+    text = f"{COMMAND}print(imports.find_hidden('experiments.losses'), imports.find_hidden('environments'))"
     files = (clashing / "experiments/losses.py", clashing / "environments/__init__.py")
     assert said(text, clashing, *path) == " ".join(map(str, files))
-    text = f"{COMMAND}print([imports.hidden_file(name) for name in ('experiments.no', 'cojax')])"
+    text = f"{COMMAND}print([imports.find_hidden(name) for name in ('experiments.no', 'cojax')])"
     assert said(text, clashing) == "['', '']"
 
 

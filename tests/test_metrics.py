@@ -13,7 +13,7 @@ import pytest
 from patience import patience
 from tensorboardX.proto.event_pb2 import Event
 
-from cojax.metrics import PARTS, Metrics, Stopwatch, plain, scalars
+from cojax.metrics import TIME_PARTS, Metrics, Stopwatch, plain, select_scalars
 from cojax.storage.files import Log
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ class Time:
 
 def test_a_nested_part_stops_the_outer_one() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
     with clock("feedback"):
         time.pass_by(2.0)
         with clock("environment"):
@@ -49,18 +49,18 @@ def test_a_nested_part_stops_the_outer_one() -> None:
 
 def test_the_total_leaves_the_warm_start_out() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
     with clock("warm_start"):
         time.pass_by(150.0)
     with clock("update"):
         time.pass_by(3.0)
-    assert clock.summary() == {**dict.fromkeys(PARTS, 0.0), "warm_start": 150.0, "update": 3.0, "total": 3.0}
+    assert clock.summary() == {**dict.fromkeys(TIME_PARTS, 0.0), "warm_start": 150.0, "update": 3.0, "total": 3.0}
     assert clock.summary(outside=())["total"] == 153.0
 
 
 def test_an_exception_closes_the_part() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
 
     def fail() -> None:
         with clock("update"):
@@ -75,7 +75,7 @@ def test_an_exception_closes_the_part() -> None:
 
 def test_move_splits_a_part_and_never_takes_more_than_there_is() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
     with clock("generation"):
         time.pass_by(10.0)
     clock.move("generation", "environment", 4.0)
@@ -87,7 +87,7 @@ def test_move_splits_a_part_and_never_takes_more_than_there_is() -> None:
 
 def test_a_lap_holds_what_passed_since_the_last_one() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
     with clock("update"):
         time.pass_by(2.0)
     assert clock.lap() == {"update": 2.0, "total": 2.0}
@@ -99,12 +99,12 @@ def test_a_lap_holds_what_passed_since_the_last_one() -> None:
 
 def test_state_survives_a_resume_and_the_time_between_does_not_count() -> None:
     time = Time()
-    clock = Stopwatch(now=time)
+    clock = Stopwatch(read_clock=time)
     with clock("update"):
         time.pass_by(2.0)
         state = json.loads(json.dumps(clock.state()))  # saved while a part is open
     time.pass_by(1000.0)
-    resumed = Stopwatch(now=time)
+    resumed = Stopwatch(read_clock=time)
     with resumed("sync"):
         time.pass_by(1.0)  # what it took to get there again counts
     resumed.restore(state)
@@ -127,7 +127,7 @@ def test_records_are_strict_json_and_numpy_numbers_become_numbers() -> None:
 
 def test_scalars_join_names_and_keeps_numbers_only() -> None:
     record = {"step": 3, "success": 0.5, "signals": {"rare": 3}, "note": "text", "loss": None, "deep": {"a": {"b": 1}}}
-    assert scalars(record) == {"success": 0.5, "signals/rare": 3.0, "deep/a/b": 1.0}
+    assert select_scalars(record) == {"success": 0.5, "signals/rare": 3.0, "deep/a/b": 1.0}
 
 
 def events(folder: Path) -> list[Event]:
@@ -217,7 +217,7 @@ def test_what_stands_in_the_place_of_a_board_stops_no_run(tmp_path: Path, caplog
 
 def test_time_spent_is_never_negative_when_the_clock_is_set_back() -> None:
     now = 10.0
-    clock = Stopwatch(now=lambda: now)
+    clock = Stopwatch(read_clock=lambda: now)
     with clock("update"):
         now = 12.0
     with clock("sync"):

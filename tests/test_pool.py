@@ -4,7 +4,7 @@ import json
 import pytest
 from records import call, task
 
-from cojax.pool import TaskPool, task_from_record, task_record
+from cojax.pool import TaskPool, make_task_record, read_task_record
 from cojax.types import Lineage, Task
 
 
@@ -78,12 +78,12 @@ def test_a_record_carries_the_task_and_guards_its_content() -> None:
         origin="rare",
         lineage=Lineage(parent="p", signal="s", runs=(1,), verdict="accepted", evidence=("line",), step=10),
     )
-    record = json.loads(json.dumps(task_record(original)))
-    assert task_from_record(record) == original
-    assert task_from_record(record).solution == original.solution
+    record = json.loads(json.dumps(make_task_record(original)))
+    assert read_task_record(record) == original
+    assert read_task_record(record).solution == original.solution
     with pytest.raises(ValueError, match=r"tasks\.jsonl line 7: id .* was edited or damaged"):
-        task_from_record({**record, "query": "move budget"}, line=7)
+        read_task_record({**record, "query": "move budget"}, line_number=7)
     with pytest.raises(ValueError, match="line 8: not a task: Task has no field"):
-        task_from_record({**record, "colour": "red"}, line=8)
+        read_task_record({**record, "colour": "red"}, line_number=8)
     with pytest.raises(ValueError, match="not a task"):
-        task_from_record({"id": "x"})
+        read_task_record({"id": "x"})

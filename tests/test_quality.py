@@ -17,17 +17,17 @@ from cojax.quality import (
     EMBEDDINGS,
     Embed,
     EmbeddingError,
-    across,
+    compare_own,
+    compute_energy,
+    count_bins,
     describe_pool,
     endpoint_embedding,
-    greatest_similarity,
     hashed_ngrams,
-    histogram,
-    neighbour_similarity,
-    relative_energy,
-    within,
+    measure_across,
+    measure_greatest,
+    measure_neighbours,
 )
-from cojax.run.assemble import quality
+from cojax.run.assemble import build_quality
 from cojax.settings.base import get_config
 from cojax.settings.ranges import check_ranges
 from cojax.storage.files import Log
@@ -41,17 +41,19 @@ ACROSS = np.array([[1.0, 0.0], [-1.0, 0.0]])  # two targets, 2 apart
 
 def energy_distance(targets: np.ndarray, embeddings: np.ndarray) -> float | None:
     """ED_rel of two whole sets of queries."""
-    return relative_energy(across(embeddings, targets)[1], within(embeddings, 1)[1], within(targets, 1)[1])
+    return compute_energy(
+        measure_across(embeddings, targets)[1], compare_own(embeddings, 1)[1], compare_own(targets, 1)[1]
+    )
 
 
 def test_neighbour_similarity_is_the_mean_cosine_to_the_nearest_others() -> None:
-    assert neighbour_similarity(THREE, 1) == pytest.approx((0.6 + 0.8 + 0.8) / 3)
-    assert neighbour_similarity(THREE, 2) == pytest.approx((0.0 + 0.6 + 0.0 + 0.8 + 0.6 + 0.8) / 6)
-    assert neighbour_similarity(THREE, 9) == neighbour_similarity(THREE, 2)
-    assert neighbour_similarity(np.array([[3.0, 4.0], [0.6, 0.8]]), 1) == pytest.approx(1.0)
-    assert neighbour_similarity(THREE[:1], 1) is None
+    assert measure_neighbours(THREE, 1) == pytest.approx((0.6 + 0.8 + 0.8) / 3)
+    assert measure_neighbours(THREE, 2) == pytest.approx((0.0 + 0.6 + 0.0 + 0.8 + 0.6 + 0.8) / 6)
+    assert measure_neighbours(THREE, 9) == measure_neighbours(THREE, 2)
+    assert measure_neighbours(np.array([[3.0, 4.0], [0.6, 0.8]]), 1) == pytest.approx(1.0)
+    assert measure_neighbours(THREE[:1], 1) is None
     with pytest.raises(ValueError, match="k is 0; expected at least 1"):
-        neighbour_similarity(THREE, 0)
+        measure_neighbours(THREE, 0)
 
 
 @pytest.mark.parametrize(
@@ -95,29 +97,29 @@ def test_a_far_set_is_farther_than_a_near_one() -> None:
 
 
 def test_greatest_similarity_and_its_histogram() -> None:
-    cosines = greatest_similarity(THREE, ACROSS)
+    cosines = measure_greatest(THREE, ACROSS)
     assert cosines == pytest.approx([1.0, 0.0, 0.6])
-    assert histogram(cosines) == [1, *[0] * 11, 1, *[0] * 6, 1]
-    assert histogram(np.array([-0.5, 0.049, 0.05, 1.0000002])) == [2, 1, *[0] * 17, 1]
-    assert greatest_similarity(THREE, np.zeros((0, 2))).tolist() == [0.0, 0.0, 0.0]
+    assert count_bins(cosines) == [1, *[0] * 11, 1, *[0] * 6, 1]
+    assert count_bins(np.array([-0.5, 0.049, 0.05, 1.0000002])) == [2, 1, *[0] * 17, 1]
+    assert measure_greatest(THREE, np.zeros((0, 2))).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_text_without_features_is_like_nothing() -> None:
     rows = np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
-    assert neighbour_similarity(rows, 1) == 0.0
+    assert measure_neighbours(rows, 1) == 0.0
     # Two such texts do not differ: 0 apart, and 1 from any other.
     assert energy_distance(ACROSS, rows[:2]) == pytest.approx((2 * 1 - 0 - 2) / 2)
     with pytest.raises(ValueError, match=r"expected finite numbers of shape \[N, D\]"):
-        neighbour_similarity(np.array([[np.nan, 1.0], [1.0, 0.0]]), 1)
+        measure_neighbours(np.array([[np.nan, 1.0], [1.0, 0.0]]), 1)
 
 
 def test_blocks_give_what_one_matrix_gives_in_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     target, generated = rng.normal(size=(130, 6)), rng.normal(size=(1500, 6))
-    whole = neighbour_similarity(generated, 3), energy_distance(target, generated)
+    whole = measure_neighbours(generated, 3), energy_distance(target, generated)
     monkeypatch.setattr("cojax.quality.BLOCK", 64)
     tracemalloc.start()
-    parts = neighbour_similarity(generated, 3), energy_distance(target, generated)
+    parts = measure_neighbours(generated, 3), energy_distance(target, generated)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert parts == pytest.approx(whole)
@@ -156,7 +158,7 @@ def test_a_pool_is_described_in_all_and_by_its_parts() -> None:
         "max_similarity": {
             "mean": pytest.approx(1.6 / 3, abs=1e-6),
             "max": 1.0,
-            "histogram": histogram(placed_cosines),
+            "histogram": count_bins(placed_cosines),
         },
         "initial": {
             "tasks": 2,
@@ -194,9 +196,9 @@ def test_of_a_large_pool_a_sample_is_compared_that_stays_as_it_grows() -> None:
 
     asked: list[list[str]] = []
     pool = [task(f"query {number}") for number in range(50)]
-    assert describe_pool(pool, pool, embed, 3, most=10)["tasks"] == 10
-    describe_pool(pool[:40], pool, embed, 3, most=10)
-    describe_pool(pool[::-1], pool, embed, 3, most=10)
+    assert describe_pool(pool, pool, embed, 3, most_tasks=10)["tasks"] == 10
+    describe_pool(pool[:40], pool, embed, 3, most_tasks=10)
+    describe_pool(pool[::-1], pool, embed, 3, most_tasks=10)
     assert [len(texts) for texts in asked] == [20, 20, 20]
     whole, fewer, turned = (set(texts[:10]) for texts in asked)
     assert whole == turned
@@ -255,7 +257,7 @@ def embeddings(body: dict[str, Any], server: ChatServer | None = None) -> Answer
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(calls, "FIRST_WAIT_S", 0.01)
 
 
 def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> Embed:
@@ -329,7 +331,7 @@ def test_a_bad_reply_is_asked_for_again_and_never_becomes_numbers(bad: Answer) -
         assert server.requests == 2
     with serving(in_turn(bad)) as server:
         with pytest.raises(EmbeddingError, match="e gave no embeddings"):
-            asking(server, attempts=2)(["one"])
+            asking(server, most_attempts=2)(["one"])
         assert server.requests == 2
 
 
@@ -345,7 +347,7 @@ def test_what_will_not_change_is_not_tried_again_and_the_key_is_struck_out(statu
 @pytest.mark.parametrize("stall", [Answer(stall=30.0), Answer(raw=b" " * 1000, drip=0.05)])
 def test_a_stalled_endpoint_is_given_up(stall: Answer) -> None:
     with serving(in_turn(stall)) as server, pytest.raises(EmbeddingError, match=r"no reply within 0\.\d+ s"):
-        asking(server, timeout_s=0.1, attempts=2)(["one"])
+        asking(server, timeout_s=0.1, most_attempts=2)(["one"])
 
 
 def test_the_deadline_bounds_all_batches_and_what_was_answered_is_kept(tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ def test_a_run_goes_on_without_what_an_endpoint_does_not_give(tmp_path: Path, ca
     config.quality.embedding, config.quality.model = "endpoint", "e"
     with serving(in_turn(Answer("no", status=400))) as server:
         config.quality.base_url = server.url
-        found = quality(config, (task("left"),))(POOL)
+        found = build_quality(config, (task("left"),))(POOL)
     assert found == describe_pool(POOL, (), None, 5)
     (said,) = caplog.messages
     assert "the pool's diversity and its distance to the evaluation tasks are left out: e gave no" in said

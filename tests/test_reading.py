@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from cojax.drafts import flaw
+from cojax.drafts import find_flaw
 from cojax.environment import replies
 from cojax.explorer import answers as shown_answers
 from cojax.explorer.llm import abstraction, chat_client
@@ -22,9 +22,9 @@ from cojax.explorer.llm import chat_model as chat_model
 from cojax.explorer.llm import explorer as acting
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.explorer import Ending
-from cojax.openai_api import error_message, redact
+from cojax.openai_api import read_error, redact
 from cojax.rollout import chat, endpoint
-from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import Exclusions, answers, consistency, mention, safety
@@ -35,7 +35,7 @@ from experiments.study import reflexion
 
 TASK = Task("desk", "move report", {})
 EXCLUSIONS = Exclusions.of([Task("desk", "move report to archive, then mail it to ana and to bob", {})], 0.6)
-CHATS = [chat.Chat(word_tokenizer(["report"], ["move report"], [])), chat.Chat(byte_tokenizer([], 512))]
+CHATS = [chat.Chat(word_tokenizer(["report"], ["move report"], [])), chat.Chat(train_byte_tokenizer([], 512))]
 
 
 class Record(BaseModel):
@@ -53,12 +53,12 @@ def answered(text: str) -> None:
     """Looks for many answers of the greatest length, none of which is there, in long observations."""
     given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
     steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
-    shown_answers.answer_objections(steps, "finish", "answer", text[:3_000])
+    shown_answers.find_answer_objections(steps, "finish", "answer", text[:3_000])
 
 
 def coded(text: str) -> None:
     steps = shown(text, Action(f"```python\n{text[:19_000]}\n```\n"), Action(text))
-    shown_answers.answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
+    shown_answers.find_answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
 RULES = Ending("finish", "answer"), "\n---\n", 1
@@ -67,11 +67,11 @@ RULES = Ending("finish", "answer"), "\n---\n", 1
 def drafted(text: str) -> None:
     actions = dict(enumerate(shown(text, Action(text), Action(text, (Call(text[:99], {"answer": text}),))), 1))
     draft = abstraction.Draft(query=text, steps=[1, 2] * 999, answer=text, description=text, criterion=text)
-    abstraction.task_draft(draft, actions, TASK, *RULES)
+    abstraction.make_draft(draft, actions, TASK, *RULES)
 
 
 def dangerous(text: str) -> None:
-    safety.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
+    safety.find_violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
 
 
 def rendered(text: str) -> None:
@@ -91,7 +91,7 @@ SENT = Action(calls=(Call("send_mail", {"text": "a", "x": "1"}),))
 def conditioned(text: str) -> None:
     state = {"mails": {"a": {"text": text, "s": 1}, text[:99]: {"x": [text, "ab"]}}}
     for said in (text, f"if {text}", "If there are 9 a. If a is b, stop. " * 9 + text):
-        consistency.false_condition(said, shown(text, SENT, SENT), [0], [state] * 3)
+        consistency.find_false_condition(said, shown(text, SENT, SENT), [0], [state] * 3)
 
 
 def asked(text: str) -> None:
@@ -101,7 +101,7 @@ def asked(text: str) -> None:
 
 def hinted(text: str) -> None:
     for answer in ("amber", text[:1_000], text[7:4_000] + "xy"):
-        answers.hint(text, answer)
+        answers.find_hint(text, answer)
 
 
 # Reader → how it reads, and the most characters of a text.
@@ -111,10 +111,10 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "JSON": (chat.read_json, 400_000),
     "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
-    "an endpoint": (lambda text: endpoint.action_of((text, (("a", "b", text),))), 200_000),
-    "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
+    "an endpoint": (lambda text: endpoint.parse_reply((text, (("a", "b", text),))), 200_000),
+    "records": (lambda text: chat_model.parse_reply(chat_model.ModelReply(text), Record), 200_000),
     "fenced records": (
-        lambda text: chat_model.read(chat_model.ModelReply('```json\n{"query":"' + text), Record),
+        lambda text: chat_model.parse_reply(chat_model.ModelReply('```json\n{"query":"' + text), Record),
         200_000,
     ),
     "answers": (answered, 8_000),
@@ -126,22 +126,22 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "arguments": (lambda text: calls.explain_refusal({text: [text]}), 200_000),
     "tools in code": (lambda text: tools_of(Action(text), "appworld"), 200_000),
     "thoughts": (lambda text: reflexion.write_request(_failed(text), 4_000), 200_000),
-    "actions in a canonical form": (lambda text: acting._action_key(f"f({text})"), 200_000),
+    "actions in a canonical form": (lambda text: acting._make_action_key(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
-    "errors of servers": (lambda text: error_message(text.encode("utf-8", "replace")), 200_000),
+    "errors of servers": (lambda text: read_error(text.encode("utf-8", "replace")), 200_000),
     "completions": (_completion, 200_000),
     "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
     "sameness of queries": (normalise, 50_000),
-    "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
+    "replies of children": (lambda text: replies.bound_messages((Message("tool", text),), 16_000), 200_000),
     "answers in AppWorld": (normalise_answer, 200_000),
     "dangers": (dangerous, 8_000),
-    "queries": (lambda text: flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
+    "queries": (lambda text: find_flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
     "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "what a query asks": (asked, 4_000),
     "answers in disguise": (hinted, 4_000),
     "calls in a query": (lambda text: consistency.find_raw_call(text, [SENT], ["send_mail", "a"]), 20_000),
     "conditions": (conditioned, 4_000),
-    "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
+    "evaluation tasks": (lambda text: EXCLUSIONS.find_rule(Task("desk", text, {})), 4_000),
 }
 UNITS = [
     "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call>{", "<tool_call>{}", "<tool_call>[",
@@ -226,6 +226,6 @@ def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
 def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
     steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
     draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
-    made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
+    made = abstraction.make_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
     assert "its actions are not in ascending order" in made.objections
     assert len(json.dumps([action.text for action in made.solution])) < 100

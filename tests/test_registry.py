@@ -18,8 +18,8 @@ from absl import app
 
 from cojax import __version__
 from cojax.registry import REQUIRED, DeclaredSetting, Range, RegistryError, check_call, check_settings, find, settings
-from cojax.registry.annotations import convert_setting, description, from_text
-from cojax.registry.source import commit, short_commit, source
+from cojax.registry.annotations import convert_setting, from_text, say_type
+from cojax.registry.source import commit, describe_source, shorten_commit
 from environments import desk
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
@@ -101,7 +101,7 @@ def test_a_function_of_the_current_folder(folder: Path) -> None:
     double = find("loss", "of_mine:double", ENTRIES)
     assert double(4) == 8
     assert settings(double) == {"by": DeclaredSetting(int, 2)}
-    told = source("of_mine:double", double)
+    told = describe_source("of_mine:double", double)
     assert told == {
         "path": "of_mine:double",
         "version": "",
@@ -122,7 +122,7 @@ def test_a_function_of_a_repository_has_its_commit(folder: Path) -> None:
     double = find("loss", "of_mine:double", ENTRIES)
 
     def told() -> str:
-        return source("of_mine:double", double)["commit"]
+        return describe_source("of_mine:double", double)["commit"]
 
     git(folder, "init", "--quiet")
     assert told() == "unknown"  # there is no commit yet
@@ -177,10 +177,10 @@ def test_a_missing_entry_is_one_line(folder: Path, name: str, reason: str) -> No
 def test_a_changed_partial_has_another_hash(folder: Path) -> None:
     """Its own file counts, and the file of the function that it wraps."""
     partial = find("loss", "taking_mine:quadruple", ENTRIES)
-    told = source("taking_mine:quadruple", partial)
+    told = describe_source("taking_mine:quadruple", partial)
     here, there = ((folder / name).read_bytes() for name in ("taking_mine.py", "of_mine.py"))
     assert (told["path"], told["hash"]) == ("taking_mine:quadruple", hashlib.sha256(here).hexdigest())
-    told = source("taking_mine:double", find("loss", "taking_mine:double", ENTRIES))
+    told = describe_source("taking_mine:double", find("loss", "taking_mine:double", ENTRIES))
     assert (told["path"], told["hash"]) == ("of_mine:double", hashlib.sha256(there + here).hexdigest())
 
 
@@ -202,15 +202,15 @@ def test_what_cannot_be_called_as_its_kind_is_called() -> None:
 
 
 def test_where_an_entry_of_the_package_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source("partial", functools.partial(find, "x"))["path"].startswith("functools:")
-    assert source("run", app.run)["version"] == importlib.metadata.version("absl-py")
+    assert describe_source("partial", functools.partial(find, "x"))["path"].startswith("functools:")
+    assert describe_source("run", app.run)["version"] == importlib.metadata.version("absl-py")
     # All distributions are read, which takes a second, for entries of others alone.
     monkeypatch.setattr("cojax.registry.source._distributions", lambda: pytest.fail("all distributions are read"))
-    told = source("detector", find)
+    told = describe_source("detector", find)
     assert told["path"] == "cojax.registry:find"
     assert told["version"] == __version__
     assert len(told["hash"]) == 64
-    assert source("desk", desk.make)["version"] == __version__
+    assert describe_source("desk", desk.make)["version"] == __version__
 
 
 def test_settings_are_keywords_or_fields() -> None:
@@ -303,13 +303,13 @@ def test_the_value_of_a_flag(annotation: Any, text: str, value: Any) -> None:
 
 def test_pairs_of_numbers() -> None:
     assert convert_setting("x", tuple[int, float], (1, 2)) == (1, 2.0)
-    assert description(tuple[int, float]) == "a tuple of a whole number, a number"
+    assert say_type(tuple[int, float]) == "a tuple of a whole number, a number"
     assert refusal(lambda: convert_setting("x", tuple[int, float], (1,))) == (
         "x is (1,); expected a tuple of a whole number, a number"
     )
 
 
 def test_a_shortened_commit_still_says_that_its_code_was_changed():
-    assert short_commit(40 * "a") == 10 * "a"
-    assert short_commit(40 * "a" + " with changes") == 10 * "a" + " with changes"
-    assert short_commit("unknown") == "unknown"
+    assert shorten_commit(40 * "a") == 10 * "a"
+    assert shorten_commit(40 * "a" + " with changes") == 10 * "a" + " with changes"
+    assert shorten_commit("unknown") == "unknown"

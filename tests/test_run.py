@@ -17,7 +17,7 @@ from desk_runs import SMALL, Runs, before_its_last_checkpoint, flags
 from patience import patience
 from same_runs import assert_same_run, episodes, lines
 
-from cojax.report.page import contents
+from cojax.report.page import build_contents
 from cojax.report.run import read_run
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     assert last["quality"]["tasks"] == summary["tasks_final"]
     assert last["quality"]["initial"]["tasks"] == 12
     assert last["quality"].keys() >= {"sr_at_k", "ed_rel", "max_similarity", "turns", "synthesized"}
-    pairs = contents(read_run(reference))["pairs"]
+    pairs = build_contents(read_run(reference))["pairs"]
     assert len(pairs) == 24
     solved = sum(pair["after"]["reward"] == 1.0 for pair in pairs) / 24
     assert solved == pytest.approx(summary["final"])

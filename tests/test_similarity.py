@@ -9,7 +9,7 @@ import pytest
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from cojax.pool import TaskPool
-from cojax.similarity import NGRAMS, NearDuplicates, Wordings, nearest, paragraphs
+from cojax.similarity import NGRAM_LENGTHS, NearDuplicates, Wordings, make_nearest, split_paragraphs
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
 
@@ -23,30 +23,30 @@ def task(query: str, **setup: str) -> Task:
 
 
 def test_the_nearest_text_is_found_by_its_wording() -> None:
-    find = nearest([BOOK, MOVE])
+    find = make_nearest([BOOK, MOVE])
     assert find(BOOK) == (pytest.approx(1.0), BOOK)
     cosine, found = find("could you please BOOK a table for four, at the Green Door, on Friday at seven")
     assert found == BOOK
     assert 0.7 < cosine < 1.0
     assert find("What is the weather like in Oslo?")[0] < 0.3
-    assert nearest([])("anything") == (0.0, "")
+    assert make_nearest([])("anything") == (0.0, "")
     assert find("") == (0.0, BOOK)
 
 
 def test_a_turn_of_a_dialogue_is_compared_by_itself() -> None:
-    assert len(paragraphs(TALK)) == 3
-    assert paragraphs(BOOK) == [BOOK.casefold()]
-    assert nearest([TALK])(f"Something else first.\n\n[next turn]\n\n{MOVE}")[0] == pytest.approx(1.0)
-    assert nearest([MOVE])(TALK)[0] == pytest.approx(1.0)
+    assert len(split_paragraphs(TALK)) == 3
+    assert split_paragraphs(BOOK) == [BOOK.casefold()]
+    assert make_nearest([TALK])(f"Something else first.\n\n[next turn]\n\n{MOVE}")[0] == pytest.approx(1.0)
+    assert make_nearest([MOVE])(TALK)[0] == pytest.approx(1.0)
 
 
 def test_evaluation_tasks_are_recognised_on_any_setup_and_never_quoted() -> None:
     held_out = Exclusions.of([task(BOOK, room="a"), task(TALK, room="b")], similarity=0.7)
-    why = held_out.why(task(BOOK.replace("Could you", "Can you please"), room="c"))
+    why = held_out.find_rule(task(BOOK.replace("Could you", "Can you please"), room="c"))
     assert why.startswith("an evaluation task is worded alike: similarity 0.")
     assert "Green Door" not in why
-    assert held_out.why(task("Water the plants on the second floor", room="a")) == ""
-    assert Exclusions.of([task(BOOK)]).why(task(BOOK.replace("Friday", "Monday"))) == ""
+    assert held_out.find_rule(task("Water the plants on the second floor", room="a")) == ""
+    assert Exclusions.of([task(BOOK)]).find_rule(task(BOOK.replace("Friday", "Monday"))) == ""
 
 
 @pytest.mark.parametrize("similarity", [-0.1, 1.1, float("nan")])
@@ -61,12 +61,12 @@ def test_near_duplicates_are_on_one_setup_and_added_once() -> None:
     pool = [first]
     near_duplicates.update(TaskPool.of(pool))
     alike = task(f"{BOOK}?!", room="a")
-    assert near_duplicates.why(alike).startswith(f"near duplicate of task {first.id}: similarity 0.9")
-    assert near_duplicates.why(dataclasses.replace(alike, setup={"room": "b"})) == ""
-    assert near_duplicates.why(task(MOVE, room="a")) == ""
+    assert near_duplicates.find_duplicate(alike).startswith(f"near duplicate of task {first.id}: similarity 0.9")
+    assert near_duplicates.find_duplicate(dataclasses.replace(alike, setup={"room": "b"})) == ""
+    assert near_duplicates.find_duplicate(task(MOVE, room="a")) == ""
     near_duplicates.update(TaskPool.of([*pool, task(MOVE, room="a")]))
-    assert near_duplicates.why(task(f"{MOVE} ", room="a")).startswith("near duplicate")
-    assert NearDuplicates(0.0).why(alike) == ""
+    assert near_duplicates.find_duplicate(task(f"{MOVE} ", room="a")).startswith("near duplicate")
+    assert NearDuplicates(0.0).find_duplicate(alike) == ""
 
 
 def moved(query: str, *calls: tuple[str, str]) -> Task:
@@ -79,15 +79,17 @@ def test_word_order_and_argument_roles_make_another_task() -> None:
     first = moved("move report to taxes", ("report", "taxes"))
     near_duplicates.add(first)
     # The cosine of the two is 1.00.
-    assert near_duplicates.why(moved("move taxes to report", ("taxes", "report"))) == ""
-    assert near_duplicates.why(moved("move taxes to report", ("report", "taxes"))).startswith(
+    assert near_duplicates.find_duplicate(moved("move taxes to report", ("taxes", "report"))) == ""
+    assert near_duplicates.find_duplicate(moved("move taxes to report", ("report", "taxes"))).startswith(
         f"near duplicate of task {first.id}"
     )
-    assert near_duplicates.why(moved("Move report to taxes!", ("report", "taxes"))).startswith("near duplicate")
-    # The same words in the same order are no other task for another way of doing it.
-    assert near_duplicates.why(moved("Move report to taxes!", ("report", "taxes"), ("report", "drafts"))).startswith(
-        "near"
+    assert near_duplicates.find_duplicate(moved("Move report to taxes!", ("report", "taxes"))).startswith(
+        "near duplicate"
     )
+    # The same words in the same order are no other task for another way of doing it.
+    assert near_duplicates.find_duplicate(
+        moved("Move report to taxes!", ("report", "taxes"), ("report", "drafts"))
+    ).startswith("near")
 
 
 def test_one_swap_in_a_long_query_makes_another_task() -> None:
@@ -100,23 +102,25 @@ def test_one_swap_in_a_long_query_makes_another_task() -> None:
 
     near_duplicates.add(long(pairs))
     swapped = [pairs[0][::-1], *pairs[1:]]
-    assert near_duplicates.why(long(swapped)) == ""
+    assert near_duplicates.find_duplicate(long(swapped)) == ""
     # Two steps in another order come to the same calls.
-    assert near_duplicates.why(long([pairs[1], pairs[0], *pairs[2:]])).startswith("near duplicate")
+    assert near_duplicates.find_duplicate(long([pairs[1], pairs[0], *pairs[2:]])).startswith("near duplicate")
 
 
 def test_the_nearest_other_task_does_not_hide_a_duplicate_behind_it() -> None:
     near_duplicates = NearDuplicates(0.7)
     near_duplicates.add(moved("move taxes to report", ("taxes", "report")))
     near_duplicates.add(moved("please move report to taxes", ("report", "taxes")))
-    assert near_duplicates.why(moved("move report to taxes", ("report", "taxes"))).startswith("near duplicate")
+    assert near_duplicates.find_duplicate(moved("move report to taxes", ("report", "taxes"))).startswith(
+        "near duplicate"
+    )
 
 
 def test_no_text_breaks_the_comparison() -> None:
     near_duplicates = NearDuplicates(0.9)
     near_duplicates.add(moved("move report to taxes", ("report", "taxes")))
     for query in ("move \ud800 to taxes", "", "\x00", "move report to taxes " * 50_000):
-        assert near_duplicates.why(moved(query, ("map", "taxes"))) == ""
+        assert near_duplicates.find_duplicate(moved(query, ("map", "taxes"))) == ""
 
 
 FILES = [f"{kind}{number}" for kind in ("report", "budget", "notes", "plan") for number in range(40)]
@@ -134,7 +138,7 @@ def requests() -> tuple[list[str], np.ndarray]:
     for number in range(150):
         # Every fifth request is an earlier one with other words around it.
         texts.append(request(rng) if number % 5 else f"thanks, {rng.choice(texts or ['hello'])}")
-    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=NGRAMS, alternate_sign=False, lowercase=False)
+    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=NGRAM_LENGTHS, alternate_sign=False, lowercase=False)
     rows = vectorizer.transform(texts)
     return texts, (rows @ rows.T).toarray()
 
@@ -145,7 +149,7 @@ def test_it_finds_what_comparing_with_each_text_finds(threshold: float) -> None:
     wordings, found = Wordings(), 0
     for number, text in enumerate(texts):
         expected = {place: cosines[number, place] for place in range(number) if cosines[number, place] > threshold}
-        alike = wordings.above(text, threshold)
+        alike = wordings.find_above(text, threshold)
         assert {place: cosine for cosine, place in alike} == pytest.approx(expected, abs=1e-5)
         assert alike == sorted(alike, key=lambda one: (-one[0], one[1]))
         found += len(alike)
@@ -155,11 +159,11 @@ def test_it_finds_what_comparing_with_each_text_finds(threshold: float) -> None:
 
 def test_texts_without_an_n_gram_are_like_none() -> None:
     wordings = Wordings()
-    assert wordings.above("move", 0.5) == []
+    assert wordings.find_above("move", 0.5) == []
     for text in ("", " ", "move report1 to plan2"):
         wordings.add(text)
-    assert wordings.above("", 0.0) == []
-    assert [place for _, place in wordings.above("move report1 to plan2", 0.9)] == [2]
+    assert wordings.find_above("", 0.0) == []
+    assert [place for _, place in wordings.find_above("move report1 to plan2", 0.9)] == [2]
 
 
 def test_only_texts_that_may_be_above_the_threshold_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,5 +178,5 @@ def test_only_texts_that_may_be_above_the_threshold_are_compared(monkeypatch: py
 
     monkeypatch.setattr(wordings, "_compute_cosines", counted)
     for _ in range(20):
-        wordings.above(request(rng), 0.9)
+        wordings.find_above(request(rng), 0.9)
     assert sum(compared) < 0.2 * 20 * 500

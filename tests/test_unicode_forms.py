@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cojax.unicode_forms import _DECOMPOSING, normal_form
+from cojax.unicode_forms import _DECOMPOSING, normalise_form
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 MARKS = "\u0315\u0300\u0327\u0f73\u0344\u0f71\u3099\uff9e"
@@ -26,7 +26,7 @@ TEXT = st.lists(
 @given(TEXT)
 def test_the_forms_are_the_standard_librarys(text):
     for form in FORMS:
-        assert normal_form(form, text) == unicodedata.normalize(form, text)
+        assert normalise_form(form, text) == unicodedata.normalize(form, text)
 
 
 def test_every_letter_that_hides_a_mark_is_known():
@@ -45,5 +45,5 @@ def test_marks_in_a_row_are_ordered_in_linear_time(text):
     """By insertion these take minutes."""
     before = time.process_time()
     for form in FORMS:
-        normal_form(form, text)
+        normalise_form(form, text)
     assert time.process_time() - before < 10

@@ -14,7 +14,7 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import Schedule, demonstrate, describe, obtain, perform, without_prose
+from cojax.warm_start import Schedule, demonstrate, describe_model, obtain, play_actions, strip_prose
 from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
@@ -33,19 +33,19 @@ SMALL = ModelConfig(
 
 def test_batches_begin_with_the_shortest_and_reach_all():
     schedule = Schedule(steps=100, batch_size=32, lengthen=50)
-    assert schedule.reach(1, 1000) == 216  # 0.2 + 0.8 / 50 of them
-    assert schedule.reach(25, 1000) == 600
-    assert schedule.reach(50, 1000) == 1000
-    assert schedule.reach(1, 40) == 32  # never less than a batch
+    assert schedule.count_reachable(1, 1000) == 216  # 0.2 + 0.8 / 50 of them
+    assert schedule.count_reachable(25, 1000) == 600
+    assert schedule.count_reachable(50, 1000) == 1000
+    assert schedule.count_reachable(1, 40) == 32  # never less than a batch
 
 
 def test_an_epoch_shows_every_demonstration_once():
     schedule = Schedule(batch_size=4, epochs=True)
-    drawn = [index for step in range(1, 6) for index in schedule.draw(0, step, 10)]
+    drawn = [index for step in range(1, 6) for index in schedule.draw_batch(0, step, 10)]
     assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
     assert drawn[:10] != drawn[10:]
-    assert drawn[:4] == schedule.draw(0, 1, 10) != schedule.draw(1, 1, 10)
-    short = Schedule(batch_size=3, lengthen=100).draw(0, 1, 10)
+    assert drawn[:4] == schedule.draw_batch(0, 1, 10) != schedule.draw_batch(1, 1, 10)
+    short = Schedule(batch_size=3, lengthen=100).draw_batch(0, 1, 10)
     assert sorted(short) == [0, 1, 2]  # without epochs the shortest come first
 
 
@@ -64,8 +64,8 @@ def test_a_demonstration_lost_to_the_machinery_is_never_learned_from():
 
     task = Task("counter", "count to 1", {"target": 1}, (Action(calls=(Call("add"),)),))
     with pytest.raises(EnvironmentFailure, match=r"ended in timeout \(step: 10 s are over\); run the same command"):
-        perform(CounterEnvironment(on_step=lose), task, follow(task.solution), 1)
-    assert perform(CounterEnvironment(), task, follow(task.solution), 1).reward == 1.0
+        play_actions(CounterEnvironment(on_step=lose), task, follow(task.solution), 1)
+    assert play_actions(CounterEnvironment(), task, follow(task.solution), 1).reward == 1.0
 
 
 def test_no_word_of_the_desk_is_unknown():
@@ -93,7 +93,7 @@ def test_a_model_is_made_once_for_a_key(cache):
     assert (load_params(folder, SMALL)["embed"]["embedding"] == initialize(SMALL, 0)["embed"]["embedding"]).all()
 
     line = "100 demonstrations (3 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
-    assert describe(folder) == line
+    assert describe_model(folder) == line
 
     def never():
         raise AssertionError("made twice")
@@ -131,16 +131,16 @@ def test_a_damaged_model_says_what_to_delete(cache):
 
 @pytest.mark.parametrize("name", ["CHATML", "TOOLS_SECTION"])
 def test_the_fingerprint_is_stable_and_of_the_templates_too(monkeypatch, name):
-    before = warm_start.fingerprint()
-    assert warm_start.fingerprint() == before
+    before = warm_start.hash_code()
+    assert warm_start.hash_code() == before
     monkeypatch.setattr(warm_start.rendering, name, "another")
-    assert warm_start.fingerprint() != before
+    assert warm_start.hash_code() != before
 
 
 def test_prose_is_no_part_of_the_code_that_decides_a_warm_start():
     bare = "class A:\n    rate = 1\n\n    def f(self):\n        return 'text'\n"
     documented = bare.replace(":\n    rate", ':\n    """Class."""\n    rate').replace("rate = 1", "rate = 1  # comment")
     assert documented != bare
-    assert without_prose('"""File."""\n' + documented) == without_prose(bare)
-    assert without_prose(bare.replace("1", "2")) != without_prose(bare) != without_prose(bare.replace("text", "other"))
-    assert without_prose('def f():\n    """Alone."""') == without_prose("def f():\n    pass")
+    assert strip_prose('"""File."""\n' + documented) == strip_prose(bare)
+    assert strip_prose(bare.replace("1", "2")) != strip_prose(bare) != strip_prose(bare.replace("text", "other"))
+    assert strip_prose('def f():\n    """Alone."""') == strip_prose("def f():\n    pass")

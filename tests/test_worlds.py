@@ -23,7 +23,7 @@ def test_what_is_no_environment_is_not_available() -> None:
 
 
 def test_parts_of_the_folder_are_found_by_their_names() -> None:
-    assert worlds.part("worker.venv") is environments.worker.venv
+    assert worlds.import_part("worker.venv") is environments.worker.venv
     assert str(worlds.FOLDER) == environments.__path__[0]
 
 
@@ -31,5 +31,5 @@ def test_what_names_mean_in_a_world_from_outside_is_its_own_business(tmp_path, m
     (tmp_path / "outsider.py").write_text("KINDS = ('a', 'b', 'c')\nmeasures = None\n\n\ndef make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert worlds.measures("outsider:make", []) == {}
-    assert worlds.own("outsider:make") == {}
-    assert worlds.own("appworld")["KINDS"][0] == "scenario"
+    assert worlds.read_own_names("outsider:make") == {}
+    assert worlds.read_own_names("appworld")["KINDS"][0] == "scenario"

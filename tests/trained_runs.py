@@ -45,7 +45,7 @@ def config(**other) -> ConfigDict:
 
 def make_run(workdir: Path, settings: ConfigDict, steps: tuple[int, ...] = (1, 2)) -> tuple[Learner, list[TrainState]]:
     """A run's directory with these checkpoints, whose parameters are random and differ; the learner, the states."""
-    tokenizer, model = policies.tokenizer_and_shape(settings, load("desk"))
+    tokenizer, model = policies.read_model(settings, load("desk"))
     # Everything is drawn on the host: nothing is compiled for it.
     initial_params = {}
     for row, leaf in zip(parameters(model), noise([row.shape(model) for row in parameters(model)], 0), strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 from patience import patience
 
 from cojax.distributed.wire import Wire, accept, connect
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 
 TOKEN = "a" * 32
 SILENCE = patience(5.0)
@@ -32,7 +32,7 @@ class Connected:
     def __init__(self, silence: float = SILENCE) -> None:
         with server() as listening:
             port = listening.getsockname()[1]
-            dialled = on_thread("dials", lambda: connect("127.0.0.1", port, TOKEN, 1, SILENCE, silence))
+            dialled = run_on_thread("dials", lambda: connect("127.0.0.1", port, TOKEN, 1, SILENCE, silence))
             self.one = accept(listening, TOKEN, 2, SILENCE, silence)[1]
             self.other = dialled.result(SILENCE)
         self.silence = silence
@@ -47,7 +47,7 @@ class Connected:
     def close(self) -> None:
         """Ends the threads of all wires: none of them misses the other any more."""
         for wire in self._wires:
-            wire.part()
+            wire.say_farewell()
         for end in (self.one, self.other):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

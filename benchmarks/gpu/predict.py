@@ -28,9 +28,9 @@ _TARGET_NAME = "h100x1"
 
 def predict(shape: str, rows: Rows) -> dict[str, float]:
     """GB that the update's program takes at most, of arguments and in all."""
-    target = targets.find(_TARGET_NAME)
+    target = targets.find_target(_TARGET_NAME)
     config = model_config(shape, None, (), UPDATE_SETTINGS["dtype"], "float32")
-    mesh = make_mesh(devices=targets.devices(target))
+    mesh = make_mesh(devices=targets.make_devices(target))
     learner = make_learner(config, rows, adamw(1e-6), UPDATE_SETTINGS["remat"], mesh=mesh)
     state = learner.init(jax.eval_shape(lambda: initialize(config, 0)))
     memory_report = report(learner, state, [1] * rows.row_count, target.chip)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu import children
 from benchmarks.results import Row, row_to_json
-from cojax.run.machine import facts
+from cojax.run.machine import read_facts
 from cojax.storage.files import read_json, write_json
 
 Record = Mapping[str, Any]
@@ -31,7 +31,7 @@ def write_failure(
 def _write(results_folder: Path, part_name: str, outcome: Record, seconds: float, about: Record | None) -> None:
     """`about` without hardware is for a process that must not take the card."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    record = {"part": part_name, "when": now, "seconds": round(seconds, 1), **(about or facts()), **outcome}
+    record = {"part": part_name, "when": now, "seconds": round(seconds, 1), **(about or read_facts()), **outcome}
     if (commit_path := children.ROOT / COMMIT_FILE).exists():
         record["commit"] = commit_path.read_text().strip()
     write_json(results_folder / f"{part_name}.json", record)

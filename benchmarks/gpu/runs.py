@@ -18,9 +18,9 @@ import safetensors.numpy
 from benchmarks.gpu import children, records
 from benchmarks.results import Row
 from cojax import open_run
-from cojax.durable import own_file
-from cojax.run.machine import versions_and_commit
-from cojax.storage.files import last_lines, write_json
+from cojax.durable import open_own_file
+from cojax.run.machine import read_versions
+from cojax.storage.files import read_last_lines, write_json
 
 # Memory, in GB, from which on both runs share the card.
 _SHARED_CARD_GB = 30.0
@@ -105,7 +105,7 @@ def _run_side_by_side(
             if (
                 failure := _prepare_model(run_name, kit_folder, results_folder, deadline, is_miniature=is_miniature)
             ) is not None:
-                records.write_failure(results_folder, run_name, failure, 0.0, versions_and_commit())
+                records.write_failure(results_folder, run_name, failure, 0.0, read_versions())
                 continue
             share = RUNS[run_name].memory_share if len(run_names) > 1 else 0.9
             child_by_run[run_name] = _start_run(run_name, kit_folder, results_folder, share, is_miniature)
@@ -171,7 +171,7 @@ def _start_run(
     command = ["-m", "experiments.run", f"--config={run.experiment}"]
     command += [f"--config.{setting}={value}" for setting, value in settings.items()]
     variables = {**_make_environment(kit_folder), "XLA_PYTHON_CLIENT_MEM_FRACTION": str(memory_share)}
-    with open(results_folder / f"{run_name}.txt", "ab", opener=own_file) as log:
+    with open(results_folder / f"{run_name}.txt", "ab", opener=open_own_file) as log:
         return children.start_child(command, stdout=log, stderr=subprocess.STDOUT, env=variables)
 
 
@@ -185,14 +185,14 @@ def _record_progress(
     results_folder: Path, run_name: str, child: subprocess.Popen[bytes], seconds: float, was_told_to_stop: bool
 ) -> None:
     """Writes how far a run has come; what it said last, where it failed before its first step and was not stopped."""
-    run_folder, exit_status, about = results_folder / "runs" / run_name, child.poll(), versions_and_commit()
+    run_folder, exit_status, about = results_folder / "runs" / run_name, child.poll(), read_versions()
     steps = open_run(run_folder).metrics() if (run_folder / "metrics.jsonl").exists() else []
     if steps:
         records.write_result(
             results_folder, run_name, [_make_row(steps, run_folder, has_ended=exit_status == 0)], seconds, about
         )
     elif exit_status and not was_told_to_stop:
-        lines = last_lines(results_folder / f"{run_name}.txt")
+        lines = read_last_lines(results_folder / f"{run_name}.txt")
         records.write_failure(results_folder, run_name, (lines or ["it said nothing"])[-1][:300], seconds, about)
 
 

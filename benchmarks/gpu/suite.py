@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.gpu import children, records, runs
 from benchmarks.gpu.parts import PARTS
 from benchmarks.results import Row
-from cojax.durable import own_file
-from cojax.run.machine import versions_and_commit
+from cojax.durable import open_own_file
+from cojax.run.machine import read_versions
 
 KIT = "build/gpu-kit/content"
 # The share of the minutes that measurements may have; the rest is for the main command.
@@ -78,7 +78,7 @@ def _measure_parts(part_names: Sequence[str], kit_folder: Path, results_folder: 
 def _run_one_process(part_names: Sequence[str], kit_folder: Path, results_folder: Path, deadline: float) -> int:
     """The number of parts that are done with."""
     command = ["-m", "benchmarks.gpu.section", f"--out={results_folder}", f"--kit={kit_folder}", *part_names]
-    with open(results_folder / "log.txt", "ab", opener=own_file) as log:
+    with open(results_folder / "log.txt", "ab", opener=open_own_file) as log:
         child = children.start_child(command, stdout=subprocess.PIPE, stderr=log, text=True)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_pass_on, args=(child, lines), daemon=True).start()
@@ -122,7 +122,7 @@ def _pass_on(child: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> Non
 
 
 def _record_failure(results_folder: Path, part_name: str, reason: str, seconds: float) -> int:
-    records.write_failure(results_folder, part_name, reason, seconds, versions_and_commit())
+    records.write_failure(results_folder, part_name, reason, seconds, read_versions())
     return 1
 
 

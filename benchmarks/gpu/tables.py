@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.children import ROOT
 from benchmarks.gpu.runs import RUNS
-from cojax.registry.source import short_commit
+from cojax.registry.source import shorten_commit
 from cojax.storage.files import read_json, write_text
 
 PAGE, RECORDS_FOLDER = ROOT / "docs" / "performance.md", ROOT / "results" / "gpu"
@@ -87,7 +87,7 @@ def _make_heading(folder: Path, records: Sequence[Record]) -> str:
     device_kinds = {device_kind for record in records for device_kind in record.get("hardware", {}).get("devices", [])}
     days = sorted({record["when"][:10] for record in records})
     days = days if len(days) < 2 else [f"{days[0]} to {days[-1]}"]
-    jax_version, commit = first_record["versions"]["jax"], short_commit(first_record["commit"])
+    jax_version, commit = first_record["versions"]["jax"], shorten_commit(first_record["commit"])
     heading = f"{', '.join(sorted(device_kinds)) or folder.name}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
     return f"### {heading}\n\n`results/gpu/{folder.name}`, jax {jax_version}, commit {commit}\n"
 

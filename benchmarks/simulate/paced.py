@@ -17,7 +17,7 @@ from cojax import worlds
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_prompt
 from cojax.run import policies
 
 # Tokens a second of each server by its requests at once.
@@ -39,14 +39,14 @@ class PacedEngine:
 
     @property
     def busy_seconds(self) -> float:
-        return self._busy.seconds
+        return self._busy.total_seconds
 
     def load(self, weights: Weights) -> None:
         self._version = weights.version
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """As `Engine.generate`."""
-        checked_prompt(prompt, self._vocabulary, self._length)
+        check_prompt(prompt, self._vocabulary, self._length)
         tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
         with self._busy:
@@ -100,7 +100,7 @@ class PacedEngine:
 def paced(config: ConfigDict, model: ModelConfig) -> PacedEngine:
     """The engine of a configuration of the desk."""
     environment = worlds.load("desk")
-    tokenizer, _ = policies.tokenizer_and_shape(config, environment)
+    tokenizer, _ = policies.read_model(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     solutions = [task.solution for task in environment.tasks("seed", _SOLVED_TASKS)]
     actions = [dataclasses.replace(act, text=chat.write(act.calls)) for solution in solutions for act in solution]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.episodes import expand, read_episodes
+from cojax.storage.episodes import decompress, read_episodes
 from cojax.storage.files import Log, read_json, replace_file
 from cojax.types import INFRASTRUCTURE, from_json, parse_json, to_json
 
@@ -91,7 +91,7 @@ def read_run(path: str | Path) -> RunTimes:
     """
     path = Path(path)
     if path.is_file():
-        return _run_from_rows(parse_json(expand(path.resolve()).decode()))
+        return _run_from_rows(parse_json(decompress(path.resolve()).decode()))
     if not (path / "metrics.jsonl").exists():
         raise ValueError(f"{path} is not a run directory, and no file of its times; pass the workdir of a run")
     config = read_json(path / "config.json")["config"]

@@ -9,15 +9,15 @@ import json
 import sys
 from pathlib import Path
 
-_ROOT = str(Path(__file__).resolve().parents[2])
+_IMPORT_FOLDER = str(Path(__file__).resolve().parents[2])
 
 
 def main() -> int:
-    sys.path.insert(0, _ROOT)
+    sys.path.insert(0, _IMPORT_FOLDER)
     from cojax.command import main as command
     from cojax.host.processes import end_with_owner
 
-    sys.path.remove(_ROOT)
+    sys.path.remove(_IMPORT_FOLDER)
     owner_pipe, report_pipe, folders_json, *arguments = sys.argv[1:]
     end_with_owner(int(owner_pipe), int(report_pipe))
     sys.path += [folder for folder in json.loads(folders_json) if folder not in sys.path]

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD_PATH = Path(__file__).with_name("child.py")
 # Seconds that a command that is asked to stop has to end its step and save a checkpoint, and then to end at once.
-PATIENCE, AT_ONCE = 600.0, 30.0
+STOP_TIMEOUT_S, END_TIMEOUT_S = 600.0, 30.0
 # An error quotes at most this many lines of output, and reads at most this many bytes for them.
-_MOST_LINES, _MOST_BYTES = 20, 20_000
+_MOST_OUTPUT_LINES, _MOST_OUTPUT_BYTES = 20, 20_000
 
 
 class RunFailed(RuntimeError):
@@ -42,7 +42,7 @@ class Child:
     does the same when `stop` is called, and when nothing refers to this object any more.
     """
 
-    def __init__(self, arguments: Sequence[str], *, show: bool = False) -> None:
+    def __init__(self, arguments: Sequence[str], *, is_shown: bool = False) -> None:
         self.arguments = tuple(arguments)
         self.stopped = threading.Event()
         owner_read, owner_write = os.pipe()
@@ -59,16 +59,16 @@ class Child:
             child_files.callback(writer.close)
             folders_json = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD), str(owner_read), str(report_write), folders_json, *arguments],
+                [sys.executable, "-P", str(_CHILD_PATH), str(owner_read), str(report_write), folders_json, *arguments],
                 pass_fds=(owner_read, report_write), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
                 env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
             )  # fmt: skip
             self._own_files = own_files.pop_all()
-        self._partial_line, self._is_shown, self._shown_bytes = b"", show, 0
+        self._partial_line, self._is_shown, self._shown_bytes = b"", is_shown, 0
         _CHILDREN.add(self)
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._own_files, os.getpid())
 
-    def reports(self) -> Iterator[Mapping[str, Any]]:
+    def read_reports(self) -> Iterator[Mapping[str, Any]]:
         """Yields what the command has reported since the last call (cojax/host/processes.py)."""
         with contextlib.suppress(ValueError):  # it was stopped
             while chunk := self._reports.read(65_536):
@@ -76,7 +76,7 @@ class Child:
         *lines, self._partial_line = self._partial_line.split(b"\n")
         yield from map(json.loads, lines)
 
-    def show(self) -> None:
+    def show_output(self) -> None:
         """Prints what the command has printed since the last call, if that was asked for."""
         if self._is_shown:
             with contextlib.suppress(ValueError):  # it was stopped
@@ -84,13 +84,13 @@ class Child:
                 print(self._output_file.read().decode(errors="replace"), end="", flush=True)
                 self._shown_bytes = self._output_file.tell()
 
-    def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds` for the command to end. Returns whether it has ended."""
+    def wait(self, timeout_s: float) -> bool:
+        """Waits at most `timeout_s` for the command to end. Returns whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
+            self.process.wait(timeout_s)
         return self.process.returncode is not None
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises RunFailed if the command has ended with an error. A command that was asked to stop has no error."""
         status, was_stopped = self.process.returncode, self.stopped.is_set()
         lines = self._last_lines()
@@ -110,23 +110,23 @@ class Child:
     def _last_lines(self) -> list[str]:
         try:
             output_size = self._output_file.seek(0, os.SEEK_END)
-            self._output_file.seek(max(0, output_size - _MOST_BYTES))
+            self._output_file.seek(max(0, output_size - _MOST_OUTPUT_BYTES))
             output_text = self._output_file.read().decode(errors="replace")
         except ValueError:  # it was stopped
             return []
-        return list(collections.deque((line for line in output_text.splitlines() if line.strip()), _MOST_LINES))
+        return list(collections.deque((line for line in output_text.splitlines() if line.strip()), _MOST_OUTPUT_LINES))
 
 
 # A fork of this process must not keep its children's pipes open: they tell the children whether this process is alive.
 _CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
 
 
-def _close_inherited() -> None:
+def _close_inherited_pipes() -> None:
     for child in list(_CHILDREN):
         child._own_files.close()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_close_inherited_pipes)
 
 
 def _open_output() -> tuple[IO[bytes], IO[bytes]]:
@@ -151,13 +151,13 @@ def _stop(process: subprocess.Popen[bytes], stop: threading.Event, files: contex
         try:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
+                process.wait(STOP_TIMEOUT_S)
         finally:
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(AT_ONCE)
+                    process.wait(END_TIMEOUT_S)
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(AT_ONCE)
+                process.wait(END_TIMEOUT_S)

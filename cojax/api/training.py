@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cojax import imports
 from cojax.api.process import Child, RunFailed
 from cojax.storage.episodes import Episodes
-from cojax.storage.files import Log, flat, lines_of, open_file, parse_record, read_json
+from cojax.storage.files import Log, flat, open_file, parse_record, read_json, read_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -68,12 +68,12 @@ class OpenRun:
     def episodes(self, step: int | None = None) -> Records:
         """The stored episodes of a step, or of all steps, which may be as large as the run's folder."""
         episodes = Episodes(self.workdir / "episodes")
-        step_numbers = episodes.steps() if step is None else [step]
+        step_numbers = episodes.list_steps() if step is None else [step]
         return Records(record for step_number in step_numbers for record in episodes.read(step_number))
 
     def episode_steps(self) -> list[int]:
         """The steps whose episodes are stored."""
-        return Episodes(self.workdir / "episodes").steps()
+        return Episodes(self.workdir / "episodes").list_steps()
 
     def config(self) -> dict[str, Any]:
         """The settings of the run, in sections."""
@@ -89,9 +89,9 @@ class OpenRun:
 
     def lineage(self, task_id: str) -> "TaskHistory":
         """Why a task exists, and how it has fared since; a prefix of its id is enough. Raises KeyError."""
-        from cojax.report.lineage import lineage
+        from cojax.report.lineage import read_lineage
 
-        return lineage(self.workdir, task_id)
+        return read_lineage(self.workdir, task_id)
 
     def policy(self, step: int | None = None, folder: str | os.PathLike[str] | None = None) -> "Policy":
         """The policy of a checkpoint: of `step`, or of the newest sound one. Adapters are summed into their base.
@@ -134,7 +134,7 @@ def train(
     RunFailed if the command fails.
     """
     callback_list = [callbacks] if callable(callbacks) else list(callbacks)
-    with _start(config, steps, workdir, show, settings) as training:
+    with _start_run(config, steps, workdir, show, settings) as training:
         for record in training:
             for callback in callback_list:
                 callback(record)
@@ -156,7 +156,7 @@ def steps(
     and **{"learner.loss": …} is one setting. They override the configuration and its preset, as flags do. A run that is
     in `workdir` already goes on, and the records are those of its further steps. `show` prints what the command prints.
     """
-    return _start(config, steps, workdir, show, settings)
+    return _start_run(config, steps, workdir, show, settings)
 
 
 class Training:
@@ -170,7 +170,7 @@ class Training:
         self, arguments: Iterable[str], *, show: bool = False, resources: contextlib.ExitStack | None = None
     ) -> None:
         self._resources = resources or contextlib.ExitStack()
-        self._child = Child(["run", *arguments], show=show)
+        self._child = Child(["run", *arguments], is_shown=show)
         self._records: deque[StepRecord] = deque()
         self._workdir: Path | None = None
         self._last_step, self._read_bytes = 0, 0
@@ -194,7 +194,7 @@ class Training:
                 self._listen()
                 if has_ended and not self._records:
                     self._resources.close()
-                    self._child.check()
+                    self._child.raise_if_failed()
                     raise StopIteration
         except StopIteration:
             raise
@@ -216,14 +216,14 @@ class Training:
 
     def _listen(self) -> None:
         """Reads what the command has reported and written since the last call."""
-        self._child.show()
-        for status_report in self._child.reports():
+        self._child.show_output()
+        for status_report in self._child.read_reports():
             self._workdir, self._last_step, self._read_bytes = Path(status_report["workdir"]), status_report["step"], 0
         if self._workdir is None:
             return
         with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as metrics_file:
             metrics_file.seek(self._read_bytes)
-            for line in lines_of(metrics_file):
+            for line in read_lines(metrics_file):
                 if not line.endswith(b"\n"):
                     break
                 self._read_bytes += len(line)
@@ -263,21 +263,21 @@ def evaluate(
 
 def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
     """Runs a command to its end and returns what it reported. Raises RunFailed if it fails."""
-    child, report = Child(arguments, show=show), dict[str, Any]()
+    child, report = Child(arguments, is_shown=show), dict[str, Any]()
     try:
         has_ended = False
         while not has_ended:
             has_ended = child.wait(_POLL_S)
-            child.show()
-            for status_report in child.reports():
+            child.show_output()
+            for status_report in child.read_reports():
                 report |= status_report
-        child.check()
+        child.raise_if_failed()
     finally:
         child.stop()
     return report
 
 
-def _start(
+def _start_run(
     config: Config | None,
     step_count: int | None,
     workdir: str | os.PathLike[str] | None,

@@ -21,15 +21,15 @@ from cojax.environment import EnvironmentFailure, InstallError
 from cojax.report.console import CONSOLE
 from cojax.settings import flags as settings
 
-_TARGET = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")
-_JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
-DOES_NOT_FIT = 3
+_TARGET_FLAG = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")
+_JSON_FLAG = flags.DEFINE_bool("json", False, "Print one JSON object.")
+UNFIT_STATUS = 3
 
 
 def prepare_environment() -> None:
     """Lets compilers start without their hardware. Call this before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    for variable, value in targets.TABLES["environment"].items():
+    for variable, value in targets.TARGET_TABLES["environment"].items():
         os.environ.setdefault(variable, value)
     # Autotuning runs kernels on the card.
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
@@ -37,33 +37,33 @@ def prepare_environment() -> None:
 
 def main(argv: Sequence[str]) -> None:
     absl_logging.set_verbosity(absl_logging.ERROR)
-    if _TARGET.value is None:
+    if _TARGET_FLAG.value is None:
         _fail(f"no target; name one: --target={' or --target='.join(targets.TARGETS)}")
     try:
-        target = targets.find(_TARGET.value)
+        target = targets.find_target(_TARGET_FLAG.value)
     except ValueError as error:
         _fail(str(error))
     import jax  # now, so that a wrong flag need not wait for it
 
     from cojax.compile import programs
-    from cojax.run.configuration import configuration
+    from cojax.run.configuration import read_configuration
 
     try:
-        config = configuration()
+        config = read_configuration()
         # Libraries print to standard error, so that they do not mix with the figures.
         with contextlib.redirect_stdout(sys.stderr):
-            report = programs.examine(config, target)
+            report = programs.report_target(config, target)
     except jax.errors.JaxRuntimeError as error:
         _fail(f"the compiler for {target.name} failed: {str(error).splitlines()[0]}")
     except (ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError) as error:
         _fail(str(error))
-    if _JSON.value:
+    if _JSON_FLAG.value:
         print(json.dumps(report))
     else:
-        CONSOLE.print(programs.table(report))
-        for advice_line in programs.advice(report):
+        CONSOLE.print(programs.render_table(report))
+        for advice_line in programs.list_advice(report):
             CONSOLE.print(advice_line)
-    sys.exit(0 if report["fits"] else DOES_NOT_FIT)
+    sys.exit(0 if report["fits"] else UNFIT_STATUS)
 
 
 def _fail(reason: str) -> NoReturn:
@@ -71,7 +71,7 @@ def _fail(reason: str) -> NoReturn:
     sys.exit(1)
 
 
-def start() -> None:
+def run_command() -> None:
     """Runs the command with the arguments of this process."""
     prepare_environment()
-    settings.start(main, __doc__)
+    settings.start_command(main, __doc__)

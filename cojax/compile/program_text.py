@@ -12,20 +12,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 COLLECTIVE_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
-_ASSIGNMENT = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
-_CALL = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+\w*|c64|c128)\[([\d,]*)\]")
+_COMPUTATION_PATTERN = re.compile(r"(ENTRY )?%?([\w.\-]+) .*\{$")
+_ASSIGNMENT_PATTERN = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = ")
+_CALLEE_PATTERN = re.compile(r"\b(?:calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES_PATTERN = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_ARRAY_PATTERN = re.compile(r"\b(pred|bf16|[fsu]\d+\w*|c64|c128)\[([\d,]*)\]")
 _BITS_BY_DTYPE = {"pred": 8, "c64": 64, "c128": 128}
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """`shape` is the text of its result's shape; `line` is the whole line."""
+    """`shape_text` is the text of its result's shape; `line` is the whole line."""
 
     name: str
-    shape: str
+    shape_text: str
     opcode: str
     line: str
 
@@ -34,22 +34,22 @@ class Instruction:
 class Collective:
     """One collective operation, with the bytes that each device sends in one run of a ring algorithm.
 
-    `runs` is how often a call of the program runs it, `loops` how many loops enclose it, `arrays` its results.
+    `runs` is how often a call of the program runs it, `loops` how many loops enclose it, `shapes` its results.
     """
 
     kind: str
     bytes: int
     runs: int
     loops: int
-    arrays: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Computations by name; `entry` is the first to run; `alias_count` counts results in an argument's memory."""
+    """Computations by name; `entry_name` is the first to run; `alias_count` counts results in an argument's memory."""
 
     computations: Mapping[str, Sequence[Instruction]]
-    entry: str
+    entry_name: str
     alias_count: int
 
     def instructions(self) -> Iterator[Instruction]:
@@ -57,16 +57,16 @@ class Program:
             yield from lines
 
 
-def parse(text: str) -> Program:
+def parse_program(text: str) -> Program:
     """Parses the text of `jax.stages.Compiled.as_text`. Raises ValueError for a text without an entry."""
     computations: dict[str, list[Instruction]] = {}
     entry_name, instructions = "", list[Instruction]()
     header_line, _, _ = text.partition("\n")
     for line in text.splitlines():
-        if match := _COMPUTATION.match(line):
+        if match := _COMPUTATION_PATTERN.match(line):
             instructions = computations.setdefault(match[2], [])
             entry_name = match[2] if match[1] else entry_name
-        elif assignment := _ASSIGNMENT.match(line):
+        elif assignment := _ASSIGNMENT_PATTERN.match(line):
             result_shape, after_shape = _split_shape(line[assignment.end() :])
             instructions.append(Instruction(assignment[1], result_shape, after_shape.partition("(")[0].strip(), line))
     if not entry_name:
@@ -74,19 +74,19 @@ def parse(text: str) -> Program:
     return Program(computations, entry_name, len(re.findall(r"(?:may|must)-alias", header_line)))
 
 
-def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[Collective]:
-    """The program's collectives on `devices` devices; an operation with separate start and end counts once.
+def find_collectives(program: Program, device_count: int, round_counts: Sequence[int]) -> list[Collective]:
+    """The program's collectives on `device_count` devices; an operation with separate start and end counts once.
 
-    `rounds` are the numbers of rounds of the loops for which the text has none, from the outermost inwards.
+    `round_counts` are the numbers of rounds of the loops for which the text has none, from the outermost inwards.
     """
     by_channel: dict[str, Collective] = {}
-    for computation_name, instruction, runs, loops in _walk_program(program, rounds):
+    for computation_name, instruction, runs, loops in _walk_program(program, round_counts):
         kind = instruction.opcode.removesuffix("-start")
         if kind not in COLLECTIVE_KINDS:
             continue
         # The compiler may write a reduce-scatter as an all-reduce of which each device keeps its part.
         is_scatter = kind == "all-reduce" and computation_name.startswith("all-reduce-scatter")
-        size = _ring_bytes("reduce-scattered" if is_scatter else kind, instruction, devices)
+        size = _count_ring_bytes("reduce-scattered" if is_scatter else kind, instruction, device_count)
         collective = Collective(
             "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
@@ -97,7 +97,7 @@ def collectives(program: Program, devices: int, rounds: Sequence[int]) -> list[C
     return list(by_channel.values())
 
 
-def kernels(program: Program) -> dict[str, int]:
+def count_kernels(program: Program) -> dict[str, int]:
     """Counts the program's kernels by name: Pallas kernels, and grouped products of the TPU compiler.
 
     If a compiler has no kernel for a grouped product, it becomes dense products over all groups: `ragged_dot_as_dense`.
@@ -115,46 +115,46 @@ def kernels(program: Program) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def arrays(program: Program) -> set[tuple[int, ...]]:
+def list_array_axes(program: Program) -> set[tuple[int, ...]]:
     """The axes of every array that the program makes."""
-    return {axes for instruction in program.instructions() for _, axes in _sized_arrays(instruction.shape)}
+    return {axes for instruction in program.instructions() for _, axes in _parse_arrays(instruction.shape_text)}
 
 
-def _walk_program(program: Program, rounds: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
+def _walk_program(program: Program, counts: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
     """Yields (computation, instruction, runs, enclosing loops) for everything that the entry reaches."""
 
-    def walk(caller: str, runs: int, loops: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
+    def walk(caller: str, runs: int, loop_depth: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
         for instruction in program.computations.get(caller, ()):
-            yield caller, instruction, runs, loops
+            yield caller, instruction, runs, loop_depth
             if instruction.opcode == "while":
                 body_match = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
-                loop_rounds, inner_open = _fixed_rounds(program, instruction), open_loops
-                if loop_rounds is None:
-                    loop_rounds, inner_open = (rounds[open_loops] if open_loops < len(rounds) else 1), open_loops + 1
+                round_count, inner_open = _read_round_count(program, instruction), open_loops
+                if round_count is None:
+                    round_count, inner_open = (counts[open_loops] if open_loops < len(counts) else 1), open_loops + 1
                 if body_match:
-                    yield from walk(body_match[1], runs * loop_rounds, loops + 1, inner_open)
+                    yield from walk(body_match[1], runs * round_count, loop_depth + 1, inner_open)
                 continue
-            for callee in _callees(instruction.line):
-                yield from walk(callee, runs, loops, open_loops)
+            for callee in _list_callees(instruction.line):
+                yield from walk(callee, runs, loop_depth, open_loops)
 
-    yield from walk(program.entry, 1, 0, 0)
+    yield from walk(program.entry_name, 1, 0, 0)
 
 
 @functools.lru_cache(maxsize=4096)
-def _callees(line: str) -> tuple[str, ...]:
-    branches_match = _BRANCHES.search(line)
+def _list_callees(line: str) -> tuple[str, ...]:
+    branches_match = _BRANCHES_PATTERN.search(line)
     branch_names = re.findall(r"[\w.\-]+", branches_match[1]) if branches_match else []
-    return (*_CALL.findall(line), *branch_names)
+    return (*_CALLEE_PATTERN.findall(line), *branch_names)
 
 
-def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
+def _read_round_count(program: Program, loop: Instruction) -> int | None:
     """The loop's rounds: the compiler's note, or the constant with which its condition compares the index."""
     if count_match := re.search(r"known_trip_count\W+n\W+(\d+)", loop.line):
         return int(count_match[1])
     condition_match = re.search(r"\bcondition=%?([\w.\-]+)", loop.line)
     instructions = program.computations.get(condition_match[1], ()) if condition_match else ()
-    comparisons = [op for op in instructions if op.opcode == "compare" and "direction=LT" in op.line]
-    constants = {op.name: op.line for op in instructions if op.opcode == "constant"}
+    comparisons = [item for item in instructions if item.opcode == "compare" and "direction=LT" in item.line]
+    constants = {item.name: item.line for item in instructions if item.opcode == "constant"}
     for comparison in comparisons:
         for operand in re.findall(r"%([\w.\-]+)", comparison.line.partition("compare(")[2].partition(")")[0]):
             if operand in constants and (constant_match := re.search(r"constant\((\d+)\)", constants[operand])):
@@ -162,7 +162,7 @@ def _fixed_rounds(program: Program, loop: Instruction) -> int | None:
     return None
 
 
-def _ring_bytes(kind: str, instruction: Instruction, devices: int) -> int:
+def _count_ring_bytes(kind: str, instruction: Instruction, devices: int) -> int:
     """Bytes that each device of a group of n sends by a ring, from the size of the result.
 
     all-gather and all-to-all: the result · (n − 1)/n. reduce-scatter: the result · (n − 1). all-reduce: twice the
@@ -177,26 +177,26 @@ def _ring_bytes(kind: str, instruction: Instruction, devices: int) -> int:
 
 def _result(instruction: Instruction) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays of a collective's result. A start operation lists its operands before the result."""
-    shape = instruction.shape
+    shape = instruction.shape_text
     if instruction.opcode.endswith("-start") and shape.startswith("(") and not instruction.opcode.startswith("all-red"):
-        operands, after_operands = _split_shape(shape[1:-1])
-        if not operands.startswith("("):
-            operands = operands.rstrip(",")
+        operands_text, after_operands = _split_shape(shape[1:-1])
+        if not operands_text.startswith("("):
+            operands_text = operands_text.rstrip(",")
         shape = _split_shape(after_operands.lstrip(", "))[0]
-    return _sized_arrays(shape)
+    return _parse_arrays(shape)
 
 
-def _sized_arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
+def _parse_arrays(shape_text: str) -> list[tuple[int, tuple[int, ...]]]:
     """(bytes, axes) of the arrays in the text of a shape."""
     sized_arrays = []
-    for dtype, sizes_text in _ARRAY.findall(shape):
+    for dtype, sizes_text in _ARRAY_PATTERN.findall(shape_text):
         axes = tuple(int(size) for size in sizes_text.split(",") if size)
         bit_count = _BITS_BY_DTYPE.get(dtype) or int(re.findall(r"\d+", dtype)[0])
         sized_arrays.append((math.prod(axes) * bit_count // 8, axes))
     return sized_arrays
 
 
-def _group_size(line: str, devices: int) -> int:
+def _group_size(line: str, device_count: int) -> int:
     """The number of devices in each group of a collective; the text writes groups in one of three ways."""
     if grid_match := re.search(r"replica_groups=\[\d+,(\d+)\]<=", line):
         return int(grid_match[1])
@@ -205,7 +205,7 @@ def _group_size(line: str, devices: int) -> int:
         axis_parts = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", mesh_match[2])
         return math.prod(int(axis_part) if axis_part else sizes[axis_name] for axis_name, axis_part in axis_parts)
     groups_match = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
-    return len(groups_match[1].split(",")) if groups_match else devices
+    return len(groups_match[1].split(",")) if groups_match else device_count
 
 
 def _split_shape(text: str) -> tuple[str, str]:

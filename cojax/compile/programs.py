@@ -25,71 +25,71 @@ from cojax.compile.program_text import Collective, Program
 from cojax.compile.targets import GIB, Chip, Target, lowered_for
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
-from cojax.learner.rehearsal import full_batches
+from cojax.learner.rehearsal import make_full_batches
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.logprobs import chunk_size
+from cojax.policy.logprobs import choose_chunk
 from cojax.policy.parameters import parameters
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
-from cojax.run.machine import facts
+from cojax.run.machine import read_facts
 from cojax.run.processes import check_rows
 from cojax.settings.base import put, settings
 
-_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
-_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
+_MEMORY_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _LARGEST_MEMORY_SHARE = 0.92
-_SHORTEST_ROW = 1024
+_LEAST_ROW_LENGTH = 1024
 _LORA_RANK = 16
 Settings = dict[str, Any]
 # A configuration → its learner, and the outline of its first state.
 MakeLearner = Callable[[ConfigDict], tuple[Learner, TrainState]]
 
 
-def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
+def report_target(config: ConfigDict, target: Target) -> dict[str, Any]:
     """The report of the configuration's learner on a target, with a suggestion if it does not fit.
 
     Raises ValueError for a configuration that cannot run, including a mesh that does not fit the target or the model,
     and ModuleNotFoundError if the target's compiler is missing.
     """
     config = methods.apply_method(config)
-    checks.check(config)
+    checks.check_settings(config)
     model = shape(config)
-    mesh = make_mesh(**settings(config.mesh), devices=targets.devices(target))
+    mesh = make_mesh(**settings(config.mesh), devices=targets.make_devices(target))
     check_rows(config, mesh)
     check_divides(model, mesh)
     learner, state_outline = make_outline(config, model, mesh)
-    figures = report(learner, state_outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
+    figures = report(learner, state_outline, methods.list_sizes(config), target.chip, agents=methods.agents(config))
     if not figures["fits"]:
         devices = list(mesh.devices.flat)
         figures["suggestion"] = suggestion(
             config, figures, target.chip,
             lambda variant: make_outline(variant, shape(variant), make_mesh(**settings(variant.mesh), devices=devices)),
         )  # fmt: skip
-    return {**_describe(learner, target, mesh), **figures}
+    return {**_describe_target(learner, target, mesh), **figures}
 
 
 def shape(config: ConfigDict) -> ModelConfig:
     """The model's shape. A model folder needs its config.json alone; a policy from scratch needs its environment."""
     policies.check_folder(config)
     if config.model.path:
-        return trained.stored_shape(config, Path(config.model.path))
+        return trained.read_stored_shape(config, Path(config.model.path))
     environment = entry(config, "environment.name").bind()()
-    return policies.tokenizer_and_shape(config, environment)[1]
+    return policies.read_model(config, environment)[1]
 
 
 def make_outline(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:
     """The learner and the outline of its first state. Nothing is computed on the mesh."""
     params = jax.eval_shape(lambda: initialize(model, 0))
-    learner = assemble.learner_on(config, model, mesh, params)
+    learner = assemble.make_learner(config, model, mesh, params)
     return learner, learner.init(params)
 
 
-def _describe(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
+def _describe_target(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
     versions = {}
-    for name in _COMPILERS:
+    for name in _COMPILER_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
@@ -106,7 +106,7 @@ def _describe(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
         "dtype": learner.config.dtype,
         "param_dtype": learner.config.param_dtype,
         "versions": versions,
-        "commit": facts()["commit"],
+        "commit": read_facts()["commit"],
     }
 
 
@@ -118,21 +118,21 @@ def suggestion(config: ConfigDict, figures: Mapping[str, Any], chip: Chip, make_
     if no change is estimated to fit.
     """
     base = make_variant(config)
-    single_changes = list(changes(config, base[0], chip))
+    single_changes = list(list_changes(config, base[0], chip))
     joint_changes = list(itertools.accumulate(single_changes, operator.or_))[1:]
     for change in (*single_changes, *joint_changes):
-        memory_share = float(change.get(_MEMORY_SHARE, 0.0))
+        memory_share = float(change.get(_MEMORY_SHARE_VARIABLE, 0.0))
         limit_bytes = int(chip.memory * memory_share) if memory_share else chip.limit
-        if (peak_bytes := estimated_peak(config, figures, base, change, make_variant)) <= limit_bytes:
+        if (peak_bytes := estimate_peak(config, figures, base, change, make_variant)) <= limit_bytes:
             return {"settings": change, "bytes_peak_estimated": peak_bytes, "bytes_limit": limit_bytes}
     return {"settings": {}}
 
 
-def changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settings]:
+def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settings]:
     """Yields changes that make an update smaller: first those that change no result, then lower precision, then
     shorter rows, and last adapters."""
     if chip.platform == "cuda" and chip.limit < int(chip.memory * _LARGEST_MEMORY_SHARE):
-        yield {_MEMORY_SHARE: _LARGEST_MEMORY_SHARE}
+        yield {_MEMORY_SHARE_VARIABLE: _LARGEST_MEMORY_SHARE}
     if learner.remat != "layers":
         yield {"learner.remat": "layers"}
     if learner.micro_rows > (row_shards := learner.placement.row_shards):
@@ -147,14 +147,14 @@ def changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[Settin
     if learner.config.dtype == "float32":
         yield {"model.dtype": "bfloat16"}
     row_length = learner.row_length // 2
-    while row_length >= _SHORTEST_ROW:
+    while row_length >= _LEAST_ROW_LENGTH:
         yield {"learner.row_length": row_length, "engine.max_length": min(row_length, config.engine.max_length)}
         row_length //= 2
     if trains_all:
         yield {"learner.lora.rank": _LORA_RANK}
 
 
-def estimated_peak(
+def estimate_peak(
     config: ConfigDict,
     figures: Mapping[str, Any],
     base: tuple[Learner, TrainState],
@@ -165,20 +165,20 @@ def estimated_peak(
     variant_config = config.copy_and_resolve_references()
     with variant_config.unlocked(), variant_config.ignore_type():
         for setting_name, value in change.items():
-            if setting_name != _MEMORY_SHARE:
+            if setting_name != _MEMORY_SHARE_VARIABLE:
                 put(variant_config, setting_name, value)
     variant = make_variant(variant_config)
     update_report = figures["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, variant)]
-    gradient_bytes = [device_bytes(state.params) for _, state in (base, variant)]
+    gradient_bytes = [count_device_bytes(state.params) for _, state in (base, variant)]
     activation_bytes = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradient_bytes[0])
-    state_bytes = methods.agents(config) * device_bytes(variant[1]) + device_bytes(variant[0].reference)
+    state_bytes = methods.agents(config) * count_device_bytes(variant[1]) + count_device_bytes(variant[0].reference)
     return state_bytes + gradient_bytes[1] + activation_bytes * tokens[1] // tokens[0]
 
 
 # Beginning of a kernel's name → the kernel's family.
-_FAMILIES: Mapping[str, str] = targets.TABLES["kernels"]
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_PREFIXES: Mapping[str, str] = targets.TARGET_TABLES["kernels"]
+_BYTES_BY_UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip, *, agents: int = 1) -> dict[str, Any]:
@@ -189,27 +189,27 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the compiler's figure, and the
     program's collectives are missing.
     """
-    step_batch, pairs = full_batches(learner, sizes)
+    step_batch, pairs = make_full_batches(learner, sizes)
     frozen = None if learner.lora is None else learner.reference
     # The arguments of each program; all else that a step holds stays in memory beside them.
     arguments_by_program = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
     arguments_by_program["pairs"] = arguments_by_program["old"]
-    resident_bytes = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
-    batches = [learner.placement.abstract(x, learner.micro_rows) for x in (step_batch, pairs) if x is not None]
-    batch_bytes = device_bytes(batches)
+    resident_bytes = count_device_bytes((state, learner.reference)) + (agents - 1) * count_device_bytes(state)
+    batches = [learner.placement.outline_batch(x, learner.micro_rows) for x in (step_batch, pairs) if x is not None]
+    batch_bytes = count_device_bytes(batches)
     device_count = len(learner.placement.devices)
     programs = {}
     with lowered_for(learner.placement.devices[0]):
-        lowerings = {name: lower() for name, lower in learner.programs(state, step_batch, pairs).items()}
+        lowerings = {name: lower() for name, lower in learner.lower_programs(state, step_batch, pairs).items()}
     for name, lowering in lowerings.items():
-        argument_bytes = device_bytes(arguments_by_program[name])
+        argument_bytes = count_device_bytes(arguments_by_program[name])
         program_report = _compile(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
         programs[name] = {**program_report, "bytes_beside": resident_bytes - argument_bytes}
     peak_bytes = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
     sums_by_kind = _sum_collectives(programs, learner)
     held_bytes = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
-    flops = step_flops(learner, step_batch, pairs)
+    flops = count_step_flops(learner, step_batch, pairs)
     bound_seconds = {
         "compute": flops / (device_count * chip.flops),
         "memory": learner.updates_per_batch * held_bytes / chip.bandwidth,
@@ -222,18 +222,18 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
         "bytes_peak": peak_bytes,
         "bytes_limit": chip.limit,
         "collectives": sums_by_kind,
-        "kernels": families(kernel for program in programs.values() for kernel in program["kernels"]),
+        "kernels": find_families(kernel for program in programs.values() for kernel in program["kernels"]),
         "seconds": sum(program["seconds"] for program in programs.values()),
         "cpu_seconds": sum(program["cpu_seconds"] for program in programs.values()),
         "flops": flops,
         "bounds": bound_seconds,
         "bound_seconds": max(bound_seconds.values()),
-        "parameters": parameter_count(learner.config),
+        "parameters": count_parameters(learner.config),
         "programs": programs,
     }
 
 
-def step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | None = None) -> int:
+def count_step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | None = None) -> int:
     """Operations of a step on full rows, each one text: three forwards for each update, and the forwards of `prepare`.
 
     What the backward pass recomputes does not count.
@@ -241,14 +241,14 @@ def step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch | Non
 
     def count_flops(batch: TrainBatch) -> int:
         row_count, row_length = batch.tokens.shape
-        return forward_flops(learner.config, [row_length] * row_count, row_count * (row_length - 1))
+        return count_forward_flops(learner.config, [row_length] * row_count, row_count * (row_length - 1))
 
     update_passes, prepare_passes = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
     pair_flops = 0 if pairs is None else count_flops(pairs) * (update_passes + 1)
     return count_flops(step_batch) * (update_passes + prepare_passes * learner.objective.splits) + pair_flops
 
 
-def device_bytes(tree: Any) -> int:
+def count_device_bytes(tree: Any) -> int:
     """Bytes that arrays or outlines of arrays take on each device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
@@ -269,14 +269,14 @@ def _compile(
         executable, message = None, str(error)
     durations = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
     if executable is None:
-        memory_sizes = refusal(message, argument_bytes)
+        memory_sizes = read_refusal(message, argument_bytes)
         return {**memory_sizes, **durations, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
     analysis = executable.memory_analysis()
     assert analysis is not None
-    program = program_text.parse(executable.as_text() or "")
+    program = program_text.parse_program(executable.as_text() or "")
     row_count, row_length = step_batch.tokens.shape
-    rounds = (row_count // learner.micro_rows, -(-(row_length - 1) // _chunk(learner, row_length)))
-    collectives = program_text.collectives(program, device_count, rounds)
+    rounds = (row_count // learner.micro_rows, -(-(row_length - 1) // _find_chunk_size(learner, row_length)))
+    collectives = program_text.find_collectives(program, device_count, rounds)
     memory_sizes = {
         "bytes_argument": analysis.argument_size_in_bytes,
         "bytes_temporary": analysis.temp_size_in_bytes,
@@ -289,22 +289,22 @@ def _compile(
         "bytes_peak": sum(memory_sizes.values()),
         "refused": False,
         **durations,
-        "collectives": by_kind(collectives),
-        "kernels": program_text.kernels(program),
+        "collectives": sum_by_kind(collectives),
+        "kernels": program_text.count_kernels(program),
         "donated": sum(argument.donated for argument in jax.tree.leaves(lowering.args_info)),
         "reused": program.alias_count,
-        "vocabulary_in_chunks": len(vocabulary_moves(collectives, learner)),
-        "logits_arrays": len(logits_arrays(program, learner, row_length)),
+        "vocabulary_in_chunks": len(find_vocabulary_moves(collectives, learner)),
+        "logits_arrays": len(find_logits_arrays(program, learner, row_length)),
     }
 
 
-def refusal(message: str, argument_bytes: int) -> dict[str, int]:
+def read_refusal(message: str, argument_bytes: int) -> dict[str, int]:
     """The sizes of a program that the compiler for TPUs refuses, from its message; without one, those of its arguments.
 
     What the message calls temporaries includes the arguments.
     """
     match = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
-    needed_bytes = int(float(match[1]) * _UNITS[match[2]]) if match else argument_bytes
+    needed_bytes = int(float(match[1]) * _BYTES_BY_UNIT[match[2]]) if match else argument_bytes
     return {
         "bytes_argument": argument_bytes,
         "bytes_temporary": max(0, needed_bytes - argument_bytes),
@@ -314,13 +314,13 @@ def refusal(message: str, argument_bytes: int) -> dict[str, int]:
     }
 
 
-def families(kernels: Iterable[str]) -> list[str]:
+def find_families(kernels: Iterable[str]) -> list[str]:
     """The families of these kernels, each once; a kernel of no family appears under its own name."""
-    labels = {next((family for stem, family in _FAMILIES.items() if name.startswith(stem)), name) for name in kernels}
+    labels = {next((family for stem, family in _PREFIXES.items() if name.startswith(stem)), name) for name in kernels}
     return sorted(labels)
 
 
-def by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
+def sum_by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
     """Kind → the number of collectives that run, and the bytes that each device sends in them."""
     sums_by_kind = defaultdict[str, Counter[str]](Counter)
     for collective in collectives:
@@ -328,35 +328,35 @@ def by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
     return {kind: dict(sums) for kind, sums in sorted(sums_by_kind.items())}
 
 
-def vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> list[Collective]:
+def find_vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -> list[Collective]:
     """Collectives of the scoring matrix or its gradient within an inner loop of a micro-batch, which repeats them."""
-    vocab_sizes, widths = _vocabulary_and_width(learner)
+    vocab_sizes, widths = _list_matrix_sizes(learner)
     return [
         collective for collective in collectives
-        if collective.loops >= 2 and any(vocab_sizes & set(axes) and widths & set(axes) for axes in collective.arrays)
+        if collective.loops >= 2 and any(vocab_sizes & set(axes) and widths & set(axes) for axes in collective.shapes)
     ]  # fmt: skip
 
 
-def _vocabulary_and_width(learner: Learner) -> tuple[set[int], set[int]]:
+def _list_matrix_sizes(learner: Learner) -> tuple[set[int], set[int]]:
     """The sizes of both axes: the whole, and a device's part."""
     config, mesh_shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
     vocabulary, width = config.vocab_size, config.hidden_size
     return {vocabulary, vocabulary // mesh_shape.get("tensor", 1)}, {width, width // mesh_shape.get("fsdp", 1)}
 
 
-def _chunk(learner: Learner, row_length: int) -> int:
+def _find_chunk_size(learner: Learner, row_length: int) -> int:
     """The number of a row's tokens that `token_scores` scores at a time."""
-    return chunk_size(learner.micro_rows, row_length, learner.placement.mesh)
+    return choose_chunk(learner.micro_rows, row_length, learner.placement.mesh)
 
 
-def logits_arrays(program: Program, learner: Learner, row_length: int) -> list[tuple[int, ...]]:
+def find_logits_arrays(program: Program, learner: Learner, row_length: int) -> list[tuple[int, ...]]:
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
-    vocab_sizes, widths = _vocabulary_and_width(learner)
-    row_count, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, row_length)
+    vocab_sizes, widths = _list_matrix_sizes(learner)
+    row_count, chunk = learner.micro_rows // learner.placement.row_shards, _find_chunk_size(learner, row_length)
     lengths = {row_length, row_length - 1, -(-(row_length - 1) // chunk) * chunk}
     token_counts = lengths | {row_count * length for length in lengths}
     return [
-        axes for axes in program_text.arrays(program)
+        axes for axes in program_text.list_array_axes(program)
         if vocab_sizes & set(axes) and (token_counts - widths) & set(axes)
     ]  # fmt: skip
 
@@ -371,7 +371,7 @@ def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner
     return {kind: dict(sums) for kind, sums in sorted(sums_by_kind.items())}
 
 
-def table(figures: Mapping[str, Any]) -> Table:
+def render_table(figures: Mapping[str, Any]) -> Table:
     """The report as a table with a row for each figure; bytes are those of one device."""
     title = f"{figures['target']}: {figures['devices']} × {figures['chip']}"
     grid = Table(title=title, title_justify="left", show_header=False)
@@ -395,7 +395,7 @@ def table(figures: Mapping[str, Any]) -> Table:
     return grid
 
 
-def in_one_line(figures: Mapping[str, Any]) -> str:
+def describe_in_one_line(figures: Mapping[str, Any]) -> str:
     """The report in one line, for a preflight."""
     traffic_gib = sum(sums["bytes"] for sums in figures["collectives"].values()) / GIB
     return (
@@ -405,7 +405,7 @@ def in_one_line(figures: Mapping[str, Any]) -> str:
     )
 
 
-def advice(figures: Mapping[str, Any]) -> Iterator[str]:
+def list_advice(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yields what to change if the programs do not fit."""
     if figures["fits"]:
         return
@@ -413,17 +413,17 @@ def advice(figures: Mapping[str, Any]) -> Iterator[str]:
     if not setting_changes:
         yield "it does not fit, and no setting is estimated to make it fit; take more devices"
         return
-    flags = [name_and_value(name, value) for name, value in setting_changes.items()]
+    flags = [format_setting(name, value) for name, value in setting_changes.items()]
     peak_gib = figures["suggestion"]["bytes_peak_estimated"] / GIB
     yield f"it does not fit; {' '.join(flags)} is estimated to, with {peak_gib:.1f} GiB. Compile again to confirm it"
 
 
-def name_and_value(setting_name: str, value: Any) -> str:
+def format_setting(setting_name: str, value: Any) -> str:
     """A setting as one types it: an environment variable, or a flag."""
     return f"{setting_name}={value}" if setting_name.isupper() else f"--config.{setting_name}={value}"
 
 
-def parameter_count(config: ModelConfig) -> int:
+def count_parameters(config: ModelConfig) -> int:
     """The number of the model's parameters, including every expert's."""
     return sum(math.prod(parameter.shape(config)) for parameter in parameters(config))
 
@@ -442,7 +442,7 @@ def layer_weights(config: ModelConfig) -> int:
     return config.num_hidden_layers * (attention_weights + feed_forward_weights)
 
 
-def forward_flops(config: ModelConfig, lengths: Sequence[int], scored_tokens: int) -> int:
+def count_forward_flops(config: ModelConfig, lengths: Sequence[int], scored_tokens: int) -> int:
     """Operations of one forward over texts of these lengths, with logits for `scored_tokens` of all their tokens.
 
     2·N·Σn + 2·D·V·scored_tokens + Σ 4·L·H·S·n(n + 1)/2: a multiplication and an addition count as two, and a token

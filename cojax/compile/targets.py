@@ -61,24 +61,24 @@ class Target:
     count: int
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
-CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in TABLES["chips"].items()}
+TARGET_TABLES = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
+CHIPS: Mapping[str, Chip] = {name: Chip(**chip) for name, chip in TARGET_TABLES["chips"].items()}
 TARGETS: Mapping[str, Target] = {
-    name: Target(name, CHIPS[chip], *topology) for name, (chip, *topology) in TABLES["targets"].items()
+    name: Target(name, CHIPS[chip], *topology) for name, (chip, *topology) in TARGET_TABLES["targets"].items()
 }
 
 
-def find(target_name: str) -> Target:
+def find_target(target_name: str) -> Target:
     """The target of that name. Raises ValueError that lists the others."""
     return choose(TARGETS, target_name, "target")
 
 
-def chip_of(devices: "Sequence[jax.Device]") -> Chip | None:
+def find_chip(devices: "Sequence[jax.Device]") -> Chip | None:
     """The chip of these devices; None if no target has it."""
     return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
 
 
-def devices(target: Target) -> "Sequence[jax.Device]":
+def make_devices(target: Target) -> "Sequence[jax.Device]":
     """The target's devices; programs can be compiled for them, but not run.
 
     Raises ModuleNotFoundError if the compiler's package is not installed.
@@ -90,15 +90,15 @@ def devices(target: Target) -> "Sequence[jax.Device]":
         description = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
         card_options = {"topology": target.topology, "target_config": description}
     try:
-        with _silent():
+        with _silence_compilers():
             return topologies.get_topology_desc(target.topology, chip.platform, **card_options).devices
     except (RuntimeError, NotImplementedError) as error:
-        missing_package = _missing_compiler(error, target.chip.platform)
+        missing_package = _find_missing_compiler(error, target.chip.platform)
         if missing_package is None:
             raise
-        from cojax.warm_start import cache
+        from cojax.warm_start import find_cache
 
-        exe = cache() / "compilers/bin/python"
+        exe = find_cache() / "compilers/bin/python"
         advice = f"{exe} has it" if exe.exists() else "make compilers installs it into a virtual environment of its own"
         raise ModuleNotFoundError(
             f"target {target.name} needs {missing_package}, which is not installed here; {advice}, and pip install "
@@ -120,7 +120,7 @@ def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def _silence_compilers() -> Iterator[None]:
     """Silences compilers that complain on standard error about missing hardware."""
     stderr, null_device = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_device, 2)
@@ -132,7 +132,7 @@ def _silent() -> Iterator[None]:
         os.close(null_device)
 
 
-def _missing_compiler(error: Exception, platform: str) -> str | None:
+def _find_missing_compiler(error: Exception, platform: str) -> str | None:
     """The compiler's package that the error reports as missing; None for another error."""
     message = str(error)
     if platform == "tpu" and "TPU support not installed" in message:

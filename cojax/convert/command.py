@@ -14,14 +14,14 @@ from pathlib import Path
 from cojax.command import CommandLineParser
 from cojax.convert import smollm2
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import arrays_of, shape_of, tokenizer_of, tool_marks
+from cojax.convert.gguf_model import choose_tool_marks, make_tokenizer, read_arrays, read_shape
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_arrays
 from cojax.report.console import CONSOLE
-from cojax.run.export import new_folder, refuse_full, save_tokenizer
+from cojax.run.export import make_new_folder, refuse_full, save_tokenizer
 
 # Name of a model in a package → its GGUF file.
-PACKAGED: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.gguf}
+PACKAGED_MODELS: Mapping[str, Callable[[], contextlib.AbstractContextManager[Path]]] = {"smollm2": smollm2.open_gguf}
 
 
 def convert(path: Path, folder: Path) -> ModelConfig:
@@ -33,12 +33,12 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     """
     refuse_full(folder)
     file = read_gguf(path)
-    config = shape_of(file)
-    tokenizer = tokenizer_of(file, config.vocab_size, config.max_position_embeddings)
-    with new_folder(folder) as partial_folder:
-        write_arrays(partial_folder, config, arrays_of(file, config))
+    config = read_shape(file)
+    tokenizer = make_tokenizer(file, config.vocab_size, config.max_position_embeddings)
+    with make_new_folder(folder) as partial_folder:
+        write_arrays(partial_folder, config, read_arrays(file, config))
         save_tokenizer(partial_folder, tokenizer)
-    if mark_by_token := tool_marks(file):
+    if mark_by_token := choose_tool_marks(file):
         marks_text = " and ".join(f"{token_id} is {mark}" for token_id, mark in mark_by_token.items())
         CONSOLE.print(f"calls of tools take fewer tokens: spare token {marks_text}")
     return config
@@ -47,12 +47,12 @@ def convert(path: Path, folder: Path) -> ModelConfig:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; the exit status is 0, or 1 if nothing could be converted."""
     parser = CommandLineParser("python -m experiments.convert", __doc__)
-    parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED)}")
+    parser.add_argument("source", metavar="FILE", help=f"a GGUF file, or one of: {', '.join(PACKAGED_MODELS)}")
     parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
     options = parser.parse_args(arguments)
     try:
         refuse_full(options.out)
-        with PACKAGED.get(options.source, lambda: contextlib.nullcontext(Path(options.source)))() as path:
+        with PACKAGED_MODELS.get(options.source, lambda: contextlib.nullcontext(Path(options.source)))() as path:
             config = convert(path, options.out)
     except (OSError, ValueError) as error:
         CONSOLE.print(f"error: {error}", style="bold red")

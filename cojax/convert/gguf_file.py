@@ -19,12 +19,12 @@ from gguf.quants import dequantize
 
 # Advice for a model whose file cannot be converted.
 ADVICE = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
-_LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
-_LONGEST_NAME = 200  # characters of a key or of a tensor's name
-_LARGEST_RANK = 4  # axes of a tensor in this format
-_ALIGNMENT = 32
+_MOST_HEADER_BYTES = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
+_MOST_NAME_CHARACTERS = 200  # characters of a key or of a tensor's name
+_MOST_AXES = 4  # axes of a tensor in this format
+_DEFAULT_ALIGNMENT = 32
 # The format names its numbers as NumPy does.
-_SCALARS: Mapping[GGUFValueType, np.dtype[Any]] = {
+_DTYPES: Mapping[GGUFValueType, np.dtype[Any]] = {
     kind: np.dtype(kind.name.lower()).newbyteorder("<")
     for kind in GGUFValueType
     if kind not in (GGUFValueType.STRING, GGUFValueType.ARRAY)
@@ -33,13 +33,13 @@ _SCALARS: Mapping[GGUFValueType, np.dtype[Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class StoredArray:
-    """Where a tensor lies, in `size` bytes from byte `start` of the file; `shape` is in NumPy's order."""
+    """Where a tensor lies, in `byte_count` bytes from byte `offset` of the file; `shape` is in NumPy's order."""
 
     name: str
-    kind: GGMLQuantizationType
+    quantisation: GGMLQuantizationType
     shape: tuple[int, ...]
-    start: int
-    size: int
+    offset: int
+    byte_count: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +50,17 @@ class GgufFile:
     metadata: Mapping[str, Any]  # key → number, bool, str or list of one of these
     arrays: Mapping[str, StoredArray]
 
-    def read(self, tensor_name: str) -> np.ndarray:
+    def read_tensor(self, tensor_name: str) -> np.ndarray:
         """A tensor, dequantised to float32. Raises ValueError if a number is not finite or the file was cut."""
         array = self.arrays[tensor_name]
         with open(self.path, "rb") as file:
-            file.seek(array.start)
-            content = file.read(array.size)
-        if len(content) != array.size:
+            file.seek(array.offset)
+            content = file.read(array.byte_count)
+        if len(content) != array.byte_count:
             raise ValueError(f"{self.path} ended within {tensor_name}; it was changed while it was read")
         stored_rows = np.frombuffer(content, np.uint8).reshape(*array.shape[:-1], -1)
         with np.errstate(all="ignore"):
-            values = dequantize(stored_rows, array.kind).astype(np.float32, copy=False)
+            values = dequantize(stored_rows, array.quantisation).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
             raise ValueError(f"{tensor_name} in {self.path} holds numbers that are not finite; the file is damaged")
         return values
@@ -77,22 +77,22 @@ def read_gguf(path: Path) -> GgufFile:
     with open(path, "rb") as file:
         file_size = os.fstat(file.fileno()).st_size
         header = _Header(file, path, file_size)
-        if header.take(min(4, file_size)) != b"GGUF":
+        if header.read_bytes(min(4, file_size)) != b"GGUF":
             raise ValueError(f"{path} is not a GGUF file: it does not begin with GGUF")
-        version = header.number("<I")
+        version = header.read_number("<I")
         if version not in (2, 3):
             raise ValueError(f"{path} is GGUF version {version}, or big-endian; expected version 2 or 3, little-endian")
-        tensor_count, entry_count = header.number("<Q"), header.number("<Q")
+        tensor_count, entry_count = header.read_number("<Q"), header.read_number("<Q")
         metadata: dict[str, Any] = {}
         for _ in range(entry_count):
-            metadata_key = header.name()
+            metadata_key = header.read_name()
             if metadata_key in metadata:
-                raise header.damage(f"{metadata_key} appears twice")
-            metadata[metadata_key] = header.value()
+                raise header.make_error(f"{metadata_key} appears twice")
+            metadata[metadata_key] = header.read_value()
         entries = [_read_entry(header) for _ in range(tensor_count)]
-        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise header.damage(f"general.alignment is {alignment!r:.80}, expected a power of 2")
+            raise header.make_error(f"general.alignment is {alignment!r:.80}, expected a power of 2")
         data_start = -(-header.position // alignment) * alignment
     if (file_count := metadata.get("split.count", 1)) not in (0, 1):
         raise ValueError(
@@ -102,15 +102,15 @@ def read_gguf(path: Path) -> GgufFile:
     arrays: dict[str, StoredArray] = {}
     for entry in entries:
         if entry.name in arrays:
-            raise header.damage(f"tensor {entry.name} appears twice")
-        arrays[entry.name] = array = dataclasses.replace(entry, start=data_start + entry.start)
-        if array.start + array.size > file_size:
+            raise header.make_error(f"tensor {entry.name} appears twice")
+        arrays[entry.name] = array = dataclasses.replace(entry, offset=data_start + entry.offset)
+        if array.offset + array.byte_count > file_size:
             raise ValueError(
                 f"{path} is truncated: it has {file_size} bytes, and {entry.name} ends at byte "
-                f"{array.start + array.size}; copy or download it again"
+                f"{array.offset + array.byte_count}; copy or download it again"
             )
-    if (total_bytes := sum(array.size for array in arrays.values())) > file_size:
-        raise header.damage(f"its tensors take {total_bytes} bytes in a file of {file_size}")
+    if (total_bytes := sum(array.byte_count for array in arrays.values())) > file_size:
+        raise header.make_error(f"its tensors take {total_bytes} bytes in a file of {file_size}")
     return GgufFile(path, metadata, arrays)
 
 
@@ -121,67 +121,67 @@ class _Header:
         self._file, self._path, self._size = file, path, size
         self.position = 0
 
-    def damage(self, fault: str) -> ValueError:
+    def make_error(self, fault: str) -> ValueError:
         return ValueError(f"{self._path} has a damaged header: {fault}; copy or download it again")
 
-    def take(self, byte_count: int) -> bytes:
+    def read_bytes(self, byte_count: int) -> bytes:
         if self.position + byte_count > self._size:
             raise ValueError(
                 f"{self._path} is truncated or damaged: it has {self._size} bytes, but its header continues; "
                 "copy or download it again"
             )
-        if self.position + byte_count > _LARGEST_HEADER:
-            raise self.damage(f"it is larger than {_LARGEST_HEADER} bytes")
+        if self.position + byte_count > _MOST_HEADER_BYTES:
+            raise self.make_error(f"it is larger than {_MOST_HEADER_BYTES} bytes")
         self.position += byte_count
         return self._file.read(byte_count)
 
-    def number(self, format_code: str) -> int:
-        return struct.unpack(format_code, self.take(struct.calcsize(format_code)))[0]
+    def read_number(self, format_code: str) -> int:
+        return struct.unpack(format_code, self.read_bytes(struct.calcsize(format_code)))[0]
 
     def text(self) -> str:
-        content = self.take(self.number("<Q"))
+        content = self.read_bytes(self.read_number("<Q"))
         try:
             return content.decode()
         except UnicodeDecodeError as error:
-            raise self.damage(f"a text at byte {self.position - len(content)} is not UTF-8") from error
+            raise self.make_error(f"a text at byte {self.position - len(content)} is not UTF-8") from error
 
-    def name(self) -> str:
+    def read_name(self) -> str:
         """A short text of printable characters."""
-        if len(name := self.text()) > _LONGEST_NAME or not name.isprintable():
-            raise self.damage(f"the text that ends at byte {self.position} is not a name")
+        if len(name := self.text()) > _MOST_NAME_CHARACTERS or not name.isprintable():
+            raise self.make_error(f"the text that ends at byte {self.position} is not a name")
         return name
 
-    def value(self) -> Any:
+    def read_value(self) -> Any:
         """A number, bool, str or a list of one of these; a single float32 becomes the shortest decimal for it."""
         kind = self._kind()
         if kind == GGUFValueType.FLOAT32:
-            return float(str(np.float32(self._scalars(kind, 1)[0])))
+            return float(str(np.float32(self._read_scalars(kind, 1)[0])))
         if kind != GGUFValueType.ARRAY:
-            return self.text() if kind == GGUFValueType.STRING else self._scalars(kind, 1)[0]
-        kind, count = self._kind(), self.number("<Q")
+            return self.text() if kind == GGUFValueType.STRING else self._read_scalars(kind, 1)[0]
+        kind, count = self._kind(), self.read_number("<Q")
         if kind == GGUFValueType.ARRAY:
-            raise self.damage("it has a list of lists")
+            raise self.make_error("it has a list of lists")
         # A text takes at least 8 bytes, so a forged count ends with the file.
-        return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._scalars(kind, count)
+        return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._read_scalars(kind, count)
 
     def _kind(self) -> GGUFValueType:
-        code = self.number("<I")
+        code = self.read_number("<I")
         try:
             return GGUFValueType(code)
         except ValueError as error:
-            raise self.damage(f"it has a value of unknown type {code}") from error
+            raise self.make_error(f"it has a value of unknown type {code}") from error
 
-    def _scalars(self, value_type: GGUFValueType, value_count: int) -> list[Any]:
-        return np.frombuffer(self.take(value_count * _SCALARS[value_type].itemsize), _SCALARS[value_type]).tolist()
+    def _read_scalars(self, value_type: GGUFValueType, value_count: int) -> list[Any]:
+        return np.frombuffer(self.read_bytes(value_count * _DTYPES[value_type].itemsize), _DTYPES[value_type]).tolist()
 
 
 def _read_entry(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
-    tensor_name, axis_count = header.name(), header.number("<I")
-    if not 1 <= axis_count <= _LARGEST_RANK:
-        raise header.damage(f"{tensor_name} has {axis_count} axes, expected 1 to {_LARGEST_RANK}")
-    shape = tuple(reversed([header.number("<Q") for _ in range(axis_count)]))
-    type_code, start = header.number("<I"), header.number("<Q")
+    tensor_name, axis_count = header.read_name(), header.read_number("<I")
+    if not 1 <= axis_count <= _MOST_AXES:
+        raise header.make_error(f"{tensor_name} has {axis_count} axes, expected 1 to {_MOST_AXES}")
+    shape = tuple(reversed([header.read_number("<Q") for _ in range(axis_count)]))
+    type_code, start = header.read_number("<I"), header.read_number("<Q")
     quantisation = _readable_type(type_code)
     if quantisation is None:
         raise ValueError(
@@ -190,7 +190,7 @@ def _read_entry(header: _Header) -> StoredArray:
         )
     block_length, block_bytes = GGML_QUANT_SIZES[quantisation]
     if not all(shape) or shape[-1] % block_length:
-        raise header.damage(f"{tensor_name} has shape {shape}, expected rows of whole blocks of {block_length}")
+        raise header.make_error(f"{tensor_name} has shape {shape}, expected rows of whole blocks of {block_length}")
     return StoredArray(tensor_name, quantisation, shape, start, math.prod(shape) // block_length * block_bytes)
 
 

@@ -19,26 +19,26 @@ from cojax.convert.gguf_file import ADVICE, GgufFile
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+EMBEDDING_NAME, HEAD_NAME = "token_embd.weight", "output.weight"
 _LLAMA = tomllib.loads(Path(__file__).with_name("llama.toml").read_text("utf-8"))
 # Arrays whose rows llama.cpp reorders: it interleaves the two halves of a head, which rotate as pairs.
-_REORDERED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
+_REORDERED_ARRAYS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 _KEY = "tokenizer.ggml."
 # Name of a way to split texts before merges → its steps before GPT-2's pattern, which writes bytes as letters.
-_SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
+_PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
 }
-_LARGEST_TEMPLATE = 100_000  # characters
+_MOST_TEMPLATE = 100_000  # characters
 _LONGEST_TOKEN = 1_000  # characters
 _MARKS = ("<tool_call>", "</tool_call>")
 # Control tokens that no conversation needs: reserved ones, and those that mark repositories' files in pretraining.
-_SPARE = re.compile(
+_SPARE_PATTERN = re.compile(
     r"reserved|unused|\A<(?:repo_?name|file_sep|filename|gh_stars|(?:issue|jupyter)_\w+|empty_output)>\Z"
 )
 
 
-def shape_of(file: GgufFile) -> ModelConfig:
+def read_shape(file: GgufFile) -> ModelConfig:
     """The model's shape, in float32, checked against every tensor's name and shape.
 
     Raises ValueError for another architecture, for metadata that is missing or not supported, and for tensors that are
@@ -58,12 +58,12 @@ def shape_of(file: GgufFile) -> ModelConfig:
             raise ValueError(
                 f"{file.path} has llama.{size_key} {key_size}; only that of a head, {head_dim}, is supported: {ADVICE}"
             )
-    if EMBEDDING not in file.arrays:
-        raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")
+    if EMBEDDING_NAME not in file.arrays:
+        raise ValueError(f"{file.path} has no tensor {EMBEDDING_NAME}; expected a whole model")
     config = ModelConfig.from_hf(
         {
             "model_type": "llama",
-            "vocab_size": _read_count(file, "vocab_size", file.arrays[EMBEDDING].shape[0]),
+            "vocab_size": _read_count(file, "vocab_size", file.arrays[EMBEDDING_NAME].shape[0]),
             "hidden_size": width,
             "intermediate_size": _read_count(file, "feed_forward_length"),
             "num_hidden_layers": layer_count,
@@ -72,7 +72,7 @@ def shape_of(file: GgufFile) -> ModelConfig:
             "head_dim": head_dim,
             "rope_theta": _read_number(file, "rope.freq_base", 10_000.0),
             "rms_norm_eps": _read_number(file, "attention.layer_norm_rms_epsilon"),
-            "tie_word_embeddings": HEAD not in file.arrays,
+            "tie_word_embeddings": HEAD_NAME not in file.arrays,
             "max_position_embeddings": _read_count(file, "context_length"),
         }
     )
@@ -80,26 +80,26 @@ def shape_of(file: GgufFile) -> ModelConfig:
     return config
 
 
-def arrays_of(file: GgufFile, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+def read_arrays(file: GgufFile, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (Hugging Face name, float32 array), one at a time, in the order of `write_arrays`."""
     head_counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    for hf_name, gguf_name, _ in _array_names(config):
-        array = file.read(gguf_name)
-        if hf_name.endswith(_REORDERED):
-            array = halves_apart(array, head_counts[hf_name.split(".")[-2][0]])
+    for hf_name, gguf_name, _ in _list_arrays(config):
+        array = file.read_tensor(gguf_name)
+        if hf_name.endswith(_REORDERED_ARRAYS):
+            array = separate_halves(array, head_counts[hf_name.split(".")[-2][0]])
         yield hf_name, array
 
 
-def halves_apart(array: np.ndarray, heads: int) -> np.ndarray:
+def separate_halves(array: np.ndarray, head_count: int) -> np.ndarray:
     """The rows [heads · S, D] of a projection in Hugging Face's order: row i of a head rotates with row i + S / 2.
 
     In a GGUF file of this architecture row 2i rotates with row 2i + 1.
     """
     row_count, width = array.shape
-    return array.reshape(heads, row_count // heads // 2, 2, width).swapaxes(1, 2).reshape(row_count, width)
+    return array.reshape(head_count, row_count // head_count // 2, 2, width).swapaxes(1, 2).reshape(row_count, width)
 
 
-def _array_names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _list_arrays(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """Hugging Face name, GGUF name and shape of every array."""
     gguf_names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for parameter in parameters(config):
@@ -110,7 +110,7 @@ def _array_names(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...
 
 
 def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
-    shapes = {gguf_name: shape for _, gguf_name, shape in _array_names(config)}
+    shapes = {gguf_name: shape for _, gguf_name, shape in _list_arrays(config)}
     faults = [f"{name} is missing" for name in shapes if name not in file.arrays]
     for name, array in file.arrays.items():
         if name == "rope_freqs.weight":
@@ -154,7 +154,7 @@ def _read_count(file: GgufFile, key: str, default: int | None = None) -> int:
     return value
 
 
-def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(file: GgufFile, token_count: int, position_count: int) -> PreTrainedTokenizerFast:
     """The tokenizer for a model whose embedding has `token_count` rows and which has `position_count` positions.
 
     Raises ValueError for another kind of tokenizer, and for lists that are missing, damaged or do not fit the model.
@@ -168,7 +168,7 @@ def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTr
         )
     if any(len(token) > _LONGEST_TOKEN for token in tokens):
         raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
-    for token_id, mark in tool_marks(file).items():
+    for token_id, mark in choose_tool_marks(file).items():
         # Not special, as in Qwen's vocabularies: decoding without special tokens then keeps the calls.
         tokens[token_id], types[token_id] = mark, TokenType.USER_DEFINED
     merges = [tuple(merge.split(" ")) for merge in _read_list(file, "merges", str)]
@@ -177,7 +177,7 @@ def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTr
     except Exception as error:  # the package raises no other type
         raise ValueError(f"{file.path} has merges that do not fit its tokens: {str(error)!r:.200}") from error
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*_SPLITS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [*_PRE_TOKENIZERS[file.metadata[_KEY + "pre"]], pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     special_by_type = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
@@ -204,7 +204,7 @@ def tokenizer_of(file: GgufFile, token_count: int, position_count: int) -> PreTr
     )  # fmt: skip
 
 
-def tool_marks(file: GgufFile) -> dict[int, str]:
+def choose_tool_marks(file: GgufFile) -> dict[int, str]:
     """Token → the mark of a tool call that it becomes: two spare control tokens, if the vocabulary has no such mark.
 
     With marks of one token instead of about five, calls are as short as in families that know calls.
@@ -214,7 +214,7 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
     spare_ids = [
         token_id
         for token_id, (token, token_type) in enumerate(zip(tokens, token_types, strict=False))
-        if token_type == TokenType.CONTROL and _SPARE.search(token) and token not in template
+        if token_type == TokenType.CONTROL and _SPARE_PATTERN.search(token) and token not in template
     ]
     named_ids = {_id_of(file, key, tokens) for key in _LLAMA["named"].values()}
     spare_ids = [token_id for token_id in spare_ids if token_id not in named_ids][:2]
@@ -223,7 +223,7 @@ def tool_marks(file: GgufFile) -> dict[int, str]:
 
 def _refuse_tokenizer(file: GgufFile) -> None:
     choices_by_key: dict[str, Sequence[Any]] = {
-        "model": ("gpt2",), "pre": tuple(_SPLITS), "add_space_prefix": (False,), "add_eos_token": (False,),
+        "model": ("gpt2",), "pre": tuple(_PRE_TOKENIZERS), "add_space_prefix": (False,), "add_eos_token": (False,),
     }  # fmt: skip
     for key, choices in choices_by_key.items():
         value = file.metadata.get(_KEY + key, choices[0] if key.startswith("add_") else None)
@@ -248,6 +248,6 @@ def _id_of(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
 
 def _read_template(file: GgufFile) -> str | None:
     template = file.metadata.get("tokenizer.chat_template")
-    if template is not None and (not isinstance(template, str) or len(template) > _LARGEST_TEMPLATE):
-        raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_LARGEST_TEMPLATE:,} characters")
+    if template is not None and (not isinstance(template, str) or len(template) > _MOST_TEMPLATE):
+        raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_MOST_TEMPLATE:,} characters")
     return template

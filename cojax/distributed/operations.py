@@ -36,7 +36,7 @@ Operations = MutableMapping[str, Callable[..., Any]]
 # Message sizes in bytes. There are only two, so two compiled programs are enough.
 _SMALL_BYTES, _LARGE_BYTES = 2**16, 2**24
 # How a command describes an array: the name of its dtype, and its shape.
-Description = tuple[str, Sequence[int]]
+ArrayDescription = tuple[str, Sequence[int]]
 
 
 class Lead:
@@ -76,7 +76,7 @@ class Lead:
             self._wire.send(
                 {
                     "kind": "run", "operation": name, "number": serial, "arguments": argument_specs, "freed": keys,
-                    "data": [describe(array) for array in host_arrays],
+                    "data": [describe_array(array) for array in host_arrays],
                 }
             )  # fmt: skip
             self._await_others()
@@ -119,17 +119,17 @@ class Lead:
         if not leaves:
             self._free_results.append(result_key)
             return
-        leaf_ids, refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
+        leaf_ids, leaf_refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
-        def forget_result(_ref: weakref.ref[Any]) -> None:
+        def forget_result(_leaf_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
-            if (entry := self._results.get(leaf_ids)) and entry[1] is refs and self._results.pop(leaf_ids, None):
+            if (entry := self._results.get(leaf_ids)) and entry[1] is leaf_refs and self._results.pop(leaf_ids, None):
                 self._free_results.append(result_key)
 
-        refs += [weakref.ref(leaf, forget_result) for leaf in leaves]
+        leaf_refs += [weakref.ref(leaf, forget_result) for leaf in leaves]
         if entry := self._results.get(leaf_ids):
             self._free_results.append(entry[0])  # the arrays name the newer result from now on
-        self._results[leaf_ids] = (result_key, refs)
+        self._results[leaf_ids] = (result_key, leaf_refs)
 
 
 class Follower:
@@ -184,7 +184,7 @@ class Follower:
         raise WireError(f"process 0 sent an argument of the kind {spec_kind!r}, which this process does not know")
 
 
-def describe(array: np.ndarray) -> Description:
+def describe_array(array: np.ndarray) -> ArrayDescription:
     return array.dtype.name, list(array.shape)
 
 
@@ -198,7 +198,7 @@ def send_arrays(arrays: Sequence[np.ndarray]) -> None:
         multihost_utils.broadcast_one_to_all(part, is_source=True)
 
 
-def receive_arrays(descriptions: Sequence[Description]) -> list[np.ndarray]:
+def receive_arrays(descriptions: Sequence[ArrayDescription]) -> list[np.ndarray]:
     """In every other process: the arrays that process 0 sends."""
     byte_counts = [math.prod(shape) * jnp.dtype(dtype_name).itemsize for dtype_name, shape in descriptions]
     content = np.empty(sum(byte_counts), np.uint8)
@@ -220,7 +220,7 @@ def _split_bytes(total: int) -> list[tuple[int, int]]:
     return list(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False))
 
 
-def lead_array_files(lead: Lead) -> ArrayFiles:
+def make_array_files(lead: Lead) -> ArrayFiles:
     """The array files of process 0: of a state, or of a state and that of the second agent."""
 
     def save_together(folder: Path, arrays: Any) -> None:

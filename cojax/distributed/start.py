@@ -23,8 +23,8 @@ from jax._src.distributed import global_state
 
 from cojax.distributed.wire import Wire, WireError, accept, connect
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.differences import differences
-from cojax.storage.files import missing_folders, remove_empty
+from cojax.storage.differences import list_differences
+from cojax.storage.files import list_missing_folders, remove_empty_folders
 
 _SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for values that are not given, in its own order.
@@ -41,17 +41,17 @@ _START_ADVICE = (
     "process 0"
 )
 # Seconds after which a wait is reported, and by which JAX waits longer than this process does.
-_REPORT_AFTER, _EXTRA_FOR_JAX = 5.0, 60.0
+_REPORT_DELAY_S, _EXTRA_JAX_WAIT_S = 5.0, 60.0
 
 
 class DistributedError(RuntimeError):
     """The processes of a run cannot work together. The message says which one, why, and what to do."""
 
 
-def start(settings: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
+def connect_processes(settings: DistributedSettings) -> tuple[int, int, dict[int, socket.socket]]:
     """Connects this process with the others: its number, how many there are, and the connections of its `Wire`.
 
-    Where `coordinator`, HOST:PORT of process 0, is "", or `processes` or `process` is None, JAX finds it. All must have
+    Where `coordinator`, HOST:PORT of process 0, is "", or `count` or `process_id` is None, JAX finds it. All must have
     connected within `startup` seconds. A process that is silent for `silence` seconds is lost. Raises DistributedError.
     """
     # Its handler of SIGTERM would replace ours, by which process 0 decides when to stop.
@@ -61,27 +61,27 @@ def start(settings: DistributedSettings) -> tuple[int, int, dict[int, socket.soc
             settings.coordinator or None,
             settings.processes,
             settings.process,
-            initialization_timeout=round(settings.startup + _EXTRA_FOR_JAX),
+            initialization_timeout=round(settings.startup + _EXTRA_JAX_WAIT_S),
             # The wire notices first, and says which process it was.
             heartbeat_timeout_seconds=max(10, round(3 * settings.silence)),
             shutdown_timeout_seconds=max(10, round(settings.silence)),
         )
-    process, processes = global_state.process_id, global_state.num_processes
+    process_id, count = global_state.process_id, global_state.num_processes
     client, address = global_state.client, global_state.coordinator_address
     assert client is not None
     assert address is not None
     with _explain_errors(settings):
-        if process == 0:
+        if process_id == 0:
             dual_stack = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual_stack else socket.AF_INET
-            with socket.create_server(("", 0), family=family, dualstack_ipv6=dual_stack, backlog=processes) as server:
+            with socket.create_server(("", 0), family=family, dualstack_ipv6=dual_stack, backlog=count) as server:
                 token = secrets.token_hex(16)
                 client.key_value_set(_STORE_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
-                return 0, processes, accept(server, token, processes, settings.startup, settings.silence)
+                return 0, count, accept(server, token, count, settings.startup, settings.silence)
         endpoint = json.loads(client.blocking_key_value_get(_STORE_KEY, round(1000 * settings.startup)))
         host = address.rpartition(":")[0].strip("[]")
-        connection = connect(host, endpoint["port"], endpoint["token"], process, settings.startup, settings.silence)
-        return process, processes, {0: connection}
+        connection = connect(host, endpoint["port"], endpoint["token"], process_id, settings.startup, settings.silence)
+        return process_id, count, {0: connection}
 
 
 def find_devices() -> None:
@@ -99,10 +99,10 @@ def _watch_start(how: DistributedSettings) -> Iterator[None]:
     end_event = threading.Event()
 
     def watch_wait() -> None:
-        if end_event.wait(min(_REPORT_AFTER, how.startup)):
+        if end_event.wait(min(_REPORT_DELAY_S, how.startup)):
             return
         _say(f"waiting for the other processes at {_address(how)}, for distributed.startup={how.startup:g} s at most")
-        if not end_event.wait(max(0.0, how.startup - _REPORT_AFTER)):
+        if not end_event.wait(max(0.0, how.startup - _REPORT_DELAY_S)):
             _say(f"error: {_describe_failure(how)}. {_START_ADVICE}")
             os._exit(1)
 
@@ -171,46 +171,46 @@ def _explain(error: Exception) -> str:
     return message[:1].lower() + message[1:]
 
 
-_POLL_SECONDS = 0.1
+_POLL_S = 0.1
 
 
 def admit(
     wire: Wire,
-    processes: int,
+    process_count: int,
     facts: Mapping[str, Any],
     folders: Mapping[str, Path],
     timeout_s: float,
     *,
-    keep: bool = True,
+    keeps_folders: bool = True,
 ) -> None:
     """In process 0: compares every process's facts with its own, and has each read a file in each of the `folders`.
 
     `folders` maps a setting to the folder that it names. All processes learn the outcome. Folders that were not there
-    before stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what
-    differs.
+    before stay only if all are admitted, and if `keeps_folders`. Raises DistributedError, which names the process and
+    what differs.
     """
-    absent_folders = [path for folder in folders.values() for path in missing_folders(folder)]
+    absent_folders = [path for folder in folders.values() for path in list_missing_folders(folder)]
     absent_folders.sort(key=lambda path: len(path.parts), reverse=True)
     try:
-        answers = _collect_answers(wire, processes, "facts", timeout_s)
+        answers = _collect_answers(wire, process_count, "facts", timeout_s)
         faults = [
             f"process {process} has other settings, versions or code than process 0: {difference}"
             for process in sorted(answers)
-            if (difference := differences(facts, answers[process]["facts"]))
+            if (difference := list_differences(facts, answers[process]["facts"]))
         ]
         for setting, folder in folders.items():
-            faults = faults or _find_unseen(wire, processes, setting, folder, timeout_s)
+            faults = faults or _find_unseen(wire, process_count, setting, folder, timeout_s)
         wire.send({"kind": "verdict", "fault": "; ".join(faults)})
         if faults:
             raise DistributedError("; ".join(faults))
     except BaseException:
-        remove_empty(absent_folders)
+        remove_empty_folders(absent_folders)
         raise
-    if not keep:
-        remove_empty(absent_folders)
+    if not keeps_folders:
+        remove_empty_folders(absent_folders)
 
 
-def _find_unseen(wire: Wire, processes: int, setting: str, folder: Path, timeout_s: float) -> list[str]:
+def _find_unseen(wire: Wire, process_count: int, setting: str, folder: Path, timeout_s: float) -> list[str]:
     """Which of the other processes do not see the folder of this setting."""
     probe_file = folder / f".seen-{secrets.token_hex(8)}"
     try:
@@ -220,7 +220,7 @@ def _find_unseen(wire: Wire, processes: int, setting: str, folder: Path, timeout
         return [
             f"process {process} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
             "folder that all hosts share under one path"
-            for process, answer in sorted(_collect_answers(wire, processes, "seen", timeout_s).items())
+            for process, answer in sorted(_collect_answers(wire, process_count, "seen", timeout_s).items())
             if answer["fault"]
         ]
     finally:
@@ -254,19 +254,19 @@ def unseen(path: Path, timeout_s: float) -> str:
         except OSError as error:
             if time.monotonic() > end_time:
                 return f"{path.name}, which process 0 wrote there, is missing ({error.strerror})"
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_S)
 
 
-def _collect_answers(wire: Wire, processes: int, message_kind: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
+def _collect_answers(wire: Wire, count: int, message_kind: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:
     """The message of this kind from each of the other processes."""
     answers: dict[int, Mapping[str, Any]] = {}
     end_time = time.monotonic() + timeout_s
-    while len(answers) < processes - 1:
+    while len(answers) < count - 1:
         try:
-            process, message = wire.receive(max(0.01, end_time - time.monotonic()))
+            process_id, message = wire.receive(max(0.01, end_time - time.monotonic()))
         except WireError as error:
-            silent_text = ", ".join(str(process) for process in range(1, processes) if process not in answers)
+            silent_text = ", ".join(str(process) for process in range(1, count) if process not in answers)
             raise DistributedError(f"process {silent_text} does not answer: {error}") from error
         if message.get("kind") == message_kind:
-            answers[process] = message
+            answers[process_id] = message
     return answers

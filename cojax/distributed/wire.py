@@ -21,16 +21,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 
 Message = Mapping[str, Any]
 _LENGTH_STRUCT = struct.Struct(">I")
-_MOST_BYTES = 2**24  # bytes of a message
-_BEAT_SECONDS = 0.5  # seconds
+_MOST_MESSAGE_BYTES = 2**24  # bytes of a message
+_BEAT_INTERVAL_S = 0.5  # seconds
 _LIFE_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
-_GREETING_BYTES, _GREETING_SECONDS, _SPARE_GREETINGS = 2**12, 5.0, 64
-_CHECK_INTERVAL = 0.05  # seconds between two checks of the greetings
+_MOST_GREETING_BYTES, _GREETING_TIMEOUT_S, _SPARE_GREETINGS = 2**12, 5.0, 64
+_CHECK_INTERVAL_S = 0.05  # seconds between two checks of the greetings
 
 
 class WireError(RuntimeError):
@@ -48,66 +48,66 @@ class Wire:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        silence: float,
+        most_silence_s: float,
         on_loss: Callable[[int, str], None],
         on_beat: Callable[[], None] = lambda: None,
         on_message: Callable[[int, Message], bool] = lambda process, message: False,
     ) -> None:
-        self._connections, self._silence_s = connections, silence
+        self._connections, self._silence_s = connections, most_silence_s
         self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
         self._locks = {process: threading.Lock() for process in connections}
         self._messages = queue.SimpleQueue[tuple[int, Message]]()
         self._parting_event = threading.Event()
-        for process in connections:
-            threading.Thread(target=self._listen, args=(process,), name=f"process {process}", daemon=True).start()
+        for process_id in connections:
+            threading.Thread(target=self._listen, args=(process_id,), name=f"process {process_id}", daemon=True).start()
         threading.Thread(target=self._send_signs, name="signs of life", daemon=True).start()
 
-    def send(self, message: Message, to: int | None = None) -> None:
+    def send(self, message: Message, target_process: int | None = None) -> None:
         """Sends a message to one process, or to all. One that cannot be reached is lost."""
-        for process in self._connections if to is None else (to,):
+        for process_id in self._connections if target_process is None else (target_process,):
             try:
-                with self._locks[process]:
-                    _write_message(self._connections[process], message)
+                with self._locks[process_id]:
+                    _write_message(self._connections[process_id], message)
             except OSError as error:
-                self._report_loss(process, f"it cannot be reached ({error})")
+                self._report_loss(process_id, f"it cannot be reached ({error})")
 
-    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+    def receive(self, timeout_s: float | None = None) -> tuple[int, Message]:
         """The next message and its sender. Raises WireError if none comes in time."""
         try:
-            return self._messages.get(timeout=timeout)
+            return self._messages.get(timeout=timeout_s)
         except queue.Empty:
-            raise WireError(f"no message came within {timeout:g} s") from None
+            raise WireError(f"no message came within {timeout_s:g} s") from None
 
-    def part(self) -> None:
+    def say_farewell(self) -> None:
         """Says farewell to the other processes: from now on none of them counts as lost."""
         self._parting_event.set()
         self.send(_FAREWELL)
 
-    def _listen(self, process: int) -> None:
-        connection = self._connections[process]
+    def _listen(self, process_id: int) -> None:
+        connection = self._connections[process_id]
         try:
-            while (message := read(connection)).get("kind") != "farewell":
-                if message.get("kind") != "sign" and not self._on_message(process, message):
-                    self._messages.put((process, message))
+            while (message := read_message(connection)).get("kind") != "farewell":
+                if message.get("kind") != "sign" and not self._on_message(process_id, message):
+                    self._messages.put((process_id, message))
         except TimeoutError:
-            self._report_loss(process, f"it has been silent for {self._silence_s:g} s")
+            self._report_loss(process_id, f"it has been silent for {self._silence_s:g} s")
         except OSError as error:
-            self._report_loss(process, f"its connection ended ({error.strerror})")
+            self._report_loss(process_id, f"its connection ended ({error.strerror})")
         except WireError as error:
-            self._report_loss(process, str(error))
+            self._report_loss(process_id, str(error))
 
     def _send_signs(self) -> None:
-        while not self._parting_event.wait(_BEAT_SECONDS):
+        while not self._parting_event.wait(_BEAT_INTERVAL_S):
             self._on_beat()
             self.send(_LIFE_SIGN)
 
-    def _report_loss(self, process: int, reason: str) -> None:
+    def _report_loss(self, process_id: int, reason: str) -> None:
         if not self._parting_event.is_set():
             self._parting_event.set()
-            threading.Thread(target=self._on_loss, args=(process, reason), daemon=True).start()
+            threading.Thread(target=self._on_loss, args=(process_id, reason), daemon=True).start()
 
 
-def connect(host: str, port: int, token: str, process: int, timeout_s: float, silence: float) -> socket.socket:
+def connect(host: str, port: int, token: str, process_id: int, timeout_s: float, silence_s: float) -> socket.socket:
     """Connects to process 0 and greets it. Raises WireError after `timeout_s` seconds."""
     end_time = time.monotonic() + timeout_s
     while True:
@@ -118,25 +118,25 @@ def connect(host: str, port: int, token: str, process: int, timeout_s: float, si
             if time.monotonic() > end_time:
                 raise WireError(f"process 0 at {host} cannot be reached on port {port}: {error}") from error
             time.sleep(0.2)
-    _write_message(connection, {"token": token, "process": process})
-    return ready(connection, silence)
+    _write_message(connection, {"token": token, "process": process_id})
+    return configure_connection(connection, silence_s)
 
 
-def ready(connection: socket.socket, silence: float) -> socket.socket:
+def configure_connection(connection: socket.socket, most_silence_s: float) -> socket.socket:
     """The connection as a `Wire` takes it: one that is silent for so many seconds raises TimeoutError."""
-    connection.settimeout(silence)
+    connection.settimeout(most_silence_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def _write_message(connection: socket.socket, message: Message) -> None:
     payload = json.dumps(message).encode()
-    if len(payload) > _MOST_BYTES:
-        raise ValueError(f"a message of {len(payload)} bytes; expected at most {_MOST_BYTES}")
+    if len(payload) > _MOST_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes; expected at most {_MOST_MESSAGE_BYTES}")
     connection.sendall(_LENGTH_STRUCT.pack(len(payload)) + payload)
 
 
-def read(connection: socket.socket, largest: int = _MOST_BYTES, until: float | None = None) -> Message:
+def read_message(connection: socket.socket, largest: int = _MOST_MESSAGE_BYTES, until: float | None = None) -> Message:
     """The next message.
 
     Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message of
@@ -155,12 +155,12 @@ def read(connection: socket.socket, largest: int = _MOST_BYTES, until: float | N
     return message
 
 
-def _read_exactly(connection: socket.socket, byte_count: int, until: float | None) -> bytes:
-    """The next `byte_count` bytes. Raises TimeoutError at `until`, OSError, or WireError if the connection ends."""
+def _read_exactly(connection: socket.socket, byte_count: int, end_time: float | None) -> bytes:
+    """The next `byte_count` bytes. Raises TimeoutError at `end_time`, OSError, or WireError if the connection ends."""
     chunks, missing_count = [], byte_count
     while missing_count:
-        if until is not None:
-            connection.settimeout(max(0.001, until - time.monotonic()))
+        if end_time is not None:
+            connection.settimeout(max(0.001, end_time - time.monotonic()))
         chunk = connection.recv(min(missing_count, 2**20))
         if not chunk:
             raise WireError("its connection ended")
@@ -171,9 +171,9 @@ def _read_exactly(connection: socket.socket, byte_count: int, until: float | Non
 
 def _read_greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
-    deadline = time.monotonic() + _GREETING_SECONDS
+    deadline = time.monotonic() + _GREETING_TIMEOUT_S
     try:
-        greeting = read(connection, _GREETING_BYTES, deadline)
+        greeting = read_message(connection, _MOST_GREETING_BYTES, deadline)
     except (OSError, WireError):
         return 0
     is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
@@ -188,9 +188,9 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def accept(
-    server: socket.socket, token: str, processes: int, timeout_s: float, silence: float
+    server: socket.socket, token: str, count: int, timeout_s: float, most_silence_s: float
 ) -> dict[int, socket.socket]:
-    """The connections of processes 1 … `processes` − 1, once all have greeted with the token.
+    """The connections of processes 1 … `count` − 1, once all have greeted with the token.
 
     A connection that greets otherwise, or too late, is closed. Raises WireError, which names the missing ones, after
     `timeout_s` seconds.
@@ -198,23 +198,23 @@ def accept(
     connections: dict[int, socket.socket] = {}
     greetings: dict[socket.socket, Future[int]] = {}
     end_time = time.monotonic() + timeout_s
-    server.settimeout(_CHECK_INTERVAL)
+    server.settimeout(_CHECK_INTERVAL_S)
     try:
-        while len(connections) < processes - 1:
+        while len(connections) < count - 1:
             if time.monotonic() > end_time:
-                missing_text = ", ".join(str(process) for process in range(1, processes) if process not in connections)
+                missing_text = ", ".join(str(process) for process in range(1, count) if process not in connections)
                 raise WireError(f"no connection from process {missing_text} within {timeout_s:g} s")
             with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
-                greetings[connection] = on_thread("greeting", functools.partial(_read_greeting, connection, token))
+                greetings[connection] = run_on_thread("greeting", functools.partial(_read_greeting, connection, token))
             for connection in [connection for connection, future in greetings.items() if future.done()]:
                 future = greetings.pop(connection)
-                process = 0 if future.exception() else future.result()
-                if 0 < process < processes and process not in connections:
-                    connections[process] = ready(connection, silence)
+                process_id = 0 if future.exception() else future.result()
+                if 0 < process_id < count and process_id not in connections:
+                    connections[process_id] = configure_connection(connection, most_silence_s)
                 else:
                     _hang_up(connection)
-            if len(greetings) > processes + _SPARE_GREETINGS:  # the oldest has to go
+            if len(greetings) > count + _SPARE_GREETINGS:  # the oldest has to go
                 _hang_up(oldest_connection := next(iter(greetings)))
                 del greetings[oldest_connection]
     finally:

@@ -194,39 +194,39 @@ class Abandoned(BaseException):
 class Progress:
     """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
 
-    `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
-    whose observation is still empty. `result` is the trajectory, known before the episode is closed. `suspect` says
-    that the environment failed in a way that the actions may have caused: after one of them, in `step` or `evaluate`,
-    by anything but a plain `EnvironmentFailure`.
+    `since` is `running()` at the start of the phase. The watcher sets `is_abandoned`. `turns` includes the current
+    turn, whose observation is still empty. `result` is the trajectory, known before the episode is closed. `is_suspect`
+    says that the environment failed in a way that the actions may have caused: after one of them, in `step` or
+    `evaluate`, by anything but a plain `EnvironmentFailure`.
     """
 
     phase: str = "queued"
     since: float = 0.0
-    abandoned: bool = False
+    is_abandoned: bool = False
     opening: tuple[Message, ...] = ()
     turns: list[Turn] = dataclasses.field(default_factory=list)
     result: Trajectory | None = None
-    suspect: bool = False
+    is_suspect: bool = False
 
     def enter(self, phase: str) -> None:
-        if self.abandoned:
+        if self.is_abandoned:
             raise Abandoned
         self.phase, self.since = phase, running()
 
 
 # The progress of the episode that this thread plays; its deadline is measured from `since`.
 PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
-_EXCUSED_SECONDS: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
+_EXCUSED_S: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
 
 
-def excuse(seconds: float) -> None:
-    """Leaves `seconds` out of `counted_seconds`, and of the deadline of the episode that this thread plays.
+def excuse(excused_s: float) -> None:
+    """Leaves `excused_s` out of `read_counted_seconds`, and of the deadline of the episode that this thread plays.
 
     An environment calls it when it knows that its call waited for the host.
     """
-    _EXCUSED_SECONDS.set(_EXCUSED_SECONDS.get() + seconds)
+    _EXCUSED_S.set(_EXCUSED_S.get() + excused_s)
     if progress := PLAYING.get():
-        progress.since += seconds
+        progress.since += excused_s
 
 
 @contextlib.contextmanager
@@ -244,9 +244,9 @@ def waiting() -> Iterator[None]:
         progress.since = phase_start + running() - wait_start
 
 
-def counted_seconds() -> float:
+def read_counted_seconds() -> float:
     """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
-    return running() - _EXCUSED_SECONDS.get()
+    return running() - _EXCUSED_S.get()
 
 
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
@@ -269,7 +269,7 @@ def play(
     `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MOST_MESSAGES` messages are
     kept; a note says what was cut. Outcomes:
 
-    - environment_error: another exception of the environment; `progress.suspect`: the actions may have caused it
+    - environment_error: another exception of the environment; `progress.is_suspect`: the actions may have caused it
     - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; if the environment runs a policy's code, also
       a malformed reply and any exception other than `EnvironmentFailure` after reset
     - engine_error: `EngineError` of the actor
@@ -286,8 +286,8 @@ def play(
             progress.enter("reset")
             start_time = time.perf_counter()
             live_episode = ask(environment.start, task)
-            cleanup.callback(_close, live_episode)
-            progress.opening = messages = ask(lambda: replies.messages(live_episode.reset(), max_observation))
+            cleanup.callback(_close_episode, live_episode)
+            progress.opening = messages = ask(lambda: replies.bound_messages(live_episode.reset(), max_observation))
             opening_seconds = time.perf_counter() - start_time
             outcome: Outcome = "truncated"
             while outcome == "truncated" and len(turns) < max_turns:
@@ -299,28 +299,28 @@ def play(
                 turns.append(turn)
                 progress.enter("step")
                 start_time = time.perf_counter()
-                observation = ask(_take_step, live_episode, turn.action, max_observation, failure=failure_type)
+                observation = ask(_take_step, live_episode, turn.action, max_observation, failure_type=failure_type)
                 step_seconds, messages = time.perf_counter() - start_time, observation.messages
                 turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=step_seconds)
                 outcome = "finished" if observation.done else "truncated"
             progress.enter("evaluate")
             start_time = time.perf_counter()
-            verdict = ask(lambda: replies.evaluation(live_episode.evaluate()), failure=failure_type)
+            verdict = ask(lambda: replies.bound_evaluation(live_episode.evaluate()), failure_type=failure_type)
             return make_result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - start_time))
         except EnvironmentFailure as error:
-            return make_result(_outcome_of(error, progress), f"{progress.phase}: {error}")
+            return make_result(_decide_outcome(error, progress), f"{progress.phase}: {error}")
         except EngineError as error:
             return make_result("engine_error", str(error))
 
 
-def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
-    """The outcome: timeout if the policy is to blame. If it only may be, `suspect` is set. In both cases a step that
+def _decide_outcome(error: EnvironmentFailure, progress: Progress) -> Outcome:
+    """The outcome: timeout if the policy is to blame. If it only may be, `is_suspect` is set. In both cases a step that
     failed gets a failed observation."""
-    stepping = progress.phase == "step"
-    is_policy_fault = isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))
-    has_acted = stepping or (progress.phase == "evaluate" and bool(progress.turns))
-    progress.suspect = not is_policy_fault and has_acted and isinstance(error, (EpisodeFailure, LimitExceeded))
-    if stepping and (is_policy_fault or progress.suspect):
+    is_stepping = progress.phase == "step"
+    is_policy_fault = isinstance(error, PolicyLoss) or (is_stepping and isinstance(error, LimitExceeded))
+    has_acted = is_stepping or (progress.phase == "evaluate" and bool(progress.turns))
+    progress.is_suspect = not is_policy_fault and has_acted and isinstance(error, (EpisodeFailure, LimitExceeded))
+    if is_stepping and (is_policy_fault or progress.is_suspect):
         progress.turns[-1] = dataclasses.replace(progress.turns[-1], observation=Observation(ok=False))
     return "timeout" if is_policy_fault else "environment_error"
 
@@ -330,8 +330,8 @@ def affordances(episode: Episode) -> tuple[Action, ...]:
     return ask(episode.affordances)
 
 
-def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] = EnvironmentFailure) -> _T:
-    """Calls the environment. Whatever it raises becomes a `failure`; an EnvironmentFailure is raised as it is."""
+def ask(call: Callable[..., _T], *args: Any, failure_type: type[EnvironmentFailure] = EnvironmentFailure) -> _T:
+    """Calls the environment. Whatever it raises becomes a `failure_type`; an EnvironmentFailure is raised as it is."""
     try:
         return call(*args)
     except (EnvironmentFailure, Abandoned, KeyboardInterrupt):
@@ -340,13 +340,13 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
         message = type(error).__name__
         with contextlib.suppress(Exception):  # some cannot be printed, such as a KeyError of 5,000 digits
             message = f"{message}: {error}"[:500]
-        raise failure(message) from error
+        raise failure_type(message) from error
 
 
 def _store_trajectory(
     progress: Progress,
     task: Task,
-    episode: str,
+    episode_id: str,
     outcome: Outcome,
     error: str = "",
     verdict: Evaluation = _NO_VERDICT,
@@ -358,13 +358,13 @@ def _store_trajectory(
     """
     progress.enter("over")
     progress.result = Trajectory(
-        task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error,
+        task, episode_id, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error,
         verdict.partial, *seconds,
     )  # fmt: skip
     return progress.result
 
 
-def _close(episode: Episode) -> None:
+def _close_episode(episode: Episode) -> None:
     """Closes the episode. An exception is ignored: it must not cost the verdict."""
     with contextlib.suppress(EnvironmentFailure):
         ask(episode.close)
@@ -374,4 +374,4 @@ def _take_step(episode: Episode, action: Action, most_characters: int) -> Observ
     with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
         # A world may keep and change arguments, but records, replays and solutions hold this action.
         action = copy.deepcopy(action)
-    return replies.observation(episode.step(action), most_characters)
+    return replies.bound_observation(episode.step(action), most_characters)

@@ -10,7 +10,7 @@ MOST_MESSAGES = 256
 _MOST_CHECKS, _LONGEST_NAME = 10_000, 10_000
 
 
-def messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, ...]:
+def bound_messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, ...]:
     """The messages, cut to `most_characters` in all, with a note of the cut. Raises TypeError for another shape."""
     bounded_messages: list[Message] = []
     for message in reply[:MOST_MESSAGES]:
@@ -29,14 +29,14 @@ def messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, .
     return tuple(bounded_messages)
 
 
-def observation(reply: Observation, most_characters: int) -> Observation:
+def bound_observation(reply: Observation, most_characters: int) -> Observation:
     """The observation with bounded messages and plain truth values. Raises TypeError for another shape."""
     if not isinstance(reply, Observation):
         raise TypeError(f"step returned {type(reply).__name__}; expected an Observation")
-    return Observation(messages(reply.messages, most_characters), ok=bool(reply.ok), done=bool(reply.done))
+    return Observation(bound_messages(reply.messages, most_characters), ok=bool(reply.ok), done=bool(reply.done))
 
 
-def evaluation(reply: Evaluation) -> Evaluation:
+def bound_evaluation(reply: Evaluation) -> Evaluation:
     """The evaluation with plain numbers and text. Raises TypeError for another shape, ValueError out of bounds."""
     if not isinstance(reply, Evaluation):
         raise TypeError(f"evaluate returned {type(reply).__name__}; expected an Evaluation")

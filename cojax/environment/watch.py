@@ -9,13 +9,13 @@ from typing import Any, TypeVar, cast
 
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, Progress, ask, play, running
 from cojax.environment.wrapping import Wrapped
-from cojax.host.background import done_within, on_thread
+from cojax.host.background import run_on_thread, wait_until_done
 from cojax.types import Action, Task, Trajectory
 
 _T = TypeVar("_T")
 # Seconds within which an environment must say what it offers. An actor that asks may have more time for its action, so
 # that the watch over its episode would notice a hanging environment too late.
-PATIENCE = 60.0
+CALL_TIMEOUT_S = 60.0
 ADVICE = "; run this environment isolated in a worker, where it can be killed"
 _METHODS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
 
@@ -39,10 +39,10 @@ def watched_play(call_timeout_s: float, act_timeout_s: float | None = None) -> C
         def allowed_seconds() -> float:
             return act_timeout_s if progress.phase == "act" and act_timeout_s is not None else call_timeout_s
 
-        future = on_thread("watched", lambda: play(environment, task, act, progress=progress, **play_options))
-        if done_within(future, lambda: progress.since + allowed_seconds() - running()):
+        future = run_on_thread("watched", lambda: play(environment, task, act, progress=progress, **play_options))
+        if wait_until_done(future, lambda: progress.since + allowed_seconds() - running()):
             return future.result()
-        progress.abandoned = True
+        progress.is_abandoned = True
         if progress.result is not None:  # only closing hangs: the verdict stands
             return progress.result
         error = f"{progress.phase} took longer than {allowed_seconds():g} s and was abandoned on its thread{ADVICE}"
@@ -51,31 +51,31 @@ def watched_play(call_timeout_s: float, act_timeout_s: float | None = None) -> C
     return play_watched
 
 
-def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
-    """The environment's answer. Raises EnvironmentFailure if the call fails or takes longer than `seconds`."""
-    future = on_thread("asked", lambda: ask(call))
-    deadline = running() + seconds
-    if not done_within(future, lambda: deadline - running()):
-        raise EnvironmentFailure(f"the environment did not say within {seconds:g} s what it offers{ADVICE}")
+def ask_within(timeout_s: float, call: Callable[[], _T]) -> _T:
+    """The environment's answer. Raises EnvironmentFailure if the call fails or takes longer than `timeout_s`."""
+    future = run_on_thread("asked", lambda: ask(call))
+    deadline = running() + timeout_s
+    if not wait_until_done(future, lambda: deadline - running()):
+        raise EnvironmentFailure(f"the environment did not say within {timeout_s:g} s what it offers{ADVICE}")
     return future.result()
 
 
-def run_watched(environment: Environment, patience: float, work: Callable[[Environment], _T]) -> _T:
+def run_watched(environment: Environment, timeout_s: float, work: Callable[[Environment], _T]) -> _T:
     """The result of `work` on the environment, which runs on a thread of its own, as all its calls do.
 
-    Raises HangingCall once a call of an episode has run for `patience` seconds; the thread is left behind. Other
+    Raises HangingCall once a call of an episode has run for `timeout_s` seconds; the thread is left behind. Other
     exceptions are those of `work`.
     """
     running_call: tuple[str, float] | None = None  # the call that is running, and since when
 
-    def run(call_label: str, owner: Any, method: str, *arguments: Any) -> Any:
+    def run(call_label: str, target: Any, method: str, *arguments: Any) -> Any:
         nonlocal running_call
         call_label = f"{call_label}: {method}"
         if arguments and isinstance(action := arguments[0], Action):
             call_label = f"{call_label} ({', '.join(call.name for call in action.calls[:3]) or 'no call':.100})"
         running_call = call_label, running()
         try:
-            return getattr(owner, method)(*arguments)
+            return getattr(target, method)(*arguments)
         finally:
             running_call = None
 
@@ -90,12 +90,12 @@ def run_watched(environment: Environment, patience: float, work: Callable[[Envir
     def seconds_left() -> float:
         nonlocal hanging_call
         hanging_call, start_time = running_call or ("", math.inf)
-        return start_time + patience - running()
+        return start_time + timeout_s - running()
 
-    future = on_thread("check", lambda: work(Wrapped(environment, start)))
-    if not done_within(future, seconds_left):
+    future = run_on_thread("check", lambda: work(Wrapped(environment, start)))
+    if not wait_until_done(future, seconds_left):
         raise HangingCall(
-            f"{hanging_call} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
+            f"{hanging_call} has not returned in {timeout_s:g} s; a tool that may hang needs a limit of its own, or "
             "isolation (see docs/tools.md)"
         )
     return future.result()

@@ -19,20 +19,20 @@ from absl import flags
 
 from cojax.settings import flags as settings
 
-_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
-_MODEL = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
-_ENDPOINT = flags.DEFINE_string("endpoint", None, "An OpenAI-compatible endpoint, such as http://HOST:8000/v1.")
-_ENDPOINT_MODEL = flags.DEFINE_string("endpoint_model", None, "The model to ask the endpoint for.")
-_SPLITS = flags.DEFINE_list("splits", None, "Splits, or 'all' for evaluation; by default evaluation.split.")
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes of each task.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", None, "The evaluation's folder; by default one named after what is evaluated.")
+_CHECKPOINT_FLAG = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
+_MODEL_FLAG = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
+_ENDPOINT_FLAG = flags.DEFINE_string("endpoint", None, "An OpenAI-compatible endpoint, such as http://HOST:8000/v1.")
+_ENDPOINT_MODEL_FLAG = flags.DEFINE_string("endpoint_model", None, "The model to ask the endpoint for.")
+_SPLITS_FLAG = flags.DEFINE_list("splits", None, "Splits, or 'all' for evaluation; by default evaluation.split.")
+_SAMPLES_FLAG = flags.DEFINE_integer("samples", 1, "Episodes of each task.", lower_bound=1)
+_OUT_FLAG = flags.DEFINE_string("out", None, "The evaluation's folder; by default one named after what is evaluated.")
 
 
 def main(argv: Sequence[str]) -> None:
     from cojax.evaluation.evaluate import run  # now, so that a wrong flag need not wait for JAX
 
-    policy_flags = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
-    run(policy_flags, _SPLITS.value, _SAMPLES.value, _OUT.value)
+    policy_flags = (_CHECKPOINT_FLAG.value, _MODEL_FLAG.value, _ENDPOINT_FLAG.value, _ENDPOINT_MODEL_FLAG.value)
+    run(policy_flags, _SPLITS_FLAG.value, _SAMPLES_FLAG.value, _OUT_FLAG.value)
 
 
-start = functools.partial(settings.start, main, __doc__)
+start = functools.partial(settings.start_command, main, __doc__)

@@ -20,22 +20,22 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import Environment
-from cojax.host.processes import end_all, end_descendants_at_exit, tell
+from cojax.host.processes import end_all, end_descendants_at_exit, tell_owner
 from cojax.policy.config import ModelConfig
-from cojax.report.console import CONSOLE, bar, show_evaluation
+from cojax.report.console import CONSOLE, show_bar, show_evaluation
 from cojax.report.page import write_evaluation_report
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.export import other_model, write_tokenizer
 from cojax.run import engines, entries, parts, processes, trained
-from cojax.run.configuration import configuration
+from cojax.run.configuration import read_configuration
 from cojax.run.entries import entry
-from cojax.run.machine import facts
+from cojax.run.machine import read_facts
 from cojax.run.policies import announce
-from cojax.run.processes import EXPECTED, in_words, keep_compiled, log_to
-from cojax.run.states import held_out_by
-from cojax.run.trained import origin_of
-from cojax.scoring import describe, estimate, kinds_by
+from cojax.run.processes import EXPECTED_ERRORS, describe_error, keep_programs, log_to
+from cojax.run.states import read_held_out_of
+from cojax.run.trained import read_origin
+from cojax.scoring import describe, estimate_mean, make_kinds
 from cojax.settings.presets import PRESETS
 from cojax.settings.ranges import check_ranges
 from cojax.storage.evaluation_directory import EvaluationDirectory
@@ -48,12 +48,12 @@ _INTERVAL_NOTE = (
     "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
 )
 # The sections and settings that decide the result of an evaluation.
-_RESULT_KEYS = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
+_RESULT_SETTINGS = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
 _MODEL_KEYS = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
 
 
 # Settings of the section `model` that decide the arrays of a policy from scratch.
-_SHAPE_KEYS = ("path", "tokenizer", "vocabulary")
+_SHAPE_SETTINGS = ("path", "tokenizer", "vocabulary")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,12 +70,12 @@ class Subject:
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
+def subject_of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subject:
     """The policy of a run at a step; by default that of its newest checkpoint.
 
     Raises CheckpointError if it cannot be read, ValueError if `config` describes another policy than the run's.
     """
-    run_settings = trained.settings_of(workdir)
+    run_settings = trained.read_run_settings(workdir)
     _check_same_model(config, run_settings, workdir)
     # The model folder that the run began from may have moved since.
     is_moved = run_settings["model"]["path"] and not Path(run_settings["model"]["path"]).is_dir()
@@ -83,10 +83,10 @@ def of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -> Subjec
     if config.model.dtype:
         policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
     identity_fields = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
-    return Subject(f"{policy.step}", identity_fields, policy, origin_of(workdir, policy.step))
+    return Subject(f"{policy.step}", identity_fields, policy, read_origin(workdir, policy.step))
 
 
-def of_folder(config: ConfigDict, folder: Path) -> Subject:
+def subject_of_folder(config: ConfigDict, folder: Path) -> Subject:
     """A model folder in HF format with tokenizer and template. Raises ValueError or OSError with the fix."""
     if not (folder / "config.json").is_file():
         raise ValueError(
@@ -96,13 +96,13 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
         )
     shape_config = config.copy_and_resolve_references()
     shape_config.learner.lora.rank = 0
-    policy = trained.of_folder(folder, trained.stored_shape(shape_config, folder))
+    policy = trained.read_folder_policy(folder, trained.read_stored_shape(shape_config, folder))
     identity_fields = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity_fields, policy, {"folder": str(folder.resolve())})
 
 
 @contextlib.contextmanager
-def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
+def open_actors(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
     """The actors of a subject, with its own engine, which is closed at the end.
 
     Servers log into `folder`, and read the weights there unless sglang.folder names another one. The engine in this
@@ -111,33 +111,33 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     temperature = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
-        from cojax.rollout.endpoint import EndpointActors, chat_endpoint
+        from cojax.rollout.endpoint import EndpointActors, make_chat_endpoint
 
         address, model = subject.identity["endpoint"], subject.identity["model"]
         # It must end before the episode's own deadline.
         most_tokens, timeout_s = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
         yield EndpointActors(
-            chat_endpoint(address, model, temperature=temperature, max_tokens=most_tokens, deadline=timeout_s)
+            make_chat_endpoint(address, model, temperature=temperature, max_tokens=most_tokens, timeout_s=timeout_s)
         )
         return
     engine_config = config.copy_and_resolve_references()
     engine_config.workdir = str(folder)
     engine_config.learner.routes = "own"  # nothing learns from these episodes
     if engine_config.engine.name == "local":
-        engine_config.engine.slots = slots(engine_config, subject.policy.model, folder / "engine.json")
+        engine_config.engine.slots = choose_slots(engine_config, subject.policy.model, folder / "engine.json")
     engine = entry(config, "engine.name").function(engine_config, subject.policy.model)
     try:
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
         announce(chat, config.model.tools)
-        yield PolicyActors(engine, chat, parts.sampling(config, chat, temperature))
+        yield PolicyActors(engine, chat, parts.make_sampling(config, chat, temperature))
     finally:
         engine.close()
         # The servers' copy is as large as the model.
         shutil.rmtree(folder / "weights", ignore_errors=True)
 
 
-def slots(config: ConfigDict, model: ModelConfig, file: Path) -> int:
+def choose_slots(config: ConfigDict, model: ModelConfig, file: Path) -> int:
     """engine.slots; if free memory decides it, the number with which the evaluation began."""
     return engines.keep_slots(config, file, file.exists(), lambda own: engines.slots(own, model, trains=False), int)
 
@@ -145,7 +145,7 @@ def slots(config: ConfigDict, model: ModelConfig, file: Path) -> int:
 def _check_same_model(config: ConfigDict, run_settings: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, if a configuration describes another policy than the run's."""
     model_section, run_section = flat(config.model.to_dict()), flat(run_settings["model"])
-    keys = [*_SHAPE_KEYS, *(f"shape.{name}" for name in config.model.shape)]
+    keys = [*_SHAPE_SETTINGS, *(f"shape.{name}" for name in config.model.shape)]
     if model_section["path"] and run_section["path"]:
         # The same model may be in another folder on this machine.
         _check_same_shape(Path(model_section["path"]), Path(run_section["path"]), workdir)
@@ -182,21 +182,21 @@ def _check_same_shape(folder: Path, run_folder: Path, workdir: Path) -> None:
         )
 
 
-def measure(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
+def measure_split(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
-    def to_percent(values: Sequence[float], episodes: int, **other_figures: float) -> dict[str, float]:
-        figures = {**estimate(values, episodes), **other_figures}
+    def to_percent(values: Sequence[float], episode_count: int, **other_figures: float) -> dict[str, float]:
+        figures = {**estimate_mean(values, episode_count), **other_figures}
         return {name: value if name == "count" else 100 * value for name, value in figures.items()}
 
     return {name: to_percent(**sample) for name, sample in worlds.measures(config.environment.name, groups).items()}
 
 
-def kinds_of(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
+def find_kinds(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
     """The key by which success is listed, and a task's kinds: KINDS of our environment's file, or `evaluation.by`."""
     by_key = config.evaluation.by
-    default_kinds = (by_key, kinds_by(by_key)) if by_key else ("", lambda task: ())
-    return worlds.own(config.environment.name).get("KINDS", default_kinds)
+    default_kinds = (by_key, make_kinds(by_key)) if by_key else ("", lambda task: ())
+    return worlds.read_own_names(config.environment.name).get("KINDS", default_kinds)
 
 
 def evaluate(
@@ -207,17 +207,17 @@ def evaluate(
     `held_out` are the tasks that the policy's run held out; they stand for an evaluation.split without tasks.
     """
     with EvaluationDirectory(out) as directory:
-        environment = entries.made_environment(config)
+        environment = entries.build_environment(config)
         tasks_by_split = {split: tasks_of(config, environment, split, held_out) for split in splits}
         code_record = {"code": {"environment.name": entries.entry(config, "environment.name").describe()}}
-        directory.claim(identity(config, subject, tasks_by_split, samples), {**facts(), **code_record})
+        directory.claim(identity(config, subject, tasks_by_split, samples), {**read_facts(), **code_record})
         log_to(out / "evaluate.log")
         if subject.policy:
             write_tokenizer(out / "tokenizer", subject.policy.tokenizer)
-        by_key, kinds = kinds_of(config)
+        by_key, kinds = find_kinds(config)
         for task in (task for subset in tasks_by_split.values() for task in subset):
             kinds(task)
-        groups_by_split = play(config, subject, environment, tasks_by_split, samples, directory)
+        groups_by_split = play_splits(config, subject, environment, tasks_by_split, samples, directory)
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
@@ -226,7 +226,7 @@ def evaluate(
             "temperature": config.evaluation.temperature,
             "interval": _INTERVAL_NOTE,
             "splits": {
-                split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measure(config, groups)}
+                split: {**describe(groups, samples, kinds), "by_key": by_key, "measures": measure_split(config, groups)}
                 for split, groups in groups_by_split.items()
             },
         }
@@ -234,7 +234,7 @@ def evaluate(
     return result
 
 
-def play(
+def play_splits(
     config: ConfigDict,
     subject: Subject,
     environment: Environment,
@@ -254,16 +254,16 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        collector = EpisodeCollector(actors, environment, parts.limits(config, environment), samples)
+        collector = EpisodeCollector(actors, environment, parts.make_limits(config, environment), samples)
         return collector.collect(subset, seed=(config.seed, 0), label=split, known_episodes=episodes, on_episode=store)
 
     if stored_count == len(ids):
         return {split: play_split(None, split, subset, lambda: None) for split, subset in tasks.items()}
     groups = {}
-    with playing(subject, config, directory.folder) as actors:
+    with open_actors(subject, config, directory.folder) as actors:
         for split, subset in tasks.items():
             missing_count = sum(f"{split}-{task.id}-{k}" not in episodes for task in subset for k in range(samples))
-            with bar(f"episodes of {split}", missing_count) as advance:
+            with show_bar(f"episodes of {split}", missing_count) as advance:
                 groups[split] = play_split(actors, split, subset, advance)
     return groups
 
@@ -291,7 +291,7 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, extras: S
     return tuple({task.id: task for task in tasks}.values())
 
 
-def splits_of(config: ConfigDict, split_names: Sequence[str] | None) -> list[str]:
+def choose_splits(config: ConfigDict, split_names: Sequence[str] | None) -> list[str]:
     """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
     the configuration's three. Raises ValueError for an empty list."""
     section = config.evaluation
@@ -316,7 +316,7 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
     config_record = json.loads(json.dumps(config.to_dict()))
     split_hashes = {split: content_hash([task.id for task in subset]) for split, subset in tasks.items()}
     record: dict[str, Any] = {"policy": dict(subject.identity), "splits": split_hashes, "samples": samples}
-    for setting_key in _RESULT_KEYS + (_MODEL_KEYS if subject.policy else ()):
+    for setting_key in _RESULT_SETTINGS + (_MODEL_KEYS if subject.policy else ()):
         section, _, leaf_key = setting_key.rpartition(".")
         if section:
             record.setdefault(section, {})[leaf_key] = config_record[section][leaf_key]
@@ -329,7 +329,7 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
     return record
 
 
-def subject_of(
+def choose_subject(
     config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
 ) -> tuple[Subject, Path]:
     """The policy to evaluate, and the default folder of its evaluations. Raises ValueError unless one is named."""
@@ -340,19 +340,19 @@ def subject_of(
         workdir, step = Path(checkpoint), None
         if workdir.parent.name == "checkpoints" and is_number(workdir.name):
             workdir, step = workdir.parent.parent, int(workdir.name)
-        return of_checkpoint(config, workdir, step), workdir / "evaluations"
+        return subject_of_checkpoint(config, workdir, step), workdir / "evaluations"
     if model:
-        return of_folder(config, Path(model)), Path("runs/evaluations")
+        return subject_of_folder(config, Path(model)), Path("runs/evaluations")
     model_name = endpoint_model or ""
     subject_name = re.sub(r"[^\w.-]", "-", model_name).strip("-.") or "endpoint"
     return Subject(subject_name, {"endpoint": str(endpoint).rstrip("/"), "model": model_name}), Path("runs/evaluations")
 
 
-def _check_config(config: ConfigDict, samples: int) -> None:
+def _check_config(config: ConfigDict, sample_count: int) -> None:
     check_ranges(config)
     if not config.environment.name:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
-    for _ in entries.chosen_entries(config):
+    for _ in entries.list_entries(config):
         pass
     entries.check_cluster(config)
     if processes.is_enabled(config):
@@ -363,9 +363,9 @@ def _check_config(config: ConfigDict, samples: int) -> None:
             f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once for each sample; "
             "set it to 1, or use it in a run (experiments.run), whose final evaluation tries failed tasks again"
         )
-    if samples > 1 and temperature == 0:
+    if sample_count > 1 and temperature == 0:
         raise ValueError(
-            f"--samples={samples} at evaluation.temperature=0 would play the same episode {samples} times; "
+            f"--samples={sample_count} at evaluation.temperature=0 would play the same episode {sample_count} times; "
             f"add --config.evaluation.temperature={config.sampling.temperature:g}, or leave --samples out"
         )
 
@@ -381,25 +381,25 @@ def run(flags: Sequence[str | None], only_splits: Sequence[str] | None, samples:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, _raise_interrupt)
     try:
-        config = configuration()
+        config = read_configuration()
         _check_config(config, samples)
         if not endpoint:
             engines.check_servers(config)
-        keep_compiled()
-        splits = splits_of(config, only_splits)
-        subject, out_parent = subject_of(config, *flags)
+        keep_programs()
+        splits = choose_splits(config, only_splits)
+        subject, out_parent = choose_subject(config, *flags)
         title = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{samples}"
         out = Path(folder) if folder else out_parent / title.replace("/", "-")  # a name must not lead to another folder
         if checkpoint and not folder:
             for result_path in (out_parent, out):
                 expect_no_link(result_path)
-        tell(out=str(out.absolute()))
-        held_out = held_out_by(checkpoint) if checkpoint else ()
+        tell_owner(out=str(out.absolute()))
+        held_out = read_held_out_of(checkpoint) if checkpoint else ()
         result = evaluate(config, subject, splits, samples, out, held_out)
         show_evaluation(result, write_evaluation_report(out))
-    except EXPECTED as error:
+    except EXPECTED_ERRORS as error:
         _LOG.info("the evaluation ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red")
+        CONSOLE.print(f"error: {describe_error(error)}", style="bold red")
         sys.exit(1)
     except KeyboardInterrupt as interrupt:
         CONSOLE.print("stopped; run the same command again to go on")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cojax.explorer.llm.chat_model import Budget
 
 # The most errors of a trajectory that a context's failure cause names.
-_ERRORS_NAMED = 3
+_MOST_NAMED_ERRORS = 3
 # The built-in guidance for contexts, by their kind.
 GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
@@ -88,12 +88,12 @@ class Metered(Explorer, Protocol):
         """What this evolution has cost so far."""
 
 
-def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]:
+def document_tools(environment: Environment) -> dict[str, Mapping[str, Any]]:
     """The documentation of the environment's tools, by name."""
     return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
 
 
-def context_of(
+def make_context(
     trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, guides: Mapping[str, Guidance] = GUIDANCE
 ) -> ExplorationContext:
     """The context of one trajectory: what was done, what went wrong, and where to explore.
@@ -121,7 +121,7 @@ def context_of(
             f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({calls_text}), "
             f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
         ),
-        failure_cause=_failure_cause(trajectory, failed_turns),
+        failure_cause=_describe_failure(trajectory, failed_turns),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=focus,
         objectives=guides[kind].objectives_with(focus_text),
@@ -129,12 +129,12 @@ def context_of(
     )
 
 
-def _failure_cause(trajectory: Trajectory, failed_turns: list[Turn]) -> str:
+def _describe_failure(trajectory: Trajectory, failed_turns: list[Turn]) -> str:
     """The failed checks, the first errors, and the outcome unless it is finished; "" for a success without errors."""
     causes = []
     if failed_checks := [check.name for check in trajectory.checks if not check.passed]:
         causes.append(f"checks failed: {', '.join(failed_checks)}")
-    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed_turns[:_ERRORS_NAMED]]
+    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed_turns[:_MOST_NAMED_ERRORS]]
     if trajectory.outcome != "finished":
         causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())
     return "; ".join(causes)

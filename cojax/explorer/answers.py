@@ -17,20 +17,20 @@ from itertools import accumulate, islice
 from typing import Any
 
 from cojax.types import Triplet
-from cojax.unicode_forms import normal_form
+from cojax.unicode_forms import normalise_form
 
 # The most characters of an action's code and of an answer, the deepest brackets in code, the most values in an answer.
-_LONGEST_CODE, _LONGEST_ANSWER, _DEEPEST, _MOST_VALUES = 20_000, 4_000, 80, 100
+_MOST_CODE_LENGTH, _LONGEST_ANSWER, _MOST_BRACKETS, _MOST_ANSWER_VALUES = 20_000, 4_000, 80, 100
 # The block of code that is run: the first one.
-_CODE_BLOCK = re.compile(
+_CODE_BLOCK_PATTERN = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
-_WORD_EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
+_WORD_EDGE_PATTERN = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
 # A name of one of these counts as computed, because values may be added to it after it was set.
-_CONTAINERS = (ast.List, ast.Dict, ast.Set)
+_CONTAINER_NODES = (ast.List, ast.Dict, ast.Set)
 
 Bindings = Mapping[str, ast.expr]  # name → the expression that it was last set to
 
@@ -39,7 +39,7 @@ class _NotLiteral(Exception):
     """The expression holds more than literals."""
 
 
-def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
+def find_answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
     """At most 5 objections to the written answers of these steps and to `answer`, which is given after them.
 
     `ending` is the tool that ends an episode; code calls it by the part after its last dot. If it is "", every call in
@@ -47,56 +47,56 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
     answer, None if it has none.
     """
     try:
-        return list(dict.fromkeys(_objections(steps, ending, parameter, answer)))[:5]
+        return list(dict.fromkeys(_list_objections(steps, ending, parameter, answer)))[:5]
     except (RecursionError, MemoryError):
         return ["its code or its answer is nested too deeply to read"]
     except (SyntaxError, ValueError) as error:
         return [f"its code cannot be read: {' '.join(str(error).split())}"[:120]]
 
 
-def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
+def list_written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
     """The values that these steps write as answers; none if code cannot be parsed."""
     try:
-        return [value for answers, _ in _answers(steps, ending, parameter) for value in answers]
+        return [value for answers, _ in _read_answers(steps, ending, parameter) for value in answers]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
         return []
 
 
 def states_value(text: str, value: Any) -> bool:
     """Whether a text contains a value: as whole words, in any case and character width; a number by its value."""
-    word, folded_text = str(value).strip(), normal_form("NFKC", text).casefold()
-    return 0 < len(word) <= _LONGEST_ANSWER and _Text(folded_text).shows(normal_form("NFKC", word).casefold())
+    word, folded_text = str(value).strip(), normalise_form("NFKC", text).casefold()
+    return 0 < len(word) <= _LONGEST_ANSWER and _Text(folded_text).shows(normalise_form("NFKC", word).casefold())
 
 
-def _answers(
+def _read_answers(
     steps: Sequence[Triplet], ending: str, parameter: str | None
 ) -> "Iterator[tuple[list[Any], tuple[_Text, _Text]]]":
     """For each step: the answers that it writes, the text that it showed, and the literals that its code printed."""
     answer_parameter = parameter or ("" if ending else "answer")
     trees = [parse_code(step) for step in steps]
-    bindings = _assignments(trees)
+    bindings = _find_assignments(trees)
     for step_index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         ends_episode = step_index == len(steps) - 1 and step.observation.done
         end_calls = [call for call in step.action.calls if ending and call.name == ending]
-        answers = [value for call in end_calls for value in answer_values(call.arguments)]
-        for call in _top_level_calls(tree) if answer_parameter else ():
-            answers += _answers_of(call, ending.rpartition(".")[2], answer_parameter, ends_episode, bindings)
-        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, bindings)))))
+        answers = [value for call in end_calls for value in list_values(call.arguments)]
+        for call in _find_top_level_calls(tree) if answer_parameter else ():
+            answers += _call_answers(call, ending.rpartition(".")[2], answer_parameter, ends_episode, bindings)
+        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _list_printed(tree, bindings)))))
 
 
-def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
+def _list_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
     shown_texts: list[tuple[_Text, _Text]] = []  # of each step so far
-    for step, (answers, step_texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
-        if len(answers) > _MOST_VALUES:
-            yield f"its answer holds more than {_MOST_VALUES} values"
-        for value in answers[:_MOST_VALUES]:
-            yield from _object_unless_shown(value, [*shown_texts, *_texts_before_end(step, ending)])
+    for step, (answers, step_texts) in zip(steps, _read_answers(steps, ending, parameter), strict=True):
+        if len(answers) > _MOST_ANSWER_VALUES:
+            yield f"its answer holds more than {_MOST_ANSWER_VALUES} values"
+        for value in answers[:_MOST_ANSWER_VALUES]:
+            yield from _object_unless_shown(value, [*shown_texts, *_list_texts_before_end(step, ending)])
         shown_texts.append(step_texts)
     if answer:
         yield from _object_unless_shown(answer, shown_texts)
 
 
-def _texts_before_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
+def _list_texts_before_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
     """The texts that the calls of one action showed before that action's call that ended the episode."""
     tool_names = [call.name for call in step.action.calls]
     if ending in tool_names[1:] and len(tool_names) == len(step.observation.messages):
@@ -129,7 +129,7 @@ class _Text:
 
 def _mark_edges(text: str) -> str:
     """The text with marks at word edges, so that one marked text contains another only as whole words."""
-    return _WORD_EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
+    return _WORD_EDGE_PATTERN.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
 def _object_unless_shown(answer: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
@@ -148,11 +148,11 @@ def parse_code(step: Triplet) -> ast.Module:
     that is not Python.
     """
     action_text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
-    block = _CODE_BLOCK.search(action_text)
+    block = _CODE_BLOCK_PATTERN.search(action_text)
     code = block[1] if block else "" if step.action.calls else action_text
     depths = accumulate((char in "([{") - (char in ")]}") for char in code)
-    if len(code) > _LONGEST_CODE or max(depths, default=0) > _DEEPEST:
-        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
+    if len(code) > _MOST_CODE_LENGTH or max(depths, default=0) > _MOST_BRACKETS:
+        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_MOST_BRACKETS} brackets")
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):
@@ -161,7 +161,7 @@ def parse_code(step: Triplet) -> ast.Module:
         return ast.Module([], [])
 
 
-def _assignments(trees: Sequence[ast.Module]) -> Bindings:
+def _find_assignments(trees: Sequence[ast.Module]) -> Bindings:
     """The names whose last top-level setting is a plain assignment, each with the expression assigned."""
     bindings: dict[str, ast.expr] = {}
     global_names: set[str] = set()
@@ -181,14 +181,14 @@ def _assignments(trees: Sequence[ast.Module]) -> Bindings:
     return {name: value for name, value in bindings.items() if name not in global_names}
 
 
-def _top_level_calls(tree: ast.Module) -> Iterator[ast.Call]:
+def _find_top_level_calls(tree: ast.Module) -> Iterator[ast.Call]:
     """The calls that are made unconditionally: top-level ones, as statements or as values of assignments."""
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
             yield statement.value
 
 
-def _answers_of(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
+def _call_answers(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
     """The written values that a call gives as an answer: a call of `tool`, or one with `parameter` in the last step."""
     func = call.func
     callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
@@ -204,12 +204,12 @@ def _answers_of(call: ast.Call, tool: str, parameter: str, ends_episode: bool, b
         elements = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
         for element in elements:
             try:
-                yield from answer_values(_literal(element, bindings))
+                yield from list_values(_evaluate_literal(element, bindings))
             except _NotLiteral:
                 continue
 
 
-def _literal(node: ast.expr, bindings: Bindings) -> Any:
+def _evaluate_literal(node: ast.expr, bindings: Bindings) -> Any:
     """The value of a literal expression. Raises _NotLiteral for any other.
 
     A name has the value of the literal that it was set to. That literal may not contain names, so that no value grows
@@ -218,33 +218,33 @@ def _literal(node: ast.expr, bindings: Bindings) -> Any:
     match node:
         case ast.Constant():
             return node.value
-        case ast.Name() if node.id in bindings and not isinstance(bindings[node.id], _CONTAINERS):
-            return _literal(bindings[node.id], {})
+        case ast.Name() if node.id in bindings and not isinstance(bindings[node.id], _CONTAINER_NODES):
+            return _evaluate_literal(bindings[node.id], {})
         case ast.JoinedStr():
-            return "".join(str(_literal(element, bindings)) for element in node.values)
+            return "".join(str(_evaluate_literal(element, bindings)) for element in node.values)
         case ast.FormattedValue(format_spec=None):
-            return _literal(node.value, bindings)
+            return _evaluate_literal(node.value, bindings)
         case ast.UnaryOp(op=ast.USub()):
-            return _add(0, _literal(node.operand, bindings), -1)
+            return _add_literals(0, _evaluate_literal(node.operand, bindings), -1)
         case ast.BinOp(op=ast.Add()):
-            return _add(_literal(node.left, bindings), _literal(node.right, bindings))
+            return _add_literals(_evaluate_literal(node.left, bindings), _evaluate_literal(node.right, bindings))
         case ast.Call(func=ast.Name(id=cast), args=[argument], keywords=[]) if cast in _CASTS and cast not in bindings:
-            return _cast(_CASTS[cast], _literal(argument, bindings))
+            return _cast_literal(_CASTS[cast], _evaluate_literal(argument, bindings))
         case ast.List() | ast.Tuple() | ast.Set():
-            return [_literal(element, bindings) for element in node.elts]
+            return [_evaluate_literal(element, bindings) for element in node.elts]
         case ast.Dict():
-            return [_literal(value, bindings) for value in node.values]
+            return [_evaluate_literal(value, bindings) for value in node.values]
     raise _NotLiteral
 
 
-def _cast(convert: Callable[[Any], Any], value: Any) -> Any:
+def _cast_literal(convert: Callable[[Any], Any], value: Any) -> Any:
     try:
         return convert(value)
     except (TypeError, ValueError, OverflowError):
         raise _NotLiteral from None
 
 
-def _add(left: Any, right: Any, sign: int = 1) -> Any:
+def _add_literals(left: Any, right: Any, sign: int = 1) -> Any:
     if isinstance(left, str) and isinstance(right, str):
         return left + right
     if isinstance(left, int | float) and isinstance(right, int | float):
@@ -253,7 +253,7 @@ def _add(left: Any, right: Any, sign: int = 1) -> Any:
     raise _NotLiteral
 
 
-def _printed_literals(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
+def _list_printed(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
     """The literals that a block prints or ends in. To show them does not prove that the block found them."""
     for node in ast.walk(tree):
         expressions: Sequence[ast.AST] = ()
@@ -263,12 +263,12 @@ def _printed_literals(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
             expressions = [node.value]
         for expression in expressions:
             try:
-                yield from answer_values(_literal(expression, bindings))  # type: ignore[arg-type]
+                yield from list_values(_evaluate_literal(expression, bindings))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
-                yield from _constants(expression, bindings)
+                yield from _find_constants(expression, bindings)
 
 
-def _constants(node: ast.AST, bindings: Bindings) -> Iterator[Any]:
+def _find_constants(node: ast.AST, bindings: Bindings) -> Iterator[Any]:
     """The constants within an expression, except arguments of calls other than str, int and float."""
     if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _CASTS):
         return
@@ -277,10 +277,10 @@ def _constants(node: ast.AST, bindings: Bindings) -> Iterator[Any]:
     elif isinstance(node, ast.Name) and isinstance(constant := bindings.get(node.id), ast.Constant):
         yield constant.value
     for child in ast.iter_child_nodes(node):
-        yield from _constants(child, bindings)
+        yield from _find_constants(child, bindings)
 
 
-def answer_values(value: Any) -> Iterator[Any]:
+def list_values(value: Any) -> Iterator[Any]:
     """The first values within an answer, up to one more than allowed. Raises RecursionError if it nests too deep."""
 
     def walk(value: Any) -> Iterator[Any]:
@@ -290,10 +290,10 @@ def answer_values(value: Any) -> Iterator[Any]:
         else:
             yield value
 
-    return islice(walk(value), _MOST_VALUES + 1)
+    return islice(walk(value), _MOST_ANSWER_VALUES + 1)
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def list_leaves(value: Any) -> Iterator[Any]:
     """The values within nested mappings and lists, in order."""
     stack = [value]
     while stack:

@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _BACKGROUND_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
-_CALL_INTERVAL = 0.2  # seconds between two calls of `seconds_left`
+_CALL_INTERVAL_S = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
-_READ_INTERVAL, _LONGEST_GAP = 0.1, 0.5
+_READ_INTERVAL_S, _LONGEST_GAP_S = 0.1, 0.5
 
 
 class Interrupted(Exception):
     """Work was asked to stop. Its results so far are not used."""
 
 
-def on_thread(thread_name: str, work: Callable[[], _T]) -> Future[_T]:
+def run_on_thread(thread_name: str, work: Callable[[], _T]) -> Future[_T]:
     """Starts `work` on a daemon thread called `thread_name`, and returns the future of its result or exception."""
     return _start_thread(thread_name, work)[0]
 
@@ -44,12 +44,12 @@ def _start_thread(thread_name: str, work: Callable[[], _T]) -> tuple[Future[_T],
     return future, thread
 
 
-def done_within(future: Future[Any], seconds_left: Callable[[], float]) -> bool:
+def wait_until_done(future: Future[Any], seconds_left: Callable[[], float]) -> bool:
     """Waits for the result while `seconds_left()`, which is called repeatedly, returns seconds above 0.
 
     Returns whether the result came.
     """
-    while not wait([future], max(0.0, min(_CALL_INTERVAL, seconds_left()))).done:
+    while not wait([future], max(0.0, min(_CALL_INTERVAL_S, seconds_left()))).done:
         if seconds_left() <= 0:
             return False
     return True
@@ -71,7 +71,7 @@ def in_background(thread_name: str, work: Callable[[Callable[[], bool]], _T]) ->
         cancel_event.set()
 
 
-def settle(timeout_s: float) -> bool:
+def await_background(timeout_s: float) -> bool:
     """Waits at most `timeout_s` seconds for all work of `in_background` to end, and returns whether it has.
 
     Work that is no longer wanted may still be in the middle of a paid call: this lets it record the reply.
@@ -82,7 +82,7 @@ def settle(timeout_s: float) -> bool:
     return not any(thread.is_alive() for thread in _BACKGROUND_THREADS)
 
 
-def clock() -> Callable[[], float]:
+def make_clock() -> Callable[[], float]:
     """`time.monotonic` without the time in which the process was stopped: a long gap between two readings."""
     lock, last_reading, stopped_s = threading.Lock(), time.monotonic(), 0.0
 
@@ -90,20 +90,20 @@ def clock() -> Callable[[], float]:
         nonlocal last_reading, stopped_s
         with lock:
             previous_reading, last_reading = last_reading, time.monotonic()
-            stopped_s += max(0.0, last_reading - previous_reading - _LONGEST_GAP)
+            stopped_s += max(0.0, last_reading - previous_reading - _LONGEST_GAP_S)
             return last_reading - stopped_s
 
     return read_clock
 
 
 @functools.cache
-def _process_clock() -> Callable[[], float]:
+def _make_process_clock() -> Callable[[], float]:
     """The clock of this process, which a thread reads often."""
-    read_clock = clock()
+    read_clock = make_clock()
 
     def keep_reading() -> None:
         while True:
-            time.sleep(_READ_INTERVAL)
+            time.sleep(_READ_INTERVAL_S)
             read_clock()
 
     threading.Thread(target=keep_reading, name="clock", daemon=True).start()
@@ -112,8 +112,8 @@ def _process_clock() -> Callable[[], float]:
 
 def running() -> float:
     """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
-    return _process_clock()()
+    return _make_process_clock()()
 
 
 # In a forked process the thread is gone, and the lock may be held for ever.
-os.register_at_fork(after_in_child=_process_clock.cache_clear)
+os.register_at_fork(after_in_child=_make_process_clock.cache_clear)

@@ -3,8 +3,8 @@
 A process that must not outlive this one has a guard, which is this file as a program: `python processes.py PARENT
 COMMAND…`. It runs isolated, and imports only the standard library.
 
-A command that cojax/api started has an owner. It tells the owner facts, and ends with it. Without an owner `tell` does
-nothing.
+A command that cojax/api started has an owner. It tells the owner facts, and ends with it. Without an owner `tell_owner`
+does nothing.
 """
 
 import atexit
@@ -24,20 +24,20 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_POLL_SECONDS = 0.02  # seconds
+_POLL_S = 0.02  # seconds
 # Seconds that processes have to end by themselves, and seconds that the kernel has to end killed ones.
-GRACE, KILL_SECONDS = 5.0, 10.0
+GRACE_S, KILL_S = 5.0, 10.0
 _REPORT_PIPES: list[int] = []  # the pipe to the owner
 _GUARD_PROGRAM = Path(__file__)
-_GUARD_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
-_GUARD_GRACE = 3.0  # seconds that the command has after SIGTERM
+_GUARD_POLL_S, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
+_GUARD_GRACE_S = 3.0  # seconds that the command has after SIGTERM
 # Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
-_GUARD_STOP_SECONDS = 15.0
+_GUARD_STOP_TIMEOUT_S = 15.0
 
 
-def adopt_orphans(adopt: bool = True) -> None:
+def adopt_orphans(adopts: bool = True) -> None:
     """Makes descendants whose parent ends children of this process, so that they stay its descendants."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopts), 0, 0, 0)
 
 
 def family(pid: int) -> list[int]:
@@ -53,7 +53,7 @@ def family(pid: int) -> list[int]:
     return [member_pid for member_pid in member_pids if member_pid in running_pids]
 
 
-def memory(pid: int, field: str) -> float:
+def read_memory(pid: int, field: str) -> float:
     """Megabytes of a process: `Rss`, or `Private_Dirty`, which it shares with no other process."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -62,23 +62,23 @@ def memory(pid: int, field: str) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
 
 
-def descendants(pid: int) -> set[int]:
+def list_descendants(pid: int) -> set[int]:
     """The running processes that a process started, and those that they started."""
     return set(family(pid)[1:])
 
 
-def children(pid: int) -> set[int]:
+def list_children(pid: int) -> set[int]:
     """The processes that a process started, including those that have ended but are not yet reaped."""
     return {child_pid for child_pid, parent_pid, _, _ in _list_processes() if parent_pid == pid}
 
 
-def session(sid: int) -> set[int]:
+def list_session(sid: int) -> set[int]:
     """The running processes of a session."""
     return {member_pid for member_pid, _, session_id, alive in _list_processes() if alive and session_id == sid}
 
 
-def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout_s: float = KILL_SECONDS) -> set[int]:
-    """Waits up to `grace` seconds until no process is left, then kills those left.
+def end_pids(list_pids: Callable[[], Iterable[int]], grace_s: float = 0.0, kill_timeout_s: float = KILL_S) -> set[int]:
+    """Waits up to `grace_s` seconds until no process is left, then kills those left.
 
     Returns those left after another `kill_timeout_s` seconds.
 
@@ -89,30 +89,30 @@ def end(list_pids: Callable[[], Iterable[int]], grace: float = 0.0, kill_timeout
     def list_survivors() -> set[int]:
         return set(list_pids()) or set(list_pids())
 
-    end_time = time.monotonic() + grace
+    end_time = time.monotonic() + grace_s
     while (pids := list_survivors()) and time.monotonic() < end_time:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_S)
     end_time = time.monotonic() + kill_timeout_s
     while pids and time.monotonic() < end_time:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_S)
         pids = list_survivors()
     return pids
 
 
-def end_all(grace: float | None = None) -> None:
+def end_all(grace_s: float | None = None) -> None:
     """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
-    after `grace` seconds, GRACE by default, are killed."""
+    after `grace_s` seconds, GRACE by default, are killed."""
     own_pid = os.getpid()
-    for child_pid in children(own_pid):
+    for child_pid in list_children(own_pid):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(child_pid, signal.SIGTERM)
-    if survivors := end(lambda: descendants(own_pid), GRACE if grace is None else grace):
+    if survivors := end_pids(lambda: list_descendants(own_pid), GRACE_S if grace_s is None else grace_s):
         print(f"processes {sorted(survivors)} could not be ended; kill them", file=sys.stderr, flush=True)
     else:
-        reap()
+        reap_children()
 
 
 def end_descendants_at_exit() -> None:
@@ -125,12 +125,12 @@ def end_descendants_at_exit() -> None:
         signal.signal(signal.SIGTERM, lambda signal_number, frame: sys.exit(128 + signal_number))
 
 
-def reap(timeout_s: float = KILL_SECONDS) -> None:
+def reap_children(timeout_s: float = KILL_S) -> None:
     """Reaps all children of this process, which were told to end. Waits at most `timeout_s` seconds for them."""
     end_time = time.monotonic() + timeout_s
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < end_time:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_S)
 
 
 def _list_processes() -> Iterator[tuple[int, int, int, bool]]:
@@ -144,7 +144,7 @@ def _list_processes() -> Iterator[tuple[int, int, int, bool]]:
 
 
 def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
-    """Sends this process SIGTERM once the other end of the `owner_pipe` is closed; `tell` writes to `report_pipe`."""
+    """Sends this process SIGTERM once the other end of `owner_pipe` is closed; `tell_owner` writes to `report_pipe`."""
     for pipe in (owner_pipe, report_pipe):
         os.set_inheritable(pipe, False)
     _REPORT_PIPES[:] = [report_pipe]
@@ -158,7 +158,7 @@ def end_with_owner(owner_pipe: int, report_pipe: int) -> None:
     threading.Thread(target=await_owner, name="owner", daemon=True).start()
 
 
-def tell(**facts: Any) -> None:
+def tell_owner(**facts: Any) -> None:
     """Tells the owner facts about this command, as one line of JSON. Does nothing if the owner is gone."""
     for pipe in _REPORT_PIPES:
         with contextlib.suppress(OSError):
@@ -177,15 +177,15 @@ class GuardedProcess:
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
     def start(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
         """Starts the command, whose output is appended to `log_path`. None may be running. Raises OSError."""
-        from cojax.durable import own_file  # imported here: the guard runs isolated, without our packages
+        from cojax.durable import open_own_file  # imported here: the guard runs isolated, without our packages
 
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        with open(log_path, "ab", opener=own_file) as log_file:
+        with open(log_path, "ab", opener=open_own_file) as log_file:
             log_file.write(f"\n=== {shlex.join(command)}\n".encode())
             log_file.flush()
             self._guard = subprocess.Popen(
@@ -207,17 +207,17 @@ class GuardedProcess:
             guard.send_signal(signal.SIGCONT)
             guard.send_signal(signal_number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                guard.wait(_GUARD_STOP_SECONDS)
+                guard.wait(_GUARD_STOP_TIMEOUT_S)
         if guard.poll() is None:
-            end(lambda: descendants(guard.pid))
+            end_pids(lambda: list_descendants(guard.pid))
             guard.kill()
             guard.wait()
         # A guard that was killed has left its session running; one that ended by itself has ended everything.
         if guard.returncode < 0:
-            end(lambda: session(guard.pid))
+            end_pids(lambda: list_session(guard.pid))
 
 
-def guard(arguments: list[str]) -> None:
+def run_guarded(arguments: list[str]) -> None:
     """Runs the command of these arguments, PARENT COMMAND…, and ends it with all its descendants.
 
     PARENT is the process id of the trainer, which starts the guard. Everything is ended when PARENT is gone (also by
@@ -240,19 +240,19 @@ def guard(arguments: list[str]) -> None:
     )
     while not received_signals and os.getppid() == parent_pid and child_process.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child_process.wait(_GUARD_POLL)
+            child_process.wait(_GUARD_POLL_S)
     if child_process.returncode is not None:
         print(f"the server ended by itself with status {child_process.returncode}", file=sys.stderr, flush=True)
     # Only the command gets SIGTERM: it ends its own children in order, and would take their early end for a crash.
     child_process.terminate()
 
-    end_time = time.monotonic() + _GUARD_GRACE
-    while descendants(os.getpid()) and signal.SIGUSR1 not in received_signals and time.monotonic() < end_time:
+    end_time = time.monotonic() + _GUARD_GRACE_S
+    while list_descendants(os.getpid()) and signal.SIGUSR1 not in received_signals and time.monotonic() < end_time:
         time.sleep(_CLOSING_POLL)
-    if survivors := end(lambda: descendants(os.getpid())):
+    if survivors := end_pids(lambda: list_descendants(os.getpid())):
         print(f"processes {sorted(survivors)} could not be ended", file=sys.stderr, flush=True)
-    reap()
+    reap_children()
 
 
 if __name__ == "__main__":
-    guard(sys.argv[1:])
+    run_guarded(sys.argv[1:])

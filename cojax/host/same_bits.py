@@ -11,7 +11,7 @@ from pathlib import Path
 FLAGS: Mapping[str, str] = {"xla_cpu_enable_platform_dependent_math": "false", "xla_cpu_max_isa": "AVX2"}
 # Gradients of matrices without oneDNN. XLA's pool has two threads: the order of sums depends on their number, and with
 # one thread on the size of the L1 cache.
-VARIABLES: Mapping[str, str] = {"TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0", "NPROC": "2"}
+ENVIRONMENT_VARIABLES: Mapping[str, str] = {"TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0", "NPROC": "2"}
 
 
 def set_variables() -> None:
@@ -25,16 +25,16 @@ def set_variables() -> None:
         return
     flags = [f"--{name}={value}" for name, value in FLAGS.items() if f"--{name}" not in user_flags and _has_flag(name)]
     os.environ["XLA_FLAGS"] = " ".join([*flags, user_flags]).strip()
-    for name, value in VARIABLES.items():
+    for name, value in ENVIRONMENT_VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
-def _has_flag(flag: str) -> bool:
+def _has_flag(flag_name: str) -> bool:
     """Whether the installed jaxlib has a flag of that name."""
     spec = importlib.util.find_spec("jaxlib")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
     for library in (path for folder in folders for path in folder.glob("*.so") if path.stat().st_size > 2**24):
         with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped_file:
-            if mapped_file.find(flag.encode()) >= 0:
+            if mapped_file.find(flag_name.encode()) >= 0:
                 return True
     return False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
-PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
+TIME_PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
 
 
 class Stopwatch:
@@ -16,12 +16,12 @@ class Stopwatch:
     the gap between it and the sum of the parts is time charged to none. Only the thread of the loop may use it.
     """
 
-    def __init__(self, parts: Sequence[str] = PARTS, now: Callable[[], float] = time.perf_counter):
-        self._read_clock = now
+    def __init__(self, parts: Sequence[str] = TIME_PARTS, read_clock: Callable[[], float] = time.perf_counter):
+        self._read_clock = read_clock
         self._part_seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         self._total = 0.0
         self._open_parts: list[str] = []
-        self._last_reading = now()
+        self._last_reading = read_clock()
         self._lap_summary = self.summary()
 
     @contextlib.contextmanager

@@ -87,14 +87,14 @@ def turn_level(
     mean and deviation are over all turns of the group (after MT-GRPO, arXiv 2505.11821, which rewards turns itself).
     """
     outcome_advantages = _normalise(rewards(trajectories), epsilon)
-    ok_flags = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
-    all_flags = np.concatenate(ok_flags)
+    flags_by_episode = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
+    all_flags = np.concatenate(flags_by_episode)
     credit = coefficient * _normalise(all_flags, epsilon) if all_flags.size >= 2 else np.zeros_like(all_flags)
-    boundaries = np.cumsum([len(flags) for flags in ok_flags])[:-1]
+    boundaries = np.cumsum([len(flags) for flags in flags_by_episode])[:-1]
     return [value + credits for value, credits in zip(outcome_advantages, np.split(credit, boundaries), strict=True)]
 
 
-def token_advantages(entries: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
+def spread_entries(entries: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Spreads an advantage's entries over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
 
     One number for a trajectory or a turn holds for all of its tokens, including the prompt. With one number for each
@@ -105,9 +105,9 @@ def token_advantages(entries: Any, trajectories: Sequence[Trajectory]) -> list[t
     return [_trajectory_advantages(entry, trajectory) for entry, trajectory in zip(entries, trajectories, strict=True)]
 
 
-def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def _trajectory_advantages(own_entry: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     turns = trajectory.turns
-    entries = [value] * len(turns) if _is_scalar(value) else list(value)
+    entries = [own_entry] * len(turns) if _is_scalar(own_entry) else list(own_entry)
     label = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{label} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")

@@ -12,7 +12,7 @@ import chex
 import jax
 import numpy as np
 
-from cojax.learner.advantages import token_advantages
+from cojax.learner.advantages import spread_entries
 from cojax.learner.weightings import batch_token_mean, check_weights, group_token_mean
 from cojax.policy.moe import RouteShape
 from cojax.types import Group, Trajectory
@@ -88,15 +88,15 @@ def assert_columns(batch: TrainBatch, axes: int) -> None:
 class Segment:
     """One sequence of n tokens before packing.
 
-    Tokens with `weights` > 0 are learned from. `fields` are columns of the batch by name, each an array [n] or one
-    number for all tokens. Segments of one `unit` share a micro-batch.
+    Tokens with `weights` > 0 are learned from. `columns` are columns of the batch by name, each an array [n] or one
+    number for all tokens. Segments of one `unit_id` share a micro-batch.
     """
 
     name: str
     tokens: Sequence[int]
     weights: np.ndarray
-    fields: Mapping[str, Any]
-    unit: int
+    columns: Mapping[str, Any]
+    unit_id: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
     """
     units: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
-        units.setdefault(segment.unit, []).append(index)
+        units.setdefault(segment.unit_id, []).append(index)
         if len(segment.tokens) > shape.length:
             raise ValueError(
                 f"{segment.name} has {len(segment.tokens)} tokens, but a row holds {shape.length}; "
@@ -195,24 +195,24 @@ def pack(
     *,
     weighting: Callable[[Sequence[np.ndarray]], Any] = group_token_mean,
     skip_flat: bool = True,
-    together: bool = False,
-    rows: int | None = None,
+    stays_together: bool = False,
+    row_count: int | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the batch of one step, and counts what went into it.
 
     Only valid trajectories count, and only groups with two or more of them. `weighting` gives their tokens weights, as
     its module says. Groups whose advantages are all 0 get weights like the others; `skip_flat` leaves them out of the
-    arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group share a
-    micro-batch.
+    arrays, which is right only for a loss that is 0 at advantage 0. With `stays_together` the trajectories of a group
+    share a micro-batch.
 
-    B is `rows`, or else the number of trajectories, in whole micro-batches. It does not depend on what was sampled, so
-    that one compiled update serves every step. Live rows come first.
+    B is `row_count`, or else the number of trajectories, in whole micro-batches. It does not depend on what was
+    sampled, so that one compiled update serves every step. Live rows come first.
 
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
     an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
-    usable = _comparable_groups(groups)
-    credits = [_learned_credits(group.valid, advantage) for group in usable]
+    usable = _select_comparable(groups)
+    credits = [_compute_credits(group.valid, advantage) for group in usable]
     lengths = [np.array([int(mask.sum()) for _, mask in group], np.int64) for group in credits]
     weights = check_weights(weighting(lengths), lengths)
     task_numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(group.task.id for group in usable))}
@@ -223,17 +223,17 @@ def pack(
         for trajectory, (credit, mask), weight in zip(group.valid, credits[group_id], weights[group_id], strict=True):
             if mask.any():
                 columns = {"tasks": task_numbers[group.task.id], "groups": group_id, "group_sizes": len(group.valid)}
-                segment = segment_of(trajectory, mask, weight, credit, len(segments), shape.routes, **columns)
-                segments.append(dataclasses.replace(segment, unit=group_id) if together else segment)
-    if rows is None:
-        rows = sum(len(group.trajectories) for group in groups)
-    batch = pack_segments(segments, shape, rows)
+                segment = make_segment(trajectory, mask, weight, credit, len(segments), shape.routes, **columns)
+                segments.append(dataclasses.replace(segment, unit_id=group_id) if stays_together else segment)
+    if row_count is None:
+        row_count = sum(len(group.trajectories) for group in groups)
+    batch = pack_segments(segments, shape, row_count)
     return batch, {**count_groups(groups), **describe(batch)}
 
 
 def count_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Counts groups with two valid trajectories, the live ones among them (rewards differ), and what was dropped."""
-    usable_groups = _comparable_groups(groups)
+    usable_groups = _select_comparable(groups)
     counts = {
         "groups": len(usable_groups),
         "groups_live": sum(group.live for group in usable_groups),
@@ -270,36 +270,36 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], sh
     return pack_segments(segments, shape, len(segments))
 
 
-def live_rows(batch: TrainBatch) -> int:
+def count_rows(batch: TrainBatch) -> int:
     """The number of rows up to the last one that holds tokens."""
     return int(np.max(np.flatnonzero(batch.segment_ids[:, 0] > 0), initial=-1)) + 1
 
 
 def describe(batch: TrainBatch) -> dict[str, float]:
     """Counts trained tokens, processed tokens and live rows, and the share of these rows that tokens fill."""
-    token_count, capacity = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
+    token_count, capacity = int((batch.segment_ids > 0).sum()), count_rows(batch) * batch.tokens.shape[1]
     return {
         "tokens_trained": float((batch.weights > 0).sum()),
         "tokens_processed": float(token_count),
-        "rows": float(live_rows(batch)),
+        "rows": float(count_rows(batch)),
         "fill": token_count / capacity if capacity else 0.0,
     }
 
 
-def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
+def measure_staleness(batch: TrainBatch, version: int) -> dict[str, float]:
     """How many versions the sampling weights are behind `version`: mean and maximum over the learned tokens of a batch
     of `pack`; empty if the batch has none."""
     delays = (version - batch.versions)[batch.weights > 0]
     return {"staleness": float(delays.mean()), "staleness_max": float(delays.max())} if delays.size else {}
 
 
-def sampled_mask(trajectory: Trajectory) -> np.ndarray:
+def mark_sampled(trajectory: Trajectory) -> np.ndarray:
     """bool[n]: true for tokens that the policy sampled, except the sequence's first, which nothing predicts."""
     token_runs = [run for turn in trajectory.turns for run in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
     return _drop_first(np.array([is_action for tokens, is_action in token_runs for _ in tokens], bool))
 
 
-def segment_of(
+def make_segment(
     trajectory: Trajectory,
     mask: np.ndarray,
     weight: np.ndarray,
@@ -344,34 +344,34 @@ def segment_of(
     return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
 
 
-def pack_segments(segments: Sequence[Segment], shape: RowShape, rows: int) -> TrainBatch:
-    """Packs the segments into `rows` rows, in whole micro-batches. Raises what `assign_rows` raises."""
-    batch_shape = shape.round_up(rows), shape.length
+def pack_segments(segments: Sequence[Segment], shape: RowShape, row_count: int) -> TrainBatch:
+    """Packs the segments into `row_count` rows, in whole micro-batches. Raises what `assign_rows` raises."""
+    batch_shape = shape.round_up(row_count), shape.length
     columns = {name: np.full(batch_shape, -1 if name in ID_COLUMNS else 0, dtype) for name, dtype in DTYPES.items()}
     if shape.routes is not None:
-        columns["routes"] = shape.routes.unknown(*batch_shape)
+        columns["routes"] = shape.routes.make_unknown(*batch_shape)
     for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
         for segment_id, segment in enumerate((segments[index] for index in indices), 1):
             length = len(segment.tokens)
             base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": segment_id, "positions": np.arange(length)}
-            for name, value in {**base, "weights": segment.weights, **segment.fields}.items():
+            for name, value in {**base, "weights": segment.weights, **segment.columns}.items():
                 columns[name][row, start : start + length] = value
             start += length
     return TrainBatch(**columns)
 
 
-def _comparable_groups(groups: Sequence[Group]) -> list[Group]:
+def _select_comparable(groups: Sequence[Group]) -> list[Group]:
     """The groups with at least two valid trajectories: an advantage compares them."""
     return [group for group in groups if len(group.valid) >= 2]
 
 
-def _learned_credits(
+def _compute_credits(
     trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each trajectory its tokens' advantages, float64[n], and which tokens are learned from, bool[n]."""
-    credits = token_advantages(advantage(trajectories), trajectories)
-    return [(credit, mask & sampled_mask(t)) for (credit, mask), t in zip(credits, trajectories, strict=True)]
+    credits = spread_entries(advantage(trajectories), trajectories)
+    return [(credit, mask & mark_sampled(t)) for (credit, mask), t in zip(credits, trajectories, strict=True)]
 
 
 def _drop_first(mask: np.ndarray) -> np.ndarray:
@@ -385,7 +385,7 @@ def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) 
     Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
     which success is drawn. Invalid trajectories and those without a sampled token are in no pair.
     """
-    candidates = [(position, t) for position, t in enumerate(group.trajectories) if t.valid and sampled_mask(t).any()]
+    candidates = [(position, t) for position, t in enumerate(group.trajectories) if t.valid and mark_sampled(t).any()]
     successes = [trajectory for _, trajectory in candidates if trajectory.reward >= 1.0]
     return [
         (random.Random(repr((*seed, group.task.id, position))).choice(successes), trajectory)
@@ -395,38 +395,38 @@ def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) 
 
 
 def pack_pairs(
-    groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, rows: int
+    groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, row_count: int
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the pairs of a step's groups as `pack_examples` does, and counts what went into the batch."""
     group_pairs = [draw_pairs(group, seed) for group in groups]
     pairs = [Pair(better, worse) for sampled_pairs in group_pairs for better, worse in sampled_pairs]
-    batch = pack_examples(pairs, shape, rows)
+    batch = pack_examples(pairs, shape, row_count)
     counts = {**count_groups(groups), "groups_live": float(sum(map(bool, group_pairs))), "pairs": float(len(pairs))}
     return batch, {**counts, **describe(batch)}
 
 
-def pack_examples(examples: Sequence[Example], shape: RowShape, rows: int) -> TrainBatch:
+def pack_examples(examples: Sequence[Example], shape: RowShape, row_count: int) -> TrainBatch:
     """Packs pairs, whose sides both have a sampled token, or trajectories to imitate.
 
     Each pair is a group of its own, with advantage 1 for the better and -1 for the worse, and shares a micro-batch. A
     token of a pair weighs the pair's weight / (pairs · tokens of the pair). All tokens of trajectories to imitate have
-    the same weight, and their weights add up to 1. B is `rows`, at least as many as `RowShape.rows_for` says. Raises
-    what `assign_rows` raises.
+    the same weight, and their weights add up to 1. B is `row_count`, at least as many as `RowShape.rows_for` says.
+    Raises what `assign_rows` raises.
     """
     units = [(example.better, example.worse) if isinstance(example, Pair) else (example,) for example in examples]
     task_numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(unit[0].task.id for unit in units))}
-    lengths = [np.array([int(sampled_mask(t).sum()) for t in unit], np.int64) for unit in units]
+    lengths = [np.array([int(mark_sampled(trajectory).sum()) for trajectory in unit], np.int64) for unit in units]
     weights = (group_token_mean if any(len(unit) == 2 for unit in units) else batch_token_mean)(lengths)
     segments: list[Segment] = []
     for unit_number, (example, unit) in enumerate(zip(examples, units, strict=True)):
         for side, trajectory in enumerate(unit):
-            mask = sampled_mask(trajectory)
+            mask = mark_sampled(trajectory)
             credit = np.full(len(mask), (1.0, -1.0)[side])
             columns = {"sequences": len(segments), "tasks": task_numbers[trajectory.task.id], "groups": unit_number}
             columns["group_sizes"] = len(unit)
             weight = weights[unit_number][side] * (example.weight if isinstance(example, Pair) else 1.0)
-            segments.append(segment_of(trajectory, mask, weight, credit, unit_number, shape.routes, **columns))
-    return pack_segments(segments, shape, rows)
+            segments.append(make_segment(trajectory, mask, weight, credit, unit_number, shape.routes, **columns))
+    return pack_segments(segments, shape, row_count)
 
 
 def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
@@ -437,7 +437,7 @@ def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
     for routes of another shape, and for routes of more tokens than were fed to the model.
     """
     turn_ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
-    all_routes = shape.unknown(int(turn_ends[-1]))
+    all_routes = shape.make_unknown(int(turn_ends[-1]))
     for i in reversed(range(len(turn_ends))):
         try:
             routes = shape.decode(trajectory.turns[i].routes)

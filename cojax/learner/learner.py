@@ -17,17 +17,17 @@ from jax.sharding import Mesh
 from jax.stages import Lowered, Wrapped
 
 from cojax.learner import update as arithmetic
-from cojax.learner.batch import Example, RowShape, TrainBatch, describe, live_rows, pack_examples, skipped_metrics
+from cojax.learner.batch import Example, RowShape, TrainBatch, count_rows, describe, pack_examples, skipped_metrics
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import ADVANTAGE, WEIGHTING, HardNegatives, Objective, bind, objective
+from cojax.learner.objective import DEFAULT_ADVANTAGE, DEFAULT_WEIGHTING, HardNegatives, Objective, bind_loss, objective
 from cojax.learner.optimizer import compensate_rounding
-from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance, fetch, weights_of
-from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, batch_logprobs
-from cojax.policy.adapters import Lora, adapted_parameters, add_adapters, factors, initialize_adapters, merge
+from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance_step, fetch, make_weights
+from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, compute_logprobs
+from cojax.policy.adapters import Lora, add_adapters, initialize_adapters, list_adapted, make_factors, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.moe import RouteShape
-from cojax.policy.parameters import cast_for_compute, evaluate, fingerprint, parameters
+from cojax.policy.parameters import cast_for_compute, evaluate, hash_leaves, parameters
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group, Trajectory
@@ -37,7 +37,7 @@ from cojax.types import Group, Trajectory
 ROUTES = ("own", "compared", "replayed")
 # Setting → its possible values. With each_update="whole" each update of a step learns from all of the step's groups,
 # with "part" from a part of its own.
-_CHOICES: Mapping[str, Collection[str]] = {
+_CHOICES_BY_SETTING: Mapping[str, Collection[str]] = {
     "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ class StepBatches:
     """A step's packed batches, the number of the batch that each update learns from, hard negatives, and counts."""
 
     batches: Sequence[TrainBatch]
-    order: Sequence[int] = (0,)
+    batch_order: Sequence[int] = (0,)
     pairs: TrainBatch | None = None
     counts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -75,9 +75,9 @@ class Learner:
     optimizer: optax.GradientTransformation
     loss: str = "grpo"
     loss_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    advantage: str = ADVANTAGE
+    advantage: str = DEFAULT_ADVANTAGE
     advantage_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    weighting: str = WEIGHTING
+    weighting: str = DEFAULT_WEIGHTING
     weighting_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     temperature: float = 1.0
     row_length: int = 256
@@ -99,7 +99,7 @@ class Learner:
     def __post_init__(self) -> None:
         loss = self.objective.loss
         _check_settings(self)
-        route_shape = required_route_shape(self.routes, self.config, self.loss, loss.routes)
+        route_shape = find_route_shape(self.routes, self.config, self.loss, loss.routes)
         object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, route_shape))
         if self.reference is not None:
             reference_params = cast_for_compute(self.config, self.reference)
@@ -109,8 +109,8 @@ class Learner:
     def objective(self) -> Objective:
         """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and if they conflict."""
         return objective(
-            bind(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
-            self.weighting_settings, splits=self.updates_per_batch if self.each_update == "part" else 1,
+            bind_loss(self.loss, LOSSES, self.loss_settings), self.advantage, self.advantage_settings, self.weighting,
+            self.weighting_settings, split_count=self.updates_per_batch if self.each_update == "part" else 1,
         )  # fmt: skip
 
     @functools.cached_property
@@ -144,43 +144,43 @@ class Learner:
             else:
                 lora = self.lora
                 params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
-                table = tuple(factor for matrix in adapted_parameters(self.config, lora) for factor in factors(matrix))
+                table = tuple(factor for matrix in list_adapted(self.config, lora) for factor in make_factors(matrix))
             return finish(self.placement.state(params, table, self.compensated_optimizer))
 
     def update(
-        self, state: TrainState, groups: Sequence[Group] | StepBatches, sizes: Sequence[int] = ()
+        self, state: TrainState, groups: Sequence[Group] | StepBatches, group_sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
         """One step of learning from groups or from packed batches. `state` is donated.
 
-        `sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the shape
+        `group_sizes` are the sizes of all groups that a step may have; () means those of `groups`. They fix the shape
         of the batch, so that a step with fewer groups is not compiled anew. If no row is live, the parameters and the
         optimiser's state stay. Raises NonFiniteUpdate, and what `pack` raises.
         """
-        step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), sizes)
+        step_batches = groups if isinstance(groups, StepBatches) else self.pack(groups, int(state.step), group_sizes)
         pairs = None
         if step_batches.pairs is not None:
-            live_count = self.live(step_batches.pairs)
+            live_count = self.count_live(step_batches.pairs)
             pairs = self.prepare(state, step_batches.pairs, live_count, hard=True), live_count
-        micro_counts = [self.live(batch) for batch in step_batches.batches]
+        micro_counts = [self.count_live(batch) for batch in step_batches.batches]
         # Prepare all batches before the first update: their old log-probs are those of the policy before it.
         device_batches = [
             self.prepare(state, batch, micro_count) if micro_count else None
             for batch, micro_count in zip(step_batches.batches, micro_counts, strict=True)
         ]
         update_metrics: list[Metrics] = []
-        for batch_number in step_batches.order:
+        for batch_number in step_batches.batch_order:
             batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
                 continue
             with self.hosts.operation("update", state, batch, micro_count, pairs) as finish:
-                shardings = self.placement.shardings(state)
+                shardings = self.placement.list_shardings(state)
                 state, sums = finish(self._update(state, self._frozen, batch, micro_count, pairs, shardings=shardings))
             update_metrics.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([update_metrics[-1]["loss"], update_metrics[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, host_batch, update_metrics[-1], len(update_metrics) - 1)
         with self.hosts.operation("advance", state) as finish:
-            state = finish(advance(state))
+            state = finish(advance_step(state))
         return state, {**step_batches.counts, **arithmetic.combine_updates(update_metrics)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
@@ -188,7 +188,7 @@ class Learner:
         if step + 1 in self.skip_steps:  # pack no batch: packing may be the step that fails
             return StepBatches((), (), counts=skipped_metrics(groups))
         seed = self.seed, step
-        batches, counts = self.objective.batches(groups, seed, self.shape, sizes)
+        batches, counts = self.objective.pack_batches(groups, seed, self.shape, sizes)
         pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
         batch_order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
         return StepBatches(batches, batch_order, pairs, {**counts, **pair_counts})
@@ -198,9 +198,9 @@ class Learner:
         rows = self.shape.rows_for(most_examples, 2 if self.objective.loss.is_paired else 1)
         return pack_examples(examples, self.shape, rows)
 
-    def live(self, batch: TrainBatch) -> np.int32:
+    def count_live(self, batch: TrainBatch) -> np.int32:
         """The number of micro-batches that hold tokens; they come first."""
-        return np.int32(-(-live_rows(batch) // self.micro_rows))
+        return np.int32(-(-count_rows(batch) // self.micro_rows))
 
     def prepare(self, state: TrainState, batch: TrainBatch, live_count: np.int32, hard: bool = False) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs if they are needed.
@@ -208,7 +208,7 @@ class Learner:
         In a batch of `hard` negatives the reference is the policy in `state`.
         """
         with self.hosts.operation("prepare", state, batch, live_count, hard) as finish:
-            device_batch = self.placement.micro_batches(batch, self.micro_rows)
+            device_batch = self.placement.split_batch(batch, self.micro_rows)
             if hard:
                 reference_logprobs = self._forward(self._frozen, state.params, device_batch, live_count)
                 return finish(dataclasses.replace(device_batch, reference_logprobs=reference_logprobs))
@@ -227,16 +227,16 @@ class Learner:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of `update`, from the first `count` micro-batches of a prepared batch, and of pairs."""
         with self.hosts.operation("update", state, batch, count, pairs) as finish:
-            shardings = self.placement.shardings(state)
+            shardings = self.placement.list_shardings(state)
             return finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
 
-    def programs(
+    def lower_programs(
         self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
     ) -> Mapping[str, Callable[[], Lowered]]:
         """Functions that lower the programs of `update_once` (update) and of `prepare` (reference, old, pairs)."""
-        batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
-        extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
-        defer, shardings = functools.partial, self.placement.shardings(state)
+        batch, count = self.placement.outline_batch(batch, self.micro_rows), np.int32(1)
+        extra = None if pairs is None else (self.placement.outline_batch(pairs, self.micro_rows), count)
+        defer, shardings = functools.partial, self.placement.list_shardings(state)
         programs = {"update": defer(self._update.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
             programs["reference"] = defer(self._forward.lower, self.reference, None, batch, count)
@@ -257,12 +257,12 @@ class Learner:
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which donates `state`."""
         make_policy, make_digest = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
-        return weights_of(self.config, make_policy, self.hosts, version, make_digest)
+        return make_weights(self.config, make_policy, self.hosts, version, make_digest)
 
     def fingerprint(self, state: TrainState) -> str:
         """A string that is equal for equal policies."""
         with self.hosts.operation("policy_fingerprint", state) as finish:
-            return finish(fingerprint((state.params, None if self.lora is None else self.reference)))
+            return finish(hash_leaves((state.params, None if self.lora is None else self.reference)))
 
     @functools.cached_property
     def _update(self) -> Wrapped:
@@ -280,7 +280,7 @@ class Learner:
         """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond `count`."""
 
         def forward(frozen: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:
-            return batch_logprobs(functools.partial(self._scores, frozen, params, entropy="none"), batch, count)
+            return compute_logprobs(functools.partial(self._scores, frozen, params, entropy="none"), batch, count)
 
         return jax.jit(forward, out_shardings=self.placement.batch)
 
@@ -308,7 +308,7 @@ class Learner:
 
 def _check_settings(learner: Learner) -> None:
     """Raises ValueError that says what to set instead."""
-    for setting_name, choices in _CHOICES.items():
+    for setting_name, choices in _CHOICES_BY_SETTING.items():
         if (choice := vars(learner)[setting_name]) not in choices:
             raise ValueError(f"{setting_name} {choice!r} not found; available: {', '.join(sorted(choices))}")
     if learner.config.dtype == "float16":
@@ -330,7 +330,7 @@ def _check_settings(learner: Learner) -> None:
         )
 
 
-def required_route_shape(routes: str, config: ModelConfig, loss: str, loss_reads_routes: bool) -> RouteShape | None:
+def find_route_shape(routes: str, config: ModelConfig, loss: str, loss_reads_routes: bool) -> RouteShape | None:
     """The shape of the routes that batches hold; None if they hold none.
 
     Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
@@ -378,7 +378,7 @@ def learn_round(
     return state, {**arithmetic.combine_updates(batch_counts), **metrics, **sums}
 
 
-def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:
+def get_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:
     """The mean over sampled tokens of log π_sampler − log π of the policy in `state`, in nats; 0 without a token.
 
     It estimates KL(π_sampler ‖ π) per token. The learner must learn in rounds.
@@ -386,7 +386,7 @@ def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[T
     log_ratio_sum, token_count = 0.0, 0
     for start in range(0, len(trajectories), batch_size):
         batch = learner.pack_examples(trajectories[start : start + batch_size], batch_size)
-        device_batch = fetch(learner.hosts, learner.prepare(state, batch, learner.live(batch)))
+        device_batch = fetch(learner.hosts, learner.prepare(state, batch, learner.count_live(batch)))
         logprobs = device_batch.old_logprobs.reshape(batch.tokens.shape)
         mask = batch.weights > 0
         log_ratio_sum += float((batch.sampler_logprobs - logprobs)[mask].sum(dtype=np.float64))

@@ -183,15 +183,15 @@ def _with_settings_of(loss: Loss, term: Term) -> Loss:
 
     They replace **term_settings.
     """
-    loss_parameters = [parameter for parameter in _parameters(loss) if parameter.kind != parameter.VAR_KEYWORD]
-    term_settings = [parameter for parameter in _parameters(term) if parameter.kind == parameter.KEYWORD_ONLY]
+    loss_parameters = [parameter for parameter in _list_parameters(loss) if parameter.kind != parameter.VAR_KEYWORD]
+    term_settings = [parameter for parameter in _list_parameters(term) if parameter.kind == parameter.KEYWORD_ONLY]
     inputs = [parameter for parameter in loss_parameters if parameter.kind != parameter.KEYWORD_ONLY]
     functools.update_wrapper(loss, term)
     vars(loss)["__signature__"] = inspect.Signature([*inputs, *term_settings, *loss_parameters[len(inputs) :]])
     return loss
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _list_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The function's parameters, with annotations resolved in its own module."""
     hints = get_type_hints(function, include_extras=True)
     return [arg.replace(annotation=hints.get(arg.name, Any)) for arg in inspect.signature(function).parameters.values()]

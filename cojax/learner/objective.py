@@ -36,7 +36,7 @@ class BoundLoss:
 
     `input_names` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its
     facts depends, and `loss_inputs` those on which the loss itself depends. Calling a function under `jax.jit` uses all
-    of its arguments. `is_paired`: it learns from pairs. `uses_flat`: it also learns from flat groups.
+    of its arguments. `is_paired`: it learns from pairs. `takes_flat`: it also learns from flat groups.
     """
 
     name: str
@@ -46,9 +46,9 @@ class BoundLoss:
     uses: frozenset[str]
     loss_inputs: frozenset[str]
     is_paired: bool
-    uses_flat: bool
+    takes_flat: bool
 
-    def inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
+    def select_inputs(self, scores: TokenScores, batch: TrainBatch) -> list[Any]:
         """The arrays that `function` is called with, in addition to its settings."""
         arrays = {**vars(batch), **scores._asdict()}
         return [arrays[name] for name in self.input_names]
@@ -69,7 +69,7 @@ class BoundLoss:
         return "gradient" if "entropy" in self.loss_inputs else "value"
 
 
-def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> BoundLoss:
+def bind_loss(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> BoundLoss:
     """The loss of that name with its settings.
 
     Raises RegistryError for an unknown loss, setting or value; ValueError for a loss with an unknown input, one that
@@ -77,14 +77,14 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
     """
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
-    input_names, loss = _inputs(name, function), functools.partial(function, **settings)
+    input_names, loss = _list_inputs(name, function), functools.partial(function, **settings)
     inputs = [jax.ShapeDtypeStruct(_TRACE_SHAPE, DTYPES.get(input_name, jnp.float32)) for input_name in input_names]
 
     faults: list[str] = []
 
     def call_loss(*arrays: jax.Array) -> Any:
         output = loss(*arrays)
-        faults[:] = _faults(name, output)
+        faults[:] = _find_faults(name, output)
         return () if faults else output
 
     try:
@@ -94,12 +94,12 @@ def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> B
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, loss_inputs = (_inputs_of(loss_program.jaxpr, input_names, output_count) for output_count in (None, 1))
+    uses, loss_inputs = (_trace_inputs(loss_program.jaxpr, input_names, output_count) for output_count in (None, 1))
     if not loss_inputs & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, learns_from_flat = _read_declaration(function)
     uses_flat = not pairs and ("advantages" not in loss_inputs or bool(loss_inputs & {"reference_logprobs", "entropy"}))
-    uses_flat = uses_flat or learns_from_flat(**_settings_for(learns_from_flat, function, settings))
+    uses_flat = uses_flat or learns_from_flat(**_select_settings(learns_from_flat, function, settings))
     return BoundLoss(name, function, settings, input_names, uses, loss_inputs, pairs, uses_flat)
 
 
@@ -110,7 +110,7 @@ def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
     return function.learns_from if hasattr(function, "learns_from") else (False, lambda **settings: False)
 
 
-def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _select_settings(condition: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a loss, including defaults, that are parameters of `condition`."""
     setting_values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
     parameters = inspect.signature(condition).parameters
@@ -118,20 +118,20 @@ def _settings_for(condition: Callable[..., bool], function: Loss, settings: Mapp
     return {name: value for name, value in setting_values.items() if takes_all or name in parameters}
 
 
-def _inputs(name: str, function: Loss) -> tuple[str, ...]:
+def _list_inputs(name: str, function: Loss) -> tuple[str, ...]:
     """Names of the positional parameters. Raises ValueError for one that is not an input."""
     input_names = (*_SCORE_INPUTS, *DTYPES)
-    args = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
-    for arg in args:
-        if arg.name not in input_names or arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD):
+    parameters = [arg for arg in inspect.signature(function).parameters.values() if arg.kind != arg.KEYWORD_ONLY]
+    for parameter in parameters:
+        if parameter.name not in input_names or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(
-                f"loss {name!r} reads {arg.name!r}, which is not an input; inputs are {', '.join(input_names)}. "
+                f"loss {name!r} reads {parameter.name!r}, which is not an input; inputs are {', '.join(input_names)}. "
                 "Settings are keyword-only: write them after a *"
             )
-    return tuple(arg.name for arg in args)
+    return tuple(arg.name for arg in parameters)
 
 
-def _faults(name: str, output: Any) -> list[str]:
+def _find_faults(name: str, output: Any) -> list[str]:
     """Says why this is not a pair of loss and facts with one float for each token in every array; [] if it is."""
     is_pair = isinstance(output, (tuple, list)) and len(output) == 2
     if not is_pair or not isinstance(output[1], dict) or not all(isinstance(fact_name, str) for fact_name in output[1]):
@@ -142,8 +142,8 @@ def _faults(name: str, output: Any) -> list[str]:
     per_token, facts = output
     arrays = {"its loss": per_token, **{f"its fact {fact_name!r}": array for fact_name, array in facts.items()}}
     return [
-        f"loss {name!r}: {label} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
-        for label, array in arrays.items()
+        f"loss {name!r}: {fact} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
+        for fact, array in arrays.items()
         if getattr(array, "shape", None) != _TRACE_SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
     ]
 
@@ -157,7 +157,7 @@ def _outline(output: Any) -> str:
     return type(output).__name__
 
 
-def _inputs_of(jaxpr: Jaxpr, input_names: Sequence[str], output_count: int | None) -> frozenset[str]:
+def _trace_inputs(jaxpr: Jaxpr, input_names: Sequence[str], output_count: int | None) -> frozenset[str]:
     """The inputs on which the first `output_count` outputs of a loss depend; None means the loss and all facts."""
     variables = {output for output in jaxpr.outvars[:output_count] if not isinstance(output, Literal)}
     for equation in reversed(jaxpr.eqns):
@@ -166,7 +166,7 @@ def _inputs_of(jaxpr: Jaxpr, input_names: Sequence[str], output_count: int | Non
     return frozenset(name for variable, name in zip(jaxpr.invars, input_names, strict=True) if variable in variables)
 
 
-ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
+DEFAULT_ADVANTAGE, DEFAULT_WEIGHTING = "group_relative", "group_token_mean"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ class Objective:
     weighting: Callable[..., Any]
     splits: int = 1
 
-    def batches(
+    def pack_batches(
         self, groups: Sequence[Group], seed: tuple[int, int], shape: RowShape, group_sizes: Sequence[int] = ()
     ) -> tuple[list[TrainBatch], dict[str, float]]:
         """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
@@ -193,10 +193,10 @@ class Objective:
                 batch, counts = packing.pack_pairs(split_groups, seed, shape, row_count)
             else:
                 batch, counts = packing.pack(
-                    split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.uses_flat,
-                    together=self.loss.needs_groups, rows=row_count,
+                    split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.takes_flat,
+                    stays_together=self.loss.needs_groups, row_count=row_count,
                 )  # fmt: skip
-            results.append((batch, counts | packing.staleness(batch, version=seed[1])))
+            results.append((batch, counts | packing.measure_staleness(batch, version=seed[1])))
         return [batch for batch, _ in results], _sum_counts([counts for _, counts in results], shape.length)
 
     def rows(self, group_sizes: Sequence[int], shape: RowShape) -> int:
@@ -222,24 +222,24 @@ def objective(
     advantage_settings: Mapping[str, Any],
     weighting: str,
     weighting_settings: Mapping[str, Any],
-    splits: int,
+    split_count: int,
 ) -> Objective:
     """The objective of this loss, and of the advantage and the weighting of these names.
 
     Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
     """
-    if loss.is_paired and (advantage != ADVANTAGE or advantage_settings):
+    if loss.is_paired and (advantage != DEFAULT_ADVANTAGE or advantage_settings):
         raise ValueError(
             f"loss {loss.name!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and "
             "its settings"
         )
-    if loss.is_paired and (weighting != WEIGHTING or weighting_settings):
+    if loss.is_paired and (weighting != DEFAULT_WEIGHTING or weighting_settings):
         raise ValueError(
             f"loss {loss.name!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
         )
     return Objective(
         loss, _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
-        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings), splits,
+        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings), split_count,
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ class HardNegatives:
 
     @functools.cached_property
     def loss(self) -> BoundLoss:
-        return bind("dpo", LOSSES, {"beta": self.beta})
+        return bind_loss("dpo", LOSSES, {"beta": self.beta})
 
     def rows(self, group_sizes: Sequence[int], shape: RowShape) -> int:
         """The number of rows of this batch in a step whose groups have `group_sizes` trajectories."""
@@ -289,7 +289,7 @@ class HardNegatives:
     ) -> tuple[TrainBatch, dict[str, float]]:
         """Packs a step's pairs, and counts failures, hard negatives and pairs.
 
-        `group_sizes` are as in `Objective.batches`.
+        `group_sizes` are as in `Objective.pack_batches`.
         """
         trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least_partial)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]

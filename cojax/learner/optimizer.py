@@ -50,11 +50,11 @@ def adamw(
 
     adam = optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask_decay)
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm), _stored_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
+        optax.clip_by_global_norm(clip_norm), _store_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
     )
 
 
-def _stored_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _store_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Computes `inner` in float32, and stores the floating arrays of its state as `dtype`."""
 
     def init(params: Params) -> Any:
@@ -96,7 +96,7 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
     def update(updates: Any, state: CompensatedState, params: Params = None) -> tuple[Any, CompensatedState]:
         exact = exact_values(params, state.low)
         updates, inner_state = inner.update(updates, state.inner, exact)
-        target_bits = jax.tree.map(lambda value, change: _bits(value + change.astype(jnp.float32)), exact, updates)
+        target_bits = jax.tree.map(lambda value, change: _to_bits(value + change.astype(jnp.float32)), exact, updates)
         # Round to the nearest bfloat16: add half of its last bit, then keep the upper 16 bits.
         upper_bits = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)
         low_bits = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), target_bits, upper_bits)
@@ -108,10 +108,10 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
 
 def exact_values(params: Params, low: Params) -> Params:
     """The float32 values whose upper bits are the bfloat16 parameters and whose lower bits are `low`."""
-    return jax.tree.map(lambda param, low_bits: _from_bits(_bits(param.astype(jnp.float32)) + low_bits), params, low)
+    return jax.tree.map(lambda param, low_bits: _from_bits(_to_bits(param.astype(jnp.float32)) + low_bits), params, low)
 
 
-def _bits(x: jax.Array) -> jax.Array:
+def _to_bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.int32)
 
 

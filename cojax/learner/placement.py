@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from cojax.learner.batch import TrainBatch
 from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter, evaluate, leaf_of, parameters, to_hf
+from cojax.policy.parameters import Parameter, evaluate, get_leaf, parameters, to_hf
 from cojax.policy.saved_params import save_params
-from cojax.policy.sharding import ROWS, devices_along, place, shard
+from cojax.policy.sharding import ROWS, count_devices, place, shard
 from cojax.rollout.engine import Weights
 
 _T = TypeVar("_T")
@@ -44,7 +44,7 @@ class Placement:
     @property
     def row_shards(self) -> int:
         """The number of parts into which the rows of a micro-batch are split."""
-        return devices_along(self.mesh, *ROWS)
+        return count_devices(self.mesh, *ROWS)
 
     @property
     def batch(self) -> jax.sharding.Sharding:
@@ -53,15 +53,15 @@ class Placement:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(None, ROWS))
 
-    def micro_batches(self, batch: TrainBatch, row_count: int) -> TrainBatch:
+    def split_batch(self, batch: TrainBatch, row_count: int) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, of `row_count` rows each."""
         micro_batches = jax.tree.map(lambda array: array.reshape(-1, row_count, *array.shape[1:]), batch)
         if self.batch.is_fully_addressable:
             return jax.device_put(micro_batches, self.batch)
         return jax.tree.map(lambda array: place(array, self.batch), micro_batches)
 
-    def abstract(self, batch: TrainBatch, row_count: int) -> TrainBatch:
-        """The result of `micro_batches` as ShapeDtypeStructs."""
+    def outline_batch(self, batch: TrainBatch, row_count: int) -> TrainBatch:
+        """The result of `split_batch` as ShapeDtypeStructs."""
         lead_shape = len(batch.tokens) // row_count, row_count
         return jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((*lead_shape, *array.shape[1:]), array.dtype, sharding=self.batch), batch
@@ -93,7 +93,7 @@ class Placement:
         step = evaluate(lambda _: jnp.int32(0), params)
         return TrainState(place(step, replicated), params, opt_state)
 
-    def shardings(self, state: TrainState) -> tuple[Sharding, ...] | None:
+    def list_shardings(self, state: TrainState) -> tuple[Sharding, ...] | None:
         """The sharding of each leaf of the state; None on one device."""
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
 
@@ -110,7 +110,7 @@ class Placement:
 class Hosts(Protocol):
     """All processes that compute together."""
 
-    def operation(self, name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
+    def operation(self, operation_name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
         """While this process computes in the block, every other one runs the operation of that name.
 
         The context yields a function; the block passes its result through it. Arguments are plain values, batches on
@@ -121,7 +121,7 @@ class Hosts(Protocol):
 class OneProcess:
     """This process computes alone."""
 
-    def operation(self, name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
+    def operation(self, operation_name: str, *arguments: Any) -> contextlib.AbstractContextManager[Callable[[_T], _T]]:
         return contextlib.nullcontext(lambda result: result)
 
 
@@ -133,7 +133,7 @@ def copy_arrays(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
 
-def advance(state: TrainState) -> TrainState:
+def advance_step(state: TrainState) -> TrainState:
     """The same state, one step of learning later."""
     return dataclasses.replace(state, step=state.step + 1)
 
@@ -141,7 +141,7 @@ def advance(state: TrainState) -> TrainState:
 def fetch(hosts: Hosts, arrays: Any) -> Any:
     """Fetches arrays to this host as NumPy arrays; all processes gather them."""
     with hosts.operation("replicate", arrays) as finish:
-        return on_host(finish(replicate(arrays)))
+        return to_host(finish(replicate(arrays)))
 
 
 def replicate(tree: Any) -> Any:
@@ -149,7 +149,7 @@ def replicate(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather_whole(_replicated_sharding(leaf))(leaf), tree)
 
 
-def on_host(tree: Any) -> Any:
+def to_host(tree: Any) -> Any:
     """Converts arrays that are whole on this host to NumPy."""
     return jax.tree.map(lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else leaf.addressable_data(0)), tree)
 
@@ -181,7 +181,7 @@ def _gather_layer(layout: Sharding) -> Callable[[jax.Array, int], jax.Array]:
     return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=layout)
 
 
-def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
+def gather_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
     """`to_hf` of a policy. If it is spread over hosts, all of them gather one layer of one matrix at a time."""
     params = policy()
     if hosts is ONE_PROCESS:
@@ -192,7 +192,7 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
         stacked_names = parameter.hf_names(config)
         for layer in layer_indices:
             with hosts.operation("gather_leaf", params, parameter_index, layer) as finish:
-                array = on_host(finish(gather_leaf(config, params, parameter_index, layer)))
+                array = to_host(finish(gather_leaf(config, params, parameter_index, layer)))
             array_count = 1 if layer is None else int(np.prod(parameter.shape(config)[1 : len(parameter.lead_axes)]))
             for stack_index, hf_name in itertools.islice(stacked_names, array_count):
                 yield hf_name, parameter.to_hf(array[stack_index[1:]], config)
@@ -200,23 +200,23 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
 
 def gather_leaf(config: ModelConfig, params: Params, index: int, layer: int | None) -> jax.Array:
     """One layer of the leaf with that number, or the whole leaf for None; it is complete on every host."""
-    leaf = leaf_of(params, parameters(config)[index])
+    leaf = get_leaf(params, parameters(config)[index])
     return replicate(leaf) if layer is None else _gather_layer(_replicated_sharding(leaf))(leaf, layer)
 
 
-def weights_of(
+def make_weights(
     config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
 ) -> Weights:
     """The policy for an engine. One of several processes that computes alone gets no `save`: Orbax waits for all."""
     is_alone = hosts is ONE_PROCESS and jax.process_count() > 1
     save_folder = None if is_alone else functools.partial(_save, config, policy, hosts)
-    return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save_folder)
+    return Weights(version, functools.partial(gather_arrays, config, policy, hosts), None, fingerprint, save_folder)
 
 
 def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
     params = policy()
     with hosts.operation("finite", params, dtype) as finish:
-        is_finite = on_host(finish(finite(config, params, dtype)))
+        is_finite = to_host(finish(check_finite(config, params, dtype)))
     if not is_finite.all():
         parameter_name = parameters(config)[int(np.argmin(is_finite))].name
         raise ValueError(f"{parameter_name} is not finite in {dtype}; training has diverged, nothing was written")
@@ -224,10 +224,10 @@ def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folde
         save_params(params, folder, dtype)
 
 
-def finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
+def check_finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
     """bool[rows], complete on every host: whether each parameter's numbers are all finite when cast to `dtype`."""
     table = parameters(config)
-    return replicate(_all_within([leaf_of(params, parameter) for parameter in table], _infinity_bound(dtype)))  # type: ignore[no-any-return]
+    return replicate(_all_within([get_leaf(params, parameter) for parameter in table], _infinity_bound(dtype)))  # type: ignore[no-any-return]
 
 
 def _infinity_bound(dtype: str) -> np.float32:

@@ -1,6 +1,6 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
-So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `fastest_that_fits`
+So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `choose_fastest`
 compiles updates too, to choose what the backward pass keeps. The functions below measure free memory and the memory
 that a compiled update takes.
 """
@@ -18,10 +18,10 @@ import numpy as np
 from cojax.learner.batch import DTYPES, RowShape, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
-from cojax.policy.attention import block_scores_bytes
+from cojax.policy.attention import count_block_bytes
 from cojax.policy.transformer import REMAT
 
-AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides
+AUTO_REMAT = "auto"  # in place of a name of REMAT: `choose_fastest` decides
 GIB = 2**30
 
 
@@ -36,16 +36,16 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
     micro-batch is computed, because all use the same memory in turn. Only programs that the first step needs are
     compiled. `state` is donated. Raises DeviceMemoryError.
     """
-    step_batch, pairs = full_batches(learner, group_sizes)
-    advice, live_count = _advice(learner), np.int32(1)
+    step_batch, pairs = make_full_batches(learner, group_sizes)
+    advice, live_count = _write_advice(learner), np.int32(1)
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
             local_count = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(least_bytes(learner) * local_count // len(devices), advice)
+            check_fits(estimate_least_bytes(learner) * local_count // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
-            programs = [lower().compile() for lower in learner.programs(state, step_batch, pairs).values()]
-            check_fits(needed_bytes(programs, local_count, _batch_bytes(step_batch, pairs)), advice)
+            programs = [lower().compile() for lower in learner.lower_programs(state, step_batch, pairs).values()]
+            check_fits(count_needed(programs, local_count, _count_batch_bytes(step_batch, pairs)), advice)
         batch = learner.prepare(state, step_batch, live_count)
         pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is finite.
@@ -57,32 +57,32 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
         raise DeviceMemoryError(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
 
 
-def fastest_that_fits(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
+def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
     """The learner with the first entry of REMAT whose update fits into free memory, or with the last if none fits.
 
     `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled
     but not run. If free memory is unknown, the last entry is taken.
     """
     devices = learner.placement.devices
-    budget_bytes, fastest_first = free_bytes(devices), tuple(REMAT)
-    if budget_bytes is not None and budget_bytes >= least_bytes(learner):
-        step_batch, pairs = full_batches(learner, group_sizes)
+    budget_bytes, fastest_first = measure_free_bytes(devices), tuple(REMAT)
+    if budget_bytes is not None and budget_bytes >= estimate_least_bytes(learner):
+        step_batch, pairs = make_full_batches(learner, group_sizes)
         for remat in fastest_first[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            programs = [lower().compile() for lower in candidate.programs(state, step_batch, pairs).values()]
-            if needed_bytes(programs, len(devices), _batch_bytes(step_batch, pairs) + beside) <= budget_bytes:
+            programs = [lower().compile() for lower in candidate.lower_programs(state, step_batch, pairs).values()]
+            if count_needed(programs, len(devices), _count_batch_bytes(step_batch, pairs) + beside) <= budget_bytes:
                 return candidate
     return dataclasses.replace(learner, remat=fastest_first[-1])
 
 
-def full_batches(learner: Learner, group_sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
+def make_full_batches(learner: Learner, group_sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
     """The full batch of a step, and that of its hard negatives if it learns from them."""
-    step_batch = full_batch(learner.objective.rows(group_sizes, learner.shape), learner.shape)
+    step_batch = make_full_batch(learner.objective.rows(group_sizes, learner.shape), learner.shape)
     hard = learner.hard
-    return step_batch, None if hard is None else full_batch(hard.rows(group_sizes, learner.shape), learner.shape)
+    return step_batch, None if hard is None else make_full_batch(hard.rows(group_sizes, learner.shape), learner.shape)
 
 
-def least_bytes(learner: Learner) -> int:
+def estimate_least_bytes(learner: Learner) -> int:
     """A lower bound on the bytes that an update needs, on all devices together.
 
     These are the layers' inputs in a micro-batch, which every backward pass keeps, or on CPUs the attention scores of
@@ -92,15 +92,15 @@ def least_bytes(learner: Learner) -> int:
     config, row_count, row_length = learner.config, learner.micro_rows, learner.row_length
     inputs = config.num_hidden_layers * row_count * row_length * config.hidden_size * jnp.dtype(config.dtype).itemsize
     on_cpu = all(device.platform == "cpu" for device in learner.placement.devices)
-    return max(inputs, row_count * config.num_attention_heads * block_scores_bytes(row_length) if on_cpu else 0)
+    return max(inputs, row_count * config.num_attention_heads * count_block_bytes(row_length) if on_cpu else 0)
 
 
-def _batch_bytes(*batches: TrainBatch | None) -> int:
+def _count_batch_bytes(*batches: TrainBatch | None) -> int:
     """Bytes of batches, which are in memory twice: on the host, and on the devices."""
     return 2 * sum(array.nbytes for array in jax.tree.leaves(batches))
 
 
-def full_batch(rows: int, shape: RowShape) -> TrainBatch:
+def make_full_batch(rows: int, shape: RowShape) -> TrainBatch:
     """A batch of completely full rows with infinite weights, so that neither loss nor gradient is finite.
 
     Its arrays are views of one row, which take no memory.
@@ -117,11 +117,11 @@ def full_batch(rows: int, shape: RowShape) -> TrainBatch:
     }
     columns: dict[str, Any] = {name: np.broadcast_to(values, (rows, row_length)) for name, values in one_row.items()}
     if routes is not None:
-        columns["routes"] = np.broadcast_to(routes.unknown(), (rows, row_length, *routes.unknown().shape))
+        columns["routes"] = np.broadcast_to(routes.make_unknown(), (rows, row_length, *routes.make_unknown().shape))
     return TrainBatch(**columns)
 
 
-def _advice(learner: Learner) -> str:
+def _write_advice(learner: Learner) -> str:
     """Advises settings that make an update smaller and are not in use yet."""
     hints = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
     hints += ["set learner.remat=layers"] if learner.remat != "layers" else []
@@ -136,7 +136,7 @@ def check_fits(needed: int, advice: str) -> None:
     It is for CPU devices: there the system grants memory that it does not have, and later kills the process without a
     message. It does nothing if the system does not report available memory.
     """
-    budget = available_bytes()
+    budget = measure_available_bytes()
     if budget is not None and needed > budget:
         raise DeviceMemoryError(
             f"the update needs {needed / GIB:.1f} GiB beside what is loaded, and {budget / GIB:.1f} GiB are available; "
@@ -144,7 +144,7 @@ def check_fits(needed: int, advice: str) -> None:
         )
 
 
-def needed_bytes(programs: Sequence[jax.stages.Compiled], device_count: int, array_bytes: int = 0) -> int:
+def count_needed(programs: Sequence[jax.stages.Compiled], device_count: int, array_bytes: int = 0) -> int:
     """Bytes that the largest program takes on `device_count` devices that share one memory, plus `array_bytes`.
 
     A program takes memory for temporaries and for results that do not reuse an argument's memory. `array_bytes` are
@@ -155,7 +155,7 @@ def needed_bytes(programs: Sequence[jax.stages.Compiled], device_count: int, arr
     return array_bytes + device_count * max(needs, default=0)
 
 
-def free_bytes(devices: Sequence[jax.Device]) -> int | None:
+def measure_free_bytes(devices: Sequence[jax.Device]) -> int | None:
     """Bytes that are free on `devices` together.
 
     Every device counts as the fullest one; CPU devices share this host's memory. None if free memory is not reported,
@@ -164,7 +164,7 @@ def free_bytes(devices: Sequence[jax.Device]) -> int | None:
     if jax.process_count() > 1:
         return None
     if all(device.platform == "cpu" for device in devices):
-        return available_bytes()
+        return measure_available_bytes()
     free_by_device = []
     for device in devices:
         memory_stats = device.memory_stats()
@@ -173,22 +173,22 @@ def free_bytes(devices: Sequence[jax.Device]) -> int | None:
     return len(devices) * min(free_by_device) if free_by_device else None
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+def measure_available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes that this process can still take: the machine's, or what its control groups leave, if that is less.
 
     Cached files count as available. None if the system does not report it (it is not Linux).
     """
     match = re.search(r"MemAvailable:\s+(\d+) kB", _read_system_file(proc / "meminfo"))
     candidate_bytes = [int(match[1]) * 1024] if match else []
-    for cgroup_folder in _memory_cgroups(proc, cgroups):
+    for cgroup_folder in _list_memory_cgroups(proc, cgroups):
         limit_bytes = _read_number(cgroup_folder, "memory.max", "memory.limit_in_bytes")
         usage_bytes = _read_number(cgroup_folder, "memory.current", "memory.usage_in_bytes")
         if limit_bytes is not None and usage_bytes is not None:
-            candidate_bytes.append(max(0, limit_bytes - usage_bytes + _cached_bytes(cgroup_folder)))
+            candidate_bytes.append(max(0, limit_bytes - usage_bytes + _read_cached_bytes(cgroup_folder)))
     return min(candidate_bytes, default=None)
 
 
-def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
+def _list_memory_cgroups(proc: Path, cgroups: Path) -> Iterator[Path]:
     """The folders of this process's control groups and of those that contain them, of version 1 or 2."""
     for line in _read_system_file(proc / "self" / "cgroup").splitlines():
         _, controllers, cgroup_path = line.split(":", 2)
@@ -214,7 +214,7 @@ def _read_number(folder: Path, *file_names: str) -> int | None:
     return next((int(content) for content in contents if content.isdecimal()), None)
 
 
-def _cached_bytes(folder: Path) -> int:
+def _read_cached_bytes(folder: Path) -> int:
     """Bytes of cached file pages, which the kernel frees first."""
     count_by_name = dict(re.findall(r"^(\w+) (\d+)$", _read_system_file(folder / "memory.stat"), re.MULTILINE))
     # In version 1 these names count a group's own pages, and total_… those of all groups within it.

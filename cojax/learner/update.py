@@ -47,7 +47,7 @@ def split_states(arrays: Any) -> tuple[TrainState, TrainState | None]:
 
 
 # Facts whose largest value is reported too, not only their mean.
-PEAKS = ("logprob_mismatch", "ratio")
+PEAK_FACTS = ("logprob_mismatch", "ratio")
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -80,7 +80,7 @@ def update(
     state: TrainState,
     frozen: Params | None,
     batch: TrainBatch,
-    count: jax.Array,
+    micro_count: jax.Array,
     pairs: tuple[TrainBatch, jax.Array] | None = None,
     *,
     score: Callable[[Params | None, Params, TrainBatch], TokenScores],
@@ -90,7 +90,7 @@ def update(
     pair_loss: BoundLoss | None = None,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimiser update from the sum of the gradients of the first `count` of M micro-batches.
+    """One optimiser update from the sum of the gradients of the first `micro_count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
     `score` gives the log-probs and entropies of the policy, `state.params` upon `frozen`. With `on_policy` the old
@@ -99,19 +99,19 @@ def update(
     holds one sharding for each leaf of the state, and the new state keeps them.
 
     Returns the new state, or the old one where loss or gradient is not finite; and float32[] metrics: `loss`,
-    `grad_norm` before clipping, the sum of each fact of `micro_loss` over the learned tokens, and its largest value as
+    `grad_norm` before clipping, the sum of each fact of `score_micro` over the learned tokens, and its largest value as
     `…_max` for the facts in PEAKS.
     """
-    terms = [(batch, count, loss, on_policy)]
+    terms = [(batch, micro_count, loss, on_policy)]
     if pairs is not None and pair_loss is not None:
         terms.append((*pairs, pair_loss, True))
     sums: list[Sums] = []
     for batches, live_count, term, current in terms:
         assert_columns(batches, axes=3)
-        term_loss = functools.partial(micro_loss, score=functools.partial(score, frozen), loss=term, on_policy=current)
+        term_loss = functools.partial(score_micro, score=functools.partial(score, frozen), loss=term, on_policy=current)
         gradient = jax.value_and_grad(term_loss, has_aux=True)
         # A gradient has the shapes and dtypes of the parameters, so that only the loss is traced for its shapes.
-        shapes = jax.eval_shape(term_loss, state.params, micro_batch(batches, 0))
+        shapes = jax.eval_shape(term_loss, state.params, take_micro_batch(batches, 0))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes, state.params))
         sums.append(jax.lax.fori_loop(0, live_count, functools.partial(_add, gradient, state.params, batches), zeros))
     (loss_sum, fact_sums), gradients = sums[0]
@@ -136,15 +136,15 @@ def _add(
 ) -> Sums:
     """Adds micro-batch `index` to the sums of loss, facts and gradient."""
     (loss_sum, fact_sums), gradients = sums
-    (micro_loss_value, facts), micro_gradient = gradient(params, micro_batch(batch, index))
-    facts = {
+    (micro_loss_value, micro_facts), micro_gradient = gradient(params, take_micro_batch(batch, index))
+    micro_facts = {
         name: jnp.maximum(fact_sums[name], fact) if name.endswith("_max") else fact_sums[name] + fact
-        for name, fact in facts.items()
+        for name, fact in micro_facts.items()
     }
-    return (loss_sum + micro_loss_value, facts), jax.tree.map(jnp.add, gradients, micro_gradient)
+    return (loss_sum + micro_loss_value, micro_facts), jax.tree.map(jnp.add, gradients, micro_gradient)
 
 
-def micro_loss(
+def score_micro(
     params: Params,
     micro: TrainBatch,
     *,
@@ -161,7 +161,7 @@ def micro_loss(
     scores = score(params, micro)
     if on_policy:
         micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(scores.logprobs))
-    per_token, facts = loss.function(*loss.inputs(scores, micro), **loss.settings)
+    per_token, facts = loss.function(*loss.select_inputs(scores, micro), **loss.settings)
     mask = micro.weights > 0
     mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
     facts = {"entropy": scores.entropy, "logprob_mismatch": mismatch, **facts}
@@ -169,21 +169,21 @@ def micro_loss(
     if scores.routes_differing is not None and scores.routes_known is not None:
         facts |= {"routes_differing": scores.routes_differing, "routes_known": scores.routes_known}
     sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
-    peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAKS if name in facts}
+    peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAK_FACTS if name in facts}
     return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
 
 
-def batch_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:
+def compute_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:
     """float32[M, b, T]: log-probs of the first `count` of M micro-batches, 0 beyond."""
     assert_columns(batch, axes=3)
 
     def fill(index: jax.Array, filled: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(filled, score(micro_batch(batch, index)).logprobs, index, 0)
+        return jax.lax.dynamic_update_index_in_dim(filled, score(take_micro_batch(batch, index)).logprobs, index, 0)
 
     return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
 
 
-def micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
+def take_micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
     """[M, b, T] → micro-batch `index`, [b, T]."""
     return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
 

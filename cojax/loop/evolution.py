@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from cojax import signals
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
-from cojax.loop.groups import groups_left, probe_tasks
-from cojax.synthesis import EvolutionInputs, Synthesis, admit, expeditions_of, synthesize, why_idle
-from cojax.synthesis.evolutions import visits_of
+from cojax.loop.groups import count_groups_left, probe_tasks
+from cojax.synthesis import EvolutionInputs, Synthesis, admit, explain_idle, make_expeditions, synthesize
+from cojax.synthesis.evolutions import list_visits
 
 if TYPE_CHECKING:
     from cojax.storage.run_directory import RunDirectory
@@ -63,10 +63,10 @@ class Evolutions:
             return state, record
         with self.loop.clock("feedback"):
             synthesis = self.prepare(state)(self.stop)
-        state = self.add(state, synthesis)
-        return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.last_evolution)}
+        state = self.store(state, synthesis)
+        return state, {**record, "tasks": len(state.pool), **make_evolution_record(synthesis, state.last_evolution)}
 
-    def add(self, state: State, synthesis: Synthesis) -> State:
+    def store(self, state: State, synthesis: Synthesis) -> State:
         """Stores the result of the evolution after the state's step. Returns the state with the new tasks."""
         with self.loop.clock("feedback"):
             self.directory.add_evolution(synthesis)
@@ -79,7 +79,7 @@ class Evolutions:
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
         task_factor = loop.admission.candidates if loop.admission else 1
-        episodes, find_episode = self.directory.recall(range(state.last_evolution + 1, state.step + 1))
+        episodes, find_episode = self.directory.read_episodes(range(state.last_evolution + 1, state.step + 1))
         if loop.near_duplicates:
             loop.near_duplicates.update(state.pool)
         forgetting_kind = loop.kinds.get("forgetting")
@@ -94,7 +94,7 @@ class Evolutions:
             contexts=loop.contexts * task_factor,
             seed=seed,
             select=loop.select,
-            visits=visits_of(episodes, state.memory["forgetting"] if keeps_scores else {}, loop.group_size),
+            visits=list_visits(episodes, state.memory["forgetting"] if keeps_scores else {}, loop.group_size),
             kinds=loop.kinds,
             closed=loop.closed,
         )
@@ -103,7 +103,7 @@ class Evolutions:
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                expeditions_of(loop.evolve, inputs, *memories.values()),
+                make_expeditions(loop.evolve, inputs, *memories.values()),
                 loop.environment,
                 loop.explorer,
                 loop.validate,
@@ -117,9 +117,9 @@ class Evolutions:
                 stop=stop,
             )
             if not synthesis.counts["expeditions"]:
-                environment_failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
-                idle_reason = why_idle(loop.evolve, inputs, environment_failed=environment_failed, used_up=used_up)
-                synthesis = dataclasses.replace(synthesis, idle=idle_reason)
+                environment_failed, used_up = bool(synthesis.counts["failures"]), count_groups_left(loop, state) <= 0
+                idle_reason = explain_idle(loop.evolve, inputs, environment_failed=environment_failed, used_up=used_up)
+                synthesis = dataclasses.replace(synthesis, idle_reason=idle_reason)
             elif not synthesis.tasks:
                 _LOG.warning(
                     "step %d: %d expeditions found no task; commonest reasons: %s",
@@ -139,14 +139,14 @@ class Evolutions:
         return admit(synthesis, groups, admission.choose(groups, self.loop.budget, seed))
 
 
-def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
+def make_evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
     """The part of a step's record in metrics.jsonl about the evolution that ran after `step`."""
     origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {
             "step": step,
             **synthesis.counts,
-            **({"idle": synthesis.idle} if synthesis.idle else {}),
+            **({"idle": synthesis.idle_reason} if synthesis.idle_reason else {}),
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
             **({"probe": dict(synthesis.probe_cost)} if synthesis.probe_cost else {}),

@@ -8,7 +8,7 @@ from typing import Any
 
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
-from cojax.pool import task_weight
+from cojax.pool import weigh_task
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.signals.kinds import task_of
@@ -86,10 +86,10 @@ def _play_and_refill(
 def _count_missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
     """How many more groups to sample; 0 or a negative number means none."""
     missing_count = loop.batch_size - sum(group.live for group in groups)
-    return min(missing_count, min(loop.dynamic_sampling, groups_left(loop, state)) - len(groups))
+    return min(missing_count, min(loop.dynamic_sampling, count_groups_left(loop, state)) - len(groups))
 
 
-def groups_left(loop: Loop, state: State) -> int:
+def count_groups_left(loop: Loop, state: State) -> int:
     """How many groups the run may still sample; `state` is the state before the step."""
     if loop.environment_steps and state.memory["played"]["environment_steps"] >= loop.environment_steps:
         return 0
@@ -98,7 +98,7 @@ def groups_left(loop: Loop, state: State) -> int:
     return (loop.episodes - state.memory["played"]["episodes"]) // loop.group_size
 
 
-def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
+def select_learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
     """The groups that a step learns from, and the group sizes of the largest batch that a step may have.
 
     With dynamic sampling a step learns only from live groups, so means are taken over those alone. The sizes are () if
@@ -116,19 +116,19 @@ def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> t
     tasks that some of them are new. There are none once the run's episodes or environment steps are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
-    weigh = (lambda task_id: task_weight(curriculum, scores.get(task_id, ()))) if curriculum else None
+    weigh = (lambda task_id: weigh_task(curriculum, scores.get(task_id, ()))) if curriculum else None
     seed: tuple = (loop.seed, step - 1)
     if refill_number:
         task_count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill_number)
     else:
-        task_count = min(loop.batch_size, groups_left(loop, state))
+        task_count = min(loop.batch_size, count_groups_left(loop, state))
     return state.pool.sample(task_count, seed, loop.fresh_fraction, weigh)
 
 
-def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
-    """Plays the episodes numbered `samples` of each task, with the weights that the engine holds."""
+def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, sample_range: range) -> list[Group]:
+    """Plays the episodes numbered `sample_range` of each task, with the weights that the engine holds."""
     with time_rollout(loop):
-        return _play_groups(loop, tasks, step, lambda: False, samples)
+        return _play_groups(loop, tasks, step, lambda: False, sample_range)
 
 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
@@ -149,10 +149,10 @@ def _play_groups(
     tasks: Sequence[Task],
     step: int,
     stop: Callable[[], bool],
-    samples: range | None = None,
+    sample_range: range | None = None,
     prefix_memory: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Group]:
-    """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
+    """Plays the groups of these tasks, or only the episodes with the numbers `sample_range`.
 
     An episode's random numbers depend only on the seed, the step and its number. `prefix_memory` is what
     `loop.prefix` derives the episodes' first actions from.
@@ -160,7 +160,7 @@ def _play_groups(
     if not tasks:
         return []
     actors = _make_actors(loop, tasks, prefix_memory)
-    sample_numbers = range(loop.group_size) if samples is None else samples
+    sample_numbers = range(loop.group_size) if sample_range is None else sample_range
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(sample_numbers), loop.quorum, first_sample=sample_numbers.start
     )

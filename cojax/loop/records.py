@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cojax import signals
 from cojax.loop import Loop, State
-from cojax.loop.evolution import Evolutions, evolution_record
+from cojax.loop.evolution import Evolutions, make_evolution_record
 from cojax.rollout.collect import count_outcomes
 from cojax.synthesis import Interrupted, Synthesis
 from cojax.types import Group, Signal
@@ -30,7 +30,7 @@ def end_step(
         state = dataclasses.replace(state, record={**record, "seconds": loop.clock.lap()})
         save(loop, state, directory)
         return state
-    observe(with_scores(loop, state, record))
+    observe(add_scores(loop, state, record))
     state = dataclasses.replace(state, record=None)
     is_last = state.step == loop.steps
     if state.step % loop.checkpoint_every == 0 or is_last or evolutions.is_due_beside(state) or evolutions.stop():
@@ -38,7 +38,7 @@ def end_step(
     return state
 
 
-def step_record(
+def make_step_record(
     loop: Loop,
     state: State,
     groups: Sequence[Group],
@@ -54,22 +54,22 @@ def step_record(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     record: dict[str, Any] = {
         "step": state.step,
-        **_mean_figures(loop, groups, metrics),
+        **_average_figures(loop, groups, metrics),
         "tokens_sampled": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
         "origins": _count_by_origin(groups),
         **({"replayed": _count_replayed(groups)} if "prefixes" in loop.detectors else {}),
-        "signals": {kind: sum(s.kind == kind for s in new_signals) for kind in signals.kind_names(loop.kinds)},
+        "signals": {kind: sum(s.kind == kind for s in new_signals) for kind in signals.list_names(loop.kinds)},
         **metrics,
     }
     for synthesis in syntheses:
-        record |= evolution_record(synthesis, state.last_evolution)
+        record |= make_evolution_record(synthesis, state.last_evolution)
     return record
 
 
-def _mean_figures(loop: Loop, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
+def _average_figures(loop: Loop, groups: Sequence[Group], metrics: Mapping[str, float]) -> dict[str, float]:
     """Means over the groups' valid episodes, and the share of live groups; empty if no episode is valid.
 
     Zeros would make the policy look as if it had forgotten everything once the run's episodes are used up.
@@ -103,7 +103,7 @@ def _count_replayed(groups: Sequence[Group]) -> dict[str, float]:
     return {"groups": len(prefix_lengths), "actions": sum(prefix_lengths) / max(1, len(prefix_lengths))}
 
 
-def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
+def add_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with the step's development score, if it has one, and the pool's quality after an evolution."""
     full_record = dict(record)
     with loop.clock("evaluation"):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with_leaf
+from cojax.policy.parameters import Parameter, Params, get_leaf, parameters, with_leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
     return jax.tree.map(lambda leaf: leaf.merge(dtype) if _is_low_rank(leaf) else leaf, arrays, is_leaf=_is_low_rank)
 
 
-def adapted_parameters(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
+def list_adapted(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
     """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
     by_target = {
         row.path[2]: row for row in parameters(config) if row.lead_axes and row.input_axes and "router" not in row.axes
@@ -75,7 +75,7 @@ def adapted_parameters(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]
     return tuple(row for target, row in by_target.items() if target in (lora.targets or by_target))
 
 
-def factors(matrix: Parameter) -> tuple[Parameter, Parameter]:
+def make_factors(matrix: Parameter) -> tuple[Parameter, Parameter]:
     """The table rows of a matrix's A and B: they have its axes and the axis `rank`, which no sharding rule splits."""
     assert matrix.input_axes
     lead_axes, inputs_end = matrix.lead_axes, len(matrix.lead_axes) + matrix.input_axes
@@ -92,8 +92,8 @@ def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
 def _initialize(config: ModelConfig, lora: Lora, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     adapters: Params = {}
-    for index, matrix in enumerate(adapted_parameters(config, lora)):
-        a_row, b_row = factors(matrix)
+    for index, matrix in enumerate(list_adapted(config, lora)):
+        a_row, b_row = make_factors(matrix)
         shape, lead = matrix.shape(config), len(matrix.lead_axes)
         end = lead + (matrix.input_axes or 0)
         matrix_key = jax.random.fold_in(random_key, index)
@@ -105,9 +105,9 @@ def _initialize(config: ModelConfig, lora: Lora, random_key: jax.Array) -> Param
 def add_adapters(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
     """The parameters of the policy: `base` with a LowRank for every matrix that has adapters."""
     params = base
-    for matrix in adapted_parameters(config, lora):
-        a, b = (leaf_of(adapters, factor) for factor in factors(matrix))
-        params = with_leaf(params, matrix, LowRank(leaf_of(base, matrix), a, b, lora.scale))  # type: ignore[arg-type]
+    for matrix in list_adapted(config, lora):
+        a, b = (get_leaf(adapters, factor) for factor in make_factors(matrix))
+        params = with_leaf(params, matrix, LowRank(get_leaf(base, matrix), a, b, lora.scale))  # type: ignore[arg-type]
     return params
 
 
@@ -117,8 +117,8 @@ def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Pa
     Layers are summed one after another, as in the forward pass.
     """
     params = add_adapters(config, lora, base, adapters)
-    for matrix in adapted_parameters(config, lora):
-        params = with_leaf(params, matrix, _merge_stack(leaf_of(params, matrix)))  # type: ignore[arg-type]
+    for matrix in list_adapted(config, lora):
+        params = with_leaf(params, matrix, _merge_stack(get_leaf(params, matrix)))  # type: ignore[arg-type]
     return params
 
 

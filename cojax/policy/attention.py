@@ -12,42 +12,42 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from cojax.policy.sharding import ROWS, RULES, platform_of
+from cojax.policy.sharding import ROWS, RULES, find_platform
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCK_COUNT = 8
-_SMALLEST_BLOCK = 32  # tokens a block, below which matrix products are too small to be fast
+_LEAST_BLOCK_LENGTH = 32  # tokens a block, below which matrix products are too small to be fast
 Visibility = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
 _HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
 KERNEL_BLOCK = 128  # tokens; a kernel computes rows of a multiple of this
 
 
-def gpu_kernel(
+def run_gpu_kernel(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
     """The Triton kernel, which needs one key head for every query head."""
     # Imported here: the package cannot be used on another platform.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
-    heads, head_size = query.shape[2:]
-    key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
+    head_count, head_size = query.shape[2:]
+    key, value = (jnp.repeat(x, head_count // x.shape[2], axis=2) for x in (key, value))
     block_sizes = BlockSizes(KERNEL_BLOCK, KERNEL_BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
     return mha(query, key, value, segment_ids, head_size**-0.5, True, block_sizes=block_sizes, interpret=interpret)
 
 
-def tpu_kernel(
+def run_tpu_kernel(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
     """Splash attention, row by row."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, heads, head_size = query.shape[1:]
+    length, head_count, head_size = query.shape[1:]
     block = next(block for block in (512, 256, KERNEL_BLOCK) if length % block == 0)
     block_sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
     )
     kernel: Any = splash.make_splash_mha(
-        mask=splash.MultiHeadMask([splash.CausalMask((length, length))] * heads),
+        mask=splash.MultiHeadMask([splash.CausalMask((length, length))] * head_count),
         block_sizes=block_sizes,
         head_shards=1,
         q_seq_shards=1,
@@ -61,7 +61,7 @@ def tpu_kernel(
     return jax.vmap(attend_row)(query, key, value, segment_ids)
 
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": gpu_kernel, "tpu": tpu_kernel}
+KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": run_gpu_kernel, "tpu": run_tpu_kernel}
 
 
 def packed_attention(
@@ -78,11 +78,11 @@ def packed_attention(
 
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
-    default device. `blockwise` computes rows shorter than a kernel's block, and windows, on every platform.
+    default device. `attend_blockwise` computes rows shorter than a kernel's block, and windows, on every platform.
     """
-    platform = platform_of(mesh)
+    platform = find_platform(mesh)
     if platform not in KERNELS or query.shape[1] < KERNEL_BLOCK or window is not None:
-        return blockwise(query, key, value, segment_ids, window)
+        return attend_blockwise(query, key, value, segment_ids, window)
     length, kernel = query.shape[1], KERNELS[platform]
     # The row is padded with segment 0, which no token of another segment sees.
     padding = -length % KERNEL_BLOCK
@@ -96,13 +96,13 @@ def packed_attention(
     return kernel(*inputs)[:, :length]
 
 
-def blockwise(
+def attend_blockwise(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
 ) -> jax.Array:
     """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once."""
-    row_count, length, heads, head_size = query.shape
+    row_count, length, head_count, head_size = query.shape
     kv_heads = key.shape[2]
-    group_size = heads // kv_heads
+    group_size = head_count // kv_heads
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
     query = query.reshape(row_count, length, kv_heads, group_size, head_size).transpose(0, 2, 3, 1, 4)
     query = query.reshape(row_count * kv_heads, group_size, length, head_size)
@@ -111,7 +111,7 @@ def blockwise(
     visibility = jnp.repeat(segment_ids, kv_heads, axis=0), window
     output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
     output = output.reshape(row_count, kv_heads, group_size, length, head_size).transpose(0, 3, 1, 2, 4)
-    return output.reshape(row_count, length, heads, head_size)
+    return output.reshape(row_count, length, head_count, head_size)
 
 
 @jax.custom_vjp
@@ -123,8 +123,8 @@ def _attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visi
 def _forward(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
     """The result, and the arrays that the backward pass reads; that pass recomputes the weights by blocks."""
     block_outputs, block_log_sums = [], []
-    for start, end in _query_blocks(query.shape[2]):
-        scores = _block_scores(query, key, visibility, start, end)
+    for start, end in _split_queries(query.shape[2]):
+        scores = _compute_scores(query, key, visibility, start, end)
         largest = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - largest)
         weight_sum = jnp.sum(weights, axis=-1, keepdims=True)
@@ -141,11 +141,11 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
     cotangent = jax.lax.optimization_barrier(cotangent)
     projection = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
     query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
-    for start, end in _query_blocks(query.shape[2]):
+    for start, end in _split_queries(query.shape[2]):
         queries, output_slopes, shift, log_sum = (
             _merge_heads(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
         )
-        weights = jnp.exp(_block_scores(query, key, visibility, start, end) - log_sum)
+        weights = jnp.exp(_compute_scores(query, key, visibility, start, end) - log_sum)
         slopes = weights * (_multiply(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
         query_slopes.append(_split_heads(_multiply(slopes, key[:, :end], 1), query))
@@ -158,18 +158,18 @@ def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Ar
 _attend.defvjp(_forward, _backward)
 
 
-def _query_blocks(length: int) -> Iterator[tuple[int, int]]:
+def _split_queries(length: int) -> Iterator[tuple[int, int]]:
     """Start and end of each block of queries; a block's keys are those before its end."""
-    block_size = max(_SMALLEST_BLOCK, math.ceil(length / _BLOCK_COUNT))
+    block_size = max(_LEAST_BLOCK_LENGTH, math.ceil(length / _BLOCK_COUNT))
     return ((start, min(start + block_size, length)) for start in range(0, length, block_size))
 
 
-def block_scores_bytes(length: int) -> int:
+def count_block_bytes(length: int) -> int:
     """Bytes of one head's scores, in float32, of the block of queries that has the most."""
-    return 4 * max(((end - start) * end for start, end in _query_blocks(length)), default=0)
+    return 4 * max(((end - start) * end for start, end in _split_queries(length)), default=0)
 
 
-def _block_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
+def _compute_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of queries start … end, _HIDDEN_SCORE where a query does not see a key."""
     scores = _multiply(_merge_heads(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
     segment_ids, window = visibility

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.durable import regular_file
+from cojax.durable import open_regular_file
 from cojax.policy.family import FULL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, SLIDING, Family
 
 # Names that an entry of each type may hold; an unknown name could change the arithmetic unnoticed.
@@ -70,7 +70,7 @@ class RopeScaling:
             )
 
 
-def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
+def compute_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
     """The angle per position of each pair, float32[head_dim / 2], and the factor on cos and sin.
 
     It rounds to float32 where Hugging Face does: at position 30,000 one bit of difference is an angle of 0.002.
@@ -83,16 +83,16 @@ def frequencies(theta: float, head_dim: int, scaling: RopeScaling | None) -> tup
     if scaling.kind == "linear":
         return rates / np.float32(scaling.factor), 1.0
     if scaling.kind == "llama3":
-        turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / rates)
+        turn_counts = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / rates)
         low_turns, high_turns = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
-        unscaled_share = np.clip((turns - low_turns) / (high_turns - low_turns), 0, 1)
+        unscaled_share = np.clip((turn_counts - low_turns) / (high_turns - low_turns), 0, 1)
         return (np.float32(1) - unscaled_share) * rates / np.float32(scaling.factor) + unscaled_share * rates, 1.0
     interpolation = np.float32(1) / (np.float32(scaling.factor) * periods)
-    plain_share = np.float32(1) - _stretched_share(theta, head_dim, scaling)
+    plain_share = np.float32(1) - _compute_stretched_share(theta, head_dim, scaling)
     return interpolation * (np.float32(1) - plain_share) + rates * plain_share, scaling.attention_factor
 
 
-def _stretched_share(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
+def _compute_stretched_share(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
     """float32[head_dim / 2]: 0 where a pair turns often enough to stay as it is, 1 where it is stretched."""
 
     def pair_turning(n: float) -> float:
@@ -111,7 +111,7 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """rope_theta and scaling of a config.json.
 
     Newer files hold both in `rope_parameters`, older ones `rope_theta` at the top and the rest in `rope_scaling`.
-    Raises ValueError, naming field and value, for a scaling that `frequencies` does not compute.
+    Raises ValueError, naming field and value, for a scaling that `compute_frequencies` does not compute.
     """
     field = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     rope = hf.get(field) or {}
@@ -147,14 +147,14 @@ def _read_scaling(kind: str, rope: Mapping[str, Any], field: str, hf: Mapping[st
     if kind == "llama3":
         low_factor, high_factor = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         return RopeScaling(kind, factor, int(positions), low_freq_factor=low_factor, high_freq_factor=high_factor)
-    attention = _attention_factor(factor, rope)
+    attention = _read_attention_factor(factor, rope)
     if not 0 < attention < math.inf:
         raise ValueError(f"config.json has {field} with attention factor {attention}; expected a positive number")
     beta_fast, beta_slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
     return RopeScaling(kind, factor, int(positions), attention, beta_fast, beta_slow, bool(rope.get("truncate", True)))
 
 
-def _attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
+def _read_attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
     """`attention_factor` if the entry has one; else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or the ratio of two such
     values if the entry has both `mscale`."""
     if rope.get("attention_factor") is not None:
@@ -180,8 +180,8 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-_LARGEST_SIZE = 2**31 - 1  # the largest size
-LARGEST_HEADER = 100_000_000  # bytes of JSON; more is a damaged length, not a header
+_LARGEST_NUMBER = 2**31 - 1  # the largest size
+MOST_HEADER_BYTES = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Limits for what is created one by one.
 _LARGEST_COUNTS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
@@ -192,11 +192,11 @@ class DamagedFile(ValueError):
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder. Raises DamagedFile for any other content, OSError without a file."""
-    with open(path, "rb", opener=regular_file) as file:
-        content = file.read(LARGEST_HEADER + 1)
+    with open(path, "rb", opener=open_regular_file) as file:
+        content = file.read(MOST_HEADER_BYTES + 1)
     try:
-        if len(content) > LARGEST_HEADER:
-            raise ValueError(f"it has more than {LARGEST_HEADER} bytes")
+        if len(content) > MOST_HEADER_BYTES:
+            raise ValueError(f"it has more than {MOST_HEADER_BYTES} bytes")
         json_value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}; expected a JSON object") from error
@@ -259,7 +259,7 @@ class ModelConfig:
     @property
     def layer_windows(self) -> tuple[int, ...] | None:
         """The window of every layer, the largest number where it has none; None where no layer has one."""
-        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST_SIZE for kind in self.layer_types)
+        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST_NUMBER for kind in self.layer_types)
         return windows if self.sliding_window else None
 
     def __post_init__(self) -> None:
@@ -277,7 +277,7 @@ class ModelConfig:
             raise ValueError(
                 f"sliding_window is {self.sliding_window}, but no layer of {self.model_type} is {SLIDING}; expected 0"
             )
-        if not (self.tie_word_embeddings or self.family.has("head/kernel")):
+        if not (self.tie_word_embeddings or self.family.has_parameter("head/kernel")):
             raise ValueError(f"tie_word_embeddings is False, but {self.model_type} has no head; expected True")
         if not self.head_dim:
             if self.hidden_size % self.num_attention_heads:
@@ -311,9 +311,9 @@ class ModelConfig:
         `overrides` replace fields of the result, e.g. `dtype="bfloat16"`. Raises ValueError for a field whose value
         this decoder does not support, FileNotFoundError where the folder has no config.json.
         """
-        hf = source if isinstance(source, Mapping) else read_object(Path(source) / "config.json")
+        hf_config = source if isinstance(source, Mapping) else read_object(Path(source) / "config.json")
         try:
-            return cls(**{**_read_fields(hf), **overrides})
+            return cls(**{**_read_fields(hf_config), **overrides})
         # A field is missing or of another kind, a number overflows, or a value is too deep to print.
         except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(f"config.json is damaged or incomplete: {error}") from error
@@ -363,9 +363,9 @@ def _check_numbers(config: ModelConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         is_whole, is_real = (isinstance(value, cls) and not isinstance(value, bool) for cls in (Integral, Real))
-        largest = _LARGEST_COUNTS.get(field.name, _LARGEST_SIZE)
-        if field.type is int and not (is_whole and value <= largest):
-            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {largest:,}")
+        most = _LARGEST_COUNTS.get(field.name, _LARGEST_NUMBER)
+        if field.type is int and not (is_whole and value <= most):
+            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
         if field.type is float and not (is_real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
         may_be_0 = field.name in ("head_dim", "sliding_window") or (field.name in _SPARSE_FIELDS and not config.sparse)
@@ -373,27 +373,27 @@ def _check_numbers(config: ModelConfig) -> None:
             raise ValueError(f"{field.name} is {value}; expected a positive number")
 
 
-def _refuse_unsupported(hf: Mapping[str, Any], family: Family, layer_kinds: tuple[str, ...]) -> None:
+def _refuse_unsupported(hf_config: Mapping[str, Any], family: Family, layer_kinds: tuple[str, ...]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     requirements = {"hidden_act": family.hidden_act, "use_sliding_window": SLIDING in layer_kinds, "mlp_bias": False}
     requirements["attention_bias"] = family.attention_bias
     for field_name, requirement in {**requirements, **family.requirements}.items():
-        value = hf.get(field_name)
+        value = hf_config.get(field_name)
         if value is not None and value != requirement:
-            scope = f"for {family.model_type} only" if field_name == "attention_bias" else "only"
-            raise ValueError(f"config.json has {field_name}={value!r:.80}; {scope} {requirement!r} is supported")
-    for value, requirement in zip(hf.get("layer_types") or (), itertools.cycle(layer_kinds), strict=False):
+            scope_text = f"for {family.model_type} only" if field_name == "attention_bias" else "only"
+            raise ValueError(f"config.json has {field_name}={value!r:.80}; {scope_text} {requirement!r} is supported")
+    for value, requirement in zip(hf_config.get("layer_types") or (), itertools.cycle(layer_kinds), strict=False):
         if value != requirement:
             raise ValueError(f"config.json has layer_types with {value!r:.80}; only {requirement!r} is supported there")
-    if hf.get("quantization_config"):
+    if hf_config.get("quantization_config"):
         raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 
 
-def _read_sparse_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sparse_fields(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """The experts' fields. Raises ValueError for one that is missing."""
     # transformers 5 writes the number of experts under another name.
-    hf_fields = {**hf, "num_experts": hf.get("num_experts") or hf.get("num_local_experts")}
-    hf_fields["norm_topk_prob"] = bool(hf.get("norm_topk_prob"))
+    hf_fields = {**hf_config, "num_experts": hf_config.get("num_experts") or hf_config.get("num_local_experts")}
+    hf_fields["norm_topk_prob"] = bool(hf_config.get("norm_topk_prob"))
     if missing_names := [name for name in _SPARSE_FIELDS if hf_fields.get(name) is None]:
         raise ValueError(f"config.json is incomplete: {missing_names[0]} is missing; qwen3_moe needs it")
     return {name: hf_fields[name] for name in _SPARSE_FIELDS}

@@ -57,19 +57,19 @@ class Family:
         if self.sparse and self.activation is not jax.nn.silu:
             raise ValueError(f"{self.model_type} has experts with {self.hidden_act}; they compute with silu alone")
 
-    def has(self, parameter_path: str) -> bool:
+    def has_parameter(self, parameter_path: str) -> bool:
         """Whether models of the family have the parameter at this path."""
         return any(parameter_path == row_path for row_path, *_ in self.rows)
 
     @property
     def sparse(self) -> bool:
         """Whether the feed-forward parts are mixtures of experts."""
-        return self.has("layers/feed_forward/router")
+        return self.has_parameter("layers/feed_forward/router")
 
     @property
     def attention_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        return self.has("layers/attention/query/bias")
+        return self.has_parameter("layers/attention/query/bias")
 
 
 LLAMA = Family(

@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens and entropies, without the [B, T, V] array of logits.
 
-Logits are computed in chunks, which are kept for the backward pass only if all of them fit into `KEPT_BYTES`.
+Logits are computed in chunks, which are kept for the backward pass only if all of them fit into `MOST_KEPT_BYTES`.
 """
 
 import functools
@@ -14,10 +14,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, RULES, devices_along, platform_of
-from cojax.policy.transformer import routed_hidden_states, score_tokens, scoring_matrix
+from cojax.policy.sharding import ROWS, RULES, count_devices, find_platform
+from cojax.policy.transformer import compute_routed_states, find_scoring_matrix, score_tokens
 
-KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
+MOST_KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
 
 
 class TokenScores(NamedTuple):
@@ -63,12 +63,12 @@ def token_scores(
     of a segment, which nothing predicts, and where `mask` bool[B, T] is false. `entropy` is "none" (all 0), "value"
     (no gradient) or "gradient".
 
-    Logits are computed for `chunk` tokens of every row's mask at a time (None: `chunk_size`), until the row with
+    Logits are computed for `chunk` tokens of every row's mask at a time (None: `choose_chunk`), until the row with
     most such tokens is done. So the memory is B · chunk · V, and other tokens cost nothing here. A backward pass
-    computes the logits again, unless B · N · V float32 fit into `KEPT_BYTES`, where N is T − 1 rounded up to whole
+    computes the logits again, unless B · N · V float32 fit into `MOST_KEPT_BYTES`, where N is T − 1 rounded up to whole
     chunks: then a gradient's forward pass keeps them. On a `mesh`, B and V count a device's own rows and its part of
     the vocabulary; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
-    `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless temperature > 0, and
+    `compute_hidden`, `routes` and `replay` as in `compute_routed_states`. Raises ValueError unless temperature > 0, and
     for another `entropy`.
     """
     if temperature <= 0:
@@ -77,7 +77,7 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    hidden, differing_shares = routed_hidden_states(
+    hidden, differing_shares = compute_routed_states(
         config, params, tokens, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh
     )
     if tokens.shape[1] < 2:
@@ -87,15 +87,15 @@ def token_scores(
     if mask is not None:
         chex.assert_equal_shape([tokens, mask])
         has_score &= mask[:, 1:]
-    matrix = scoring_matrix(config, params)
-    chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
+    matrix = find_scoring_matrix(config, params)
+    chunk = choose_chunk(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
-    keep_logits = logits_bytes <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
-    setup = _Settings(config, temperature, chunk, entropy, mesh, keep_logits)
+    keeps_logits = logits_bytes <= MOST_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
+    setup = _Settings(config, temperature, chunk, entropy, mesh, keeps_logits)
     # Cast before the gather, so that devices send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
+    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
     if routes is not None and differing_shares is not None:
         has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, differing_shares[:, :-1], 0.0), has_routes.astype(jnp.float32)
@@ -103,18 +103,18 @@ def token_scores(
 
 
 class _Settings(NamedTuple):
-    """Settings that are static for the compiler; with `keep` a gradient's forward pass keeps its logits."""
+    """Settings that are static for the compiler; with `keeps_logits` a gradient's forward pass keeps its logits."""
 
     config: ModelConfig
     temperature: float
     chunk: int
     entropy: str
     mesh: Mesh | None
-    keep: bool
+    keeps_logits: bool
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scores(
+def _compute_scores(
     setup: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 outside the mask.
@@ -134,12 +134,12 @@ def _forward(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array
     ) -> tuple[jax.Array, ...]:
         order = order_by_mask(mask, setup.chunk)
-        states, goals = gather(hidden, order), gather(targets, order)
+        state_chunks, target_chunks = gather(hidden, order), gather(targets, order)
 
         def score_chunk(index: jax.Array, buffers: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            logits = _make_logits(setup, matrix, take_chunk(states, index, setup.chunk))
-            log_sum = _log_sum(setup, logits)
-            is_target = _is_target(setup, take_chunk(goals, index, setup.chunk), logits)
+            logits = _make_logits(setup, matrix, take_chunk(state_chunks, index, setup.chunk))
+            log_sum = _compute_log_sum(setup, logits)
+            is_target = _is_target(setup, take_chunk(target_chunks, index, setup.chunk), logits)
             scores = [_sum_vocabulary(setup, jnp.sum(jnp.where(is_target, logits, 0.0), axis=-1)) - log_sum, log_sum]
             if setup.entropy != "none":
                 mean_logit = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
@@ -147,13 +147,13 @@ def _forward(
             scores += [logits] if keep else []
             return tuple(put_chunk(x, value, index, setup.chunk) for x, value in zip(buffers, scores, strict=True))
 
-        vocabulary = matrix.shape[_matrix_axes(setup).index("vocabulary")]
+        vocabulary = matrix.shape[_list_matrix_axes(setup).index("vocabulary")]
         shapes = [order.shape] * score_count + [(*order.shape, vocabulary)] * keep
         return jax.lax.fori_loop(0, chunks, score_chunk, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     score_count = 2 if setup.entropy == "none" else 3
     compute = _per_device(setup, score_chunks, "mrrr.", "r" * score_count + "l" * keep)
-    outputs = compute(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk))
+    outputs = compute(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk))
     logprobs = jnp.where(mask, ungather(outputs[0], mask), 0.0)
     residuals = matrix, hidden, targets, mask, outputs[1:score_count], outputs[score_count:]
     if setup.entropy == "none":
@@ -188,7 +188,7 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
             # In the dtype of the forward products: float32 products are many times slower on an accelerator.
             slopes = (slopes / setup.temperature).astype(state.dtype)
             tied = setup.config.tie_word_embeddings
-            d_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
+            d_matrix = _multiply_outer(slopes, state) if tied else _multiply_outer(state, slopes)
             d_state = _sum_vocabulary(setup, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
             return gradients[0] + d_matrix, put_chunk(gradients[1], d_state, i, setup.chunk)
 
@@ -198,12 +198,12 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
 
     arrays = [*kept_logits, columns[0], cotangents[0], *((columns[1], cotangents[1]) if with_entropy else ())]
     call = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
-    d_matrix, d_states = call(matrix, hidden, targets, mask, chunks_needed(mask, setup.chunk), *arrays)
+    d_matrix, d_states = call(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk), *arrays)
     d_hidden = jnp.where(mask[..., None], ungather(d_states, mask), 0)
     return d_matrix.astype(matrix.dtype), d_hidden, None, None
 
 
-_scores.defvjp(lambda setup, *arrays: _forward(setup, *arrays, keep=setup.keep), _backward)
+_compute_scores.defvjp(lambda setup, *arrays: _forward(setup, *arrays, keep=setup.keeps_logits), _backward)
 
 
 def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
@@ -214,7 +214,7 @@ def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, r
     """
     if setup.mesh is None:
         return compute
-    axes = _matrix_axes(setup)
+    axes = _list_matrix_axes(setup)
     gathered_spec = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
     sharded_spec = PartitionSpec(*(RULES[axis] for axis in axes))
     logits_spec = PartitionSpec(ROWS, None, "tensor")
@@ -223,17 +223,17 @@ def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, r
     return jax.shard_map(compute, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _matrix_axes(setup: _Settings) -> tuple[str, str]:
-    """Logical axes of `scoring_matrix`."""
+def _list_matrix_axes(setup: _Settings) -> tuple[str, str]:
+    """Logical axes of `find_scoring_matrix`."""
     return ("vocabulary", "embed") if setup.config.tie_word_embeddings else ("embed", "vocabulary")
 
 
 def _reduce_gradient(setup: _Settings, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
-    if devices_along(setup.mesh, "fsdp") > 1:
-        embed_axis = _matrix_axes(setup).index("embed")
+    if count_devices(setup.mesh, "fsdp") > 1:
+        embed_axis = _list_matrix_axes(setup).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed_axis, tiled=True)
-    gradient = jax.lax.psum(gradient, "data") if devices_along(setup.mesh, "data") > 1 else gradient
+    gradient = jax.lax.psum(gradient, "data") if count_devices(setup.mesh, "data") > 1 else gradient
     # The barrier keeps the reduction inside the micro-batch loop: libtpu 0.0.42 fails when it tries to move it out.
     return gradient if setup.mesh is None else jax.lax.optimization_barrier(gradient)
 
@@ -245,19 +245,19 @@ def _make_logits(setup: _Settings, matrix: jax.Array, states: jax.Array) -> jax.
 
 def _sum_vocabulary(setup: _Settings, x: jax.Array) -> jax.Array:
     """Adds up sums over parts of the vocabulary."""
-    return jax.lax.psum(x, "tensor") if devices_along(setup.mesh, "tensor") > 1 else x
+    return jax.lax.psum(x, "tensor") if count_devices(setup.mesh, "tensor") > 1 else x
 
 
-def _log_sum(setup: _Settings, logits: jax.Array) -> jax.Array:
+def _compute_log_sum(setup: _Settings, logits: jax.Array) -> jax.Array:
     """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
     local_sum = jax.nn.logsumexp(logits, axis=-1)
-    if devices_along(setup.mesh, "tensor") == 1:
+    if count_devices(setup.mesh, "tensor") == 1:
         return local_sum
     largest = jax.lax.pmax(local_sum, "tensor")
     return largest + jnp.log(jax.lax.psum(jnp.exp(local_sum - largest), "tensor"))
 
 
-def _outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+def _multiply_outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     """float32[a, b]: the product of [B, c, a] and [B, c, b], summed over their tokens."""
     lhs, rhs = (x.reshape(-1, x.shape[-1]) for x in (lhs, rhs))
     return jax.lax.dot_general(lhs, rhs, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
@@ -265,11 +265,11 @@ def _outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 def _is_target(setup: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
-    first_token = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(setup.mesh, "tensor") > 1 else 0
+    first_token = jax.lax.axis_index("tensor") * scores.shape[-1] if count_devices(setup.mesh, "tensor") > 1 else 0
     return targets[..., None] == first_token + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 
-def chunk_size(rows: int, row_length: int, mesh: Mesh | None) -> int:
+def choose_chunk(rows: int, row_length: int, mesh: Mesh | None) -> int:
     """For how many tokens of each row logits are computed at a time; the rows are spread over the mesh.
 
     The size is 128. On a GPU it is as many as make 1,024 tokens of a device's rows, if that is more: each chunk reads
@@ -277,11 +277,11 @@ def chunk_size(rows: int, row_length: int, mesh: Mesh | None) -> int:
     never more than the length − 1 tokens of a row that are scored.
     """
     least, gpu_tokens = 128, 1024
-    size = least if platform_of(mesh) != "gpu" else max(least, gpu_tokens * devices_along(mesh, *ROWS) // rows)
+    size = least if find_platform(mesh) != "gpu" else max(least, gpu_tokens * count_devices(mesh, *ROWS) // rows)
     return min(size, row_length - 1)
 
 
-def chunks_needed(mask: jax.Array, chunk: int) -> jax.Array:
+def count_chunks(mask: jax.Array, chunk: int) -> jax.Array:
     """The number of chunks that hold every row's entries under the mask."""
     return (jnp.max(jnp.sum(mask, axis=1)) + chunk - 1) // chunk
 

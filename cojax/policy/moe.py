@@ -57,7 +57,7 @@ class SparseFeedForward(nnx.Module):
         scores = jnp.dot(x, self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
         probabilities = jax.nn.softmax(scores, axis=-1)
         weights, experts = jax.lax.top_k(probabilities, self.top_k)
-        return Routing(experts, self._shares(weights), probabilities)
+        return Routing(experts, self._normalise_weights(weights), probabilities)
 
     def replay(self, routing: Routing, routes: jax.Array) -> Routing:
         """Routes to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
@@ -66,9 +66,9 @@ class SparseFeedForward(nnx.Module):
         """
         experts = jnp.where(routes < 0, routing.experts, routes)
         weights = jnp.take_along_axis(routing.probabilities, experts, axis=-1)
-        return Routing(experts, self._shares(weights), routing.probabilities)
+        return Routing(experts, self._normalise_weights(weights), routing.probabilities)
 
-    def _shares(self, weights: jax.Array) -> jax.Array:
+    def _normalise_weights(self, weights: jax.Array) -> jax.Array:
         return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalise else weights
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
@@ -78,8 +78,8 @@ class SparseFeedForward(nnx.Module):
     def apply_routing(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] by the given routing of these tokens."""
         kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
-        flat = x.reshape(-1, x.shape[-1])
-        output = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
+        flat_x = x.reshape(-1, x.shape[-1])
+        output = mix(flat_x, routing, kernels) if mesh is None else _mix_over(mesh, flat_x, routing, kernels)
         return output.reshape(x.shape)
 
 
@@ -145,7 +145,7 @@ def _permute(visits: jax.Array, order: jax.Array) -> jax.Array:
     return visits.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
-def differing_share(experts: jax.Array, routes: jax.Array) -> jax.Array:
+def measure_difference(experts: jax.Array, routes: jax.Array) -> jax.Array:
     """float32[N]: the share of a token's own experts int[N, k] that are not in its routes int[N, k].
 
     It is 0 where the routes are -1. The order of experts does not matter.
@@ -178,7 +178,7 @@ class RouteShape:
         """int8, or int16 where there are more than 128 experts; little-endian."""
         return np.dtype("<i1" if self.experts <= _MOST_INT8_EXPERTS else "<i2")
 
-    def unknown(self, *lead_shape: int) -> np.ndarray:
+    def make_unknown(self, *lead_shape: int) -> np.ndarray:
         """Unknown routes: -1 throughout, [*leading, L, k]."""
         return np.full((*lead_shape, self.layers, self.top_k), -1, self.dtype)
 

@@ -46,7 +46,7 @@ class Parameter:
         return "/".join(self.path)
 
     def shape(self, config: ModelConfig) -> tuple[int, ...]:
-        sizes = axis_sizes(config)
+        sizes = list_axis_sizes(config)
         return tuple(sizes[axis] for axis in self.axes)
 
     def hf_names(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -85,7 +85,7 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     )
 
 
-def axis_sizes(config: ModelConfig) -> dict[str, int]:
+def list_axis_sizes(config: ModelConfig) -> dict[str, int]:
     """Size of every logical axis."""
     return {
         "layers": config.num_hidden_layers,
@@ -106,7 +106,7 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
     Arrays on an accelerator or a mesh are fetched to the host one at a time; bfloat16 stays bfloat16 (ml_dtypes).
     """
     for parameter in parameters(config):
-        leaf = leaf_of(params, parameter)
+        leaf = get_leaf(params, parameter)
         # On one CPU device this is a view, which is much cheaper to index than a JAX array.
         is_on_cpu = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
         stack = np.asarray(leaf) if is_on_cpu or not parameter.lead_axes else leaf
@@ -162,7 +162,7 @@ def raise_faults(faults: list[str]) -> None:
         raise ValueError(f"weights do not fit the model's config: {listing}")
 
 
-def leaf_of(params: Params, parameter: Parameter) -> jax.Array:
+def get_leaf(params: Params, parameter: Parameter) -> jax.Array:
     """The leaf at the parameter's path."""
     return functools.reduce(operator.getitem, parameter.path, params)  # type: ignore[arg-type, return-value]
 
@@ -180,16 +180,16 @@ def _put_leaf(tree: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
 _UINT_BY_SIZE = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
-def fingerprint(tree: Any) -> str:
+def hash_leaves(tree: Any) -> str:
     """32 hexadecimal digits from the bits, shapes and dtypes of all leaves in order, computed on their devices.
 
     Two trees of one shape that differ in any bit have the same fingerprint with a probability of about 2⁻⁶⁴. It does
     not protect against someone who looks for such a pair.
     """
     leaves = jax.tree.leaves(tree)
-    digest = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
-    digest.update(np.asarray(_hash_sums(leaves)).tobytes())
-    return digest.hexdigest()[:32]
+    sha = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
+    sha.update(np.asarray(_hash_sums(leaves)).tobytes())
+    return sha.hexdigest()[:32]
 
 
 @jax.jit
@@ -220,7 +220,7 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.eval_shape(function, tree) if is_outline else function(tree)
 
 
-def compute_dtype(config: ModelConfig, parameter: Parameter) -> str:
+def choose_dtype(config: ModelConfig, parameter: Parameter) -> str:
     """The dtype in which a parameter takes part in products; a router's product is float32."""
     is_matrix = parameter.path[0] == "embed" or (bool(parameter.input_axes) and "router" not in parameter.axes)
     return config.dtype if is_matrix else config.param_dtype
@@ -235,7 +235,7 @@ def cast_for_compute(config: ModelConfig, params: Params) -> Params:
 
     def cast(params: Params) -> Params:
         for parameter in parameters(config):
-            params = with_leaf(params, parameter, leaf_of(params, parameter).astype(compute_dtype(config, parameter)))
+            params = with_leaf(params, parameter, get_leaf(params, parameter).astype(choose_dtype(config, parameter)))
         return params
 
     return evaluate(cast, params)

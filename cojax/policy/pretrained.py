@@ -26,11 +26,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
-from cojax.durable import regular_file, replacing, sync_folder
+from cojax.durable import open_regular_file, replacing, sync_folder
 from cojax.policy import logprobs, transformer
-from cojax.policy.config import LARGEST_HEADER, DamagedFile, ModelConfig, read_object
-from cojax.policy.parameters import TIED_HEAD, Parameter, Params, leaf_of, parameters, raise_faults, to_hf, with_leaf
-from cojax.policy.sharding import ROWS, batch_sharding, check_divides, devices_along, partition
+from cojax.policy.config import MOST_HEADER_BYTES, DamagedFile, ModelConfig, read_object
+from cojax.policy.parameters import TIED_HEAD, Parameter, Params, get_leaf, parameters, raise_faults, to_hf, with_leaf
+from cojax.policy.sharding import ROWS, batch_sharding, check_divides, count_devices, partition
 from cojax.policy.sharding import place as put
 
 _DTYPE_BY_CODE: Mapping[str, np.dtype[Any]] = {
@@ -41,11 +41,11 @@ _DTYPE_BY_CODE: Mapping[str, np.dtype[Any]] = {
 _CODE_BY_DTYPE = {dtype: code for code, dtype in _DTYPE_BY_CODE.items()}
 # Tensors to be written: name → the format's code of the dtype, and the shape.
 Outlines = dict[str, tuple[str, tuple[int, ...]]]
-_LARGEST_RANK = 8  # axes of a tensor
-_LONGEST_NAME = 200  # characters of a tensor's name
+_MOST_AXES = 8  # axes of a tensor
+_MOST_NAME_LENGTH = 200  # characters of a tensor's name
 
 
-def _tensor_bytes(format_code: str, shape: tuple[int, ...]) -> int:
+def _count_tensor_bytes(format_code: str, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * _DTYPE_BY_CODE[format_code].itemsize
 
 
@@ -66,7 +66,7 @@ class StoredTensor:
             return f"{self.name} in {self.path} ends at byte {self.end}, but the file has {file_size}: it is truncated"
         if self.dtype not in _DTYPE_BY_CODE:
             return ""  # its size is unknown, which `read_params` reports
-        expected_size = _tensor_bytes(self.dtype, self.shape)
+        expected_size = _count_tensor_bytes(self.dtype, self.shape)
         if self.end - self.start != expected_size:
             return (
                 f"{self.name} in {self.path} takes {self.end - self.start} bytes, expected {expected_size} for "
@@ -77,7 +77,7 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """The tensor. Raises DamagedFile when the file ends early."""
         array = np.empty(math.prod(self.shape), _DTYPE_BY_CODE[self.dtype])
-        with open(self.path, "rb", buffering=0, opener=regular_file) as file:
+        with open(self.path, "rb", buffering=0, opener=open_regular_file) as file:
             file.seek(self.start)
             unread_bytes = memoryview(array.view(np.uint8).data)
             while unread_bytes and (read_count := file.readinto(unread_bytes)):
@@ -87,7 +87,7 @@ class StoredTensor:
         return array.reshape(self.shape)
 
 
-def dtype_code(dtype_name: str) -> str:
+def find_code(dtype_name: str) -> str:
     """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
     codes = {dtype.name: code for code, dtype in _DTYPE_BY_CODE.items()}
     if dtype_name not in codes:
@@ -98,9 +98,9 @@ def dtype_code(dtype_name: str) -> str:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Name → entry of every tensor in a file. Raises DamagedFile unless it is safetensors, OSError for a pipe."""
     size = path.stat().st_size
-    with open(path, "rb", opener=regular_file) as file:
+    with open(path, "rb", opener=open_regular_file) as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
             raise DamagedFile(f"{path} cannot be read: found {size} bytes, expected a header of {length} and tensors")
         header_json = file.read(length)
     try:
@@ -112,10 +112,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_entry(path: Path, name: str, record: Any, data_start: int) -> StoredTensor:
-    if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise ValueError(f"{name[:_LONGEST_NAME]!r} is not a tensor's name")
+    if len(name) > _MOST_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"{name[:_MOST_NAME_LENGTH]!r} is not a tensor's name")
     (start, end), shape = record["data_offsets"], record["shape"]
-    if len(shape) > _LARGEST_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
+    if len(shape) > _MOST_AXES or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
         raise ValueError(f"{name} has sizes or offsets that are negative, too large or not whole numbers")
     return StoredTensor(path, name, str(record["dtype"]), tuple(shape), data_start + start, data_start + end)
 
@@ -134,7 +134,7 @@ def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[st
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for array_name, (dtype, shape) in outlines.items():
-        offsets = [offset, offset := offset + _tensor_bytes(dtype, shape)]
+        offsets = [offset, offset := offset + _count_tensor_bytes(dtype, shape)]
         header[array_name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)
@@ -165,16 +165,16 @@ def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
     files: list[Outlines] = [{}]
     file_size = 0
     for tensor_name, outline in outlines.items():
-        if files[-1] and file_size + _tensor_bytes(*outline) > most_bytes:
+        if files[-1] and file_size + _count_tensor_bytes(*outline) > most_bytes:
             files.append({})
             file_size = 0
         files[-1][tensor_name] = outline
-        file_size += _tensor_bytes(*outline)
+        file_size += _count_tensor_bytes(*outline)
     return files
 
 
-SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file
+ONE_FILE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+MOST_FILE_BYTES = 5_000_000_000  # bytes of tensors in one file
 
 
 def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
@@ -198,8 +198,8 @@ def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
     return params
 
 
-def write_model(folder: Path, config: ModelConfig, params: Params, largest: int = LARGEST_FILE) -> None:
-    """Writes config.json and the weights, in files of at most `largest` bytes; `transformers` loads the folder.
+def write_model(folder: Path, config: ModelConfig, params: Params, most_file_bytes: int = MOST_FILE_BYTES) -> None:
+    """Writes config.json and the weights, in files of at most `most_file_bytes` bytes; `transformers` loads the folder.
 
     A new folder appears whole or not at all. In an existing one each file is replaced atomically, config.json last, and
     weights of a former model are removed. Raises ValueError for parameters that do not fit `config`, OSError, with
@@ -207,12 +207,12 @@ def write_model(folder: Path, config: ModelConfig, params: Params, largest: int 
     """
     _check_params(config, params)
     if folder.exists():
-        write_arrays(folder, config, to_hf(config, params), largest)
+        write_arrays(folder, config, to_hf(config, params), most_file_bytes)
         return
     partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         partial_folder.mkdir(parents=True)
-        write_arrays(partial_folder, config, to_hf(config, params), largest)
+        write_arrays(partial_folder, config, to_hf(config, params), most_file_bytes)
         partial_folder.rename(folder)
         sync_folder(folder.absolute().parent)
     finally:
@@ -220,7 +220,7 @@ def write_model(folder: Path, config: ModelConfig, params: Params, largest: int 
 
 
 def write_arrays(
-    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], largest: int = LARGEST_FILE
+    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], most_file_bytes: int = MOST_FILE_BYTES
 ) -> None:
     """Writes config.json and (HF name, array) pairs, in the order of `to_hf`, to an existing folder.
 
@@ -228,18 +228,18 @@ def write_arrays(
     removed. Raises ValueError for an array that is not the model's, OSError, with what to do about it, if the files
     cannot be written.
     """
-    dtype = dtype_code(config.param_dtype)
+    dtype = find_code(config.param_dtype)
     outlines = {name: (dtype, row.hf_shape(config)) for row in parameters(config) for _, name in row.hf_names(config)}
-    shards = split_files(outlines, largest)
+    shards = split_files(outlines, most_file_bytes)
     count = len(shards)
-    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    names = [ONE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with _explain_errors(folder):
         with contextlib.ExitStack() as stack:  # the files get their names together, once all are written
             for file_name, contents in zip(names, shards, strict=True):
                 _write_tensors(stack.enter_context(replacing(folder / file_name)), contents, arrays)
         if count > 1:
             file_by_tensor = {tensor: name for name, contents in zip(names, shards, strict=True) for tensor in contents}
-            metadata = {"total_size": sum(_tensor_bytes(*outline) for outline in outlines.values())}
+            metadata = {"total_size": sum(_count_tensor_bytes(*outline) for outline in outlines.values())}
             _write_json(folder / INDEX, {"metadata": metadata, "weight_map": file_by_tensor})
         new_names = {*names, *([INDEX] if count > 1 else [])}
         for old_file in (*folder.glob("model*.safetensors"), folder / INDEX):
@@ -251,12 +251,12 @@ def write_arrays(
 def _list_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Lists every tensor of the folder. Raises for missing or damaged files and for an index that contradicts them."""
     faults: list[str] = []
-    if (folder / SINGLE).exists():
-        tensors = read_header(folder / SINGLE)
+    if (folder / ONE_FILE).exists():
+        tensors = read_header(folder / ONE_FILE)
     elif (folder / INDEX).exists():
         tensors, faults = _read_indexed(folder)
     else:
-        raise FileNotFoundError(f"no {SINGLE} in {folder}, and no {INDEX}; expected a model folder in HF format")
+        raise FileNotFoundError(f"no {ONE_FILE} in {folder}, and no {INDEX}; expected a model folder in HF format")
     file_sizes = {tensor.path: tensor.path.stat().st_size for tensor in tensors.values()}
     damage_reports = [fault for tensor in tensors.values() if (fault := tensor.damage(file_sizes[tensor.path]))]
     if faults or damage_reports:
@@ -268,7 +268,7 @@ def _list_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def _read_indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The tensors of a folder with an index, and the faults where index and files disagree."""
-    file_of = weight_map(folder)
+    file_of = read_weight_map(folder)
     files = sorted(set(file_of.values()))
     faults = [f"{INDEX} names {file}, which is not in the folder" for file in files if not (folder / file).exists()]
     headers = {file: read_header(folder / file) for file in files if (folder / file).exists()}
@@ -284,7 +284,7 @@ def _read_indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     return tensors, faults
 
 
-def weight_map(folder: Path) -> dict[str, str]:
+def read_weight_map(folder: Path) -> dict[str, str]:
     """Tensor → name of its file, from the index. Raises DamagedFile if the index is damaged or leads outside."""
     path = folder / INDEX
     try:
@@ -312,8 +312,8 @@ def _check_tensors(tensors: Mapping[str, StoredTensor], config: ModelConfig, fol
             faults.append(f"{name} is not part of this model")
         elif tensor.shape != (shape := parameter_by_name[name].hf_shape(config)):
             faults.append(f"{name} has shape {tensor.shape}, expected {shape}")
-        elif folder_dtype and tensor.dtype != dtype_code(folder_dtype):
-            faults.append(f"{name} has dtype {tensor.dtype}, expected {dtype_code(folder_dtype)} as {CONFIG} declares")
+        elif folder_dtype and tensor.dtype != find_code(folder_dtype):
+            faults.append(f"{name} has dtype {tensor.dtype}, expected {find_code(folder_dtype)} as {CONFIG} declares")
         elif tensor.dtype not in _DTYPE_BY_CODE:
             faults.append(f"{name} has dtype {tensor.dtype}, expected one of {', '.join(_DTYPE_BY_CODE)}")
     raise_faults(faults)
@@ -364,7 +364,7 @@ def _check_params(config: ModelConfig, params: Params) -> None:
     """Raises ValueError that names every parameter whose dtype or shape is not the config's."""
     faults = []
     for parameter in parameters(config):
-        leaf = leaf_of(params, parameter)
+        leaf = get_leaf(params, parameter)
         actual, outline = (leaf.dtype.name, leaf.shape), (config.param_dtype, parameter.shape(config))
         if actual != outline:
             faults.append(f"{parameter.name} is {actual[0]}{list(actual[1])}, expected {outline[0]}{list(outline[1])}")
@@ -407,7 +407,7 @@ class Policy:
             raise ValueError(f"tokens span {ids.min()}–{ids.max()}; the vocabulary has 0–{self.config.vocab_size - 1}")
         row_count, length = ids.shape
         # Devices get equally many rows, so padding rows may be needed.
-        row_shards = devices_along(self.mesh, *ROWS)
+        row_shards = count_devices(self.mesh, *ROWS)
         padded_ids = np.pad(ids.astype(np.int32), ((0, -row_count % row_shards), (0, 0)))
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded_ids.shape)
         batch = (padded_ids, positions, np.ones_like(padded_ids))
@@ -423,13 +423,13 @@ def load(folder_or_hub_id: str | Path, mesh: Mesh | None = None, dtype: str | No
     parameters and computation; None means the model's own. No tokenizer is needed. Raises FileNotFoundError for a name
     that is neither a folder nor on the hub, ValueError for an unsupported config and for weights that do not fit it.
     """
-    folder = resolve(folder_or_hub_id)
+    folder = find_model_folder(folder_or_hub_id)
     overrides = {} if dtype is None else {"dtype": jnp.dtype(dtype).name, "param_dtype": jnp.dtype(dtype).name}
     config = ModelConfig.from_hf(read_config_json(folder), **overrides)
     return Policy(config, read_params(folder, config, mesh), mesh)
 
 
-def resolve(folder_or_hub_id: str | Path) -> Path:
+def find_model_folder(folder_or_hub_id: str | Path) -> Path:
     """The local folder of a model; a hub id is downloaded. Raises FileNotFoundError."""
     folder = Path(folder_or_hub_id)
     if folder.is_dir():
@@ -452,7 +452,7 @@ def resolve(folder_or_hub_id: str | Path) -> Path:
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="mesh")
 def _logits(config: ModelConfig, params: Params, *rows: jax.Array, mesh: Mesh | None) -> jax.Array:
-    return transformer.logits(config, params, transformer.hidden_states(config, params, *rows, mesh=mesh))
+    return transformer.compute_logits(config, params, transformer.compute_hidden(config, params, *rows, mesh=mesh))
 
 
 _logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")

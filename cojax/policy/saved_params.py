@@ -11,11 +11,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 
-def reader_of_arrays() -> ocp.Checkpointer:
+def make_reader() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def leaves_with_paths(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def list_leaves(tree: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path, leaf) of each leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield tuple(re.findall(r"\w+", jax.tree_util.keystr(path))), leaf
@@ -32,7 +32,7 @@ def save_params(params: Any, folder: str, dtype: str) -> None:
     writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=save_args))
 
 
-def outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
+def read_outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     """The pytree saved in a folder, without its numbers. Raises ValueError or OSError."""
     with explain_damage(folder):
         tree = reader.metadata(folder).item_metadata.tree
@@ -65,13 +65,13 @@ def explain_damage(folder: Path) -> Iterator[None]:
         raise ValueError(f"the arrays in {folder} cannot be read: {reason}. Restore them from a copy") from error
 
 
-def saved_outlines(folder: Path) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
-    """Path of each array that `save_params` wrote to `folder` → its shape and dtype. Raises as `read_saved` does."""
-    leaves = leaves_with_paths(outlines(reader_of_arrays(), folder.absolute()))
+def list_saved_outlines(folder: Path) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
+    """Path of each array that `save_params` wrote to `folder` → its shape and dtype. Raises as `read_array` does."""
+    leaves = list_leaves(read_outlines(make_reader(), folder.absolute()))
     return {path: (tuple(leaf.shape), np.dtype(leaf.dtype).name) for path, leaf in leaves}
 
 
-def read_saved(
+def read_array(
     reader: ocp.Checkpointer, folder: Path, path: Sequence[str], shape: tuple[int, ...], dtype: str
 ) -> np.ndarray:
     """The array at this path in a folder of `save_params`. Raises ValueError or OSError.

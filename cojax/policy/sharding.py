@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, parameters, with_leaf
+from cojax.policy.parameters import Parameter, Params, get_leaf, list_axis_sizes, parameters, with_leaf
 
-AXES = ("data", "fsdp", "tensor", "expert")
+MESH_AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
 SAMPLING_AXES = ("tensor", "expert")  # the mesh axes over which a policy that only samples is split
 
@@ -34,7 +34,7 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor, expert]
-    layout = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    layout = " × ".join(f"{name}={size}" for name, size in zip(MESH_AXES, sizes, strict=True))
     if wrong_sizes := [size for size in sizes if size < 1 and size != -1]:
         raise ValueError(f"a mesh of {layout}: {wrong_sizes[0]} is not a size; give positive sizes, or -1 for the rest")
     if sizes.count(-1) > 1:
@@ -44,15 +44,15 @@ def make_mesh(
         sizes[sizes.index(-1)] = max(1, len(devices) // known_product)
     if int(np.prod(sizes)) != len(devices):
         raise ValueError(f"{layout} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
-    return Mesh(np.asarray(devices).reshape(sizes), AXES)
+    return Mesh(np.asarray(devices).reshape(sizes), MESH_AXES)
 
 
-def platform_of(mesh: Mesh | None) -> str:
+def find_platform(mesh: Mesh | None) -> str:
     """The platform ("cpu", "gpu", "tpu") of the mesh's devices; without a mesh, of the default device."""
     return (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform
 
 
-def devices_along(mesh: Mesh | None, *axes: str) -> int:
+def count_devices(mesh: Mesh | None, *axes: str) -> int:
     """The product of the mesh's sizes along these axes; 1 without a mesh."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in axes)
 
@@ -64,7 +64,7 @@ def partition(parameter: Parameter) -> PartitionSpec:
 
 def check_divides(config: ModelConfig, mesh: Mesh) -> None:
     """Raises ValueError for a parameter axis that its mesh axis does not divide."""
-    sizes = axis_sizes(config)
+    sizes = list_axis_sizes(config)
     for parameter in parameters(config):
         for axis in parameter.axes:
             shard_count = mesh.shape.get(RULES.get(axis, ""), 1)
@@ -97,20 +97,20 @@ def shard(config: ModelConfig, params: Params, mesh: Mesh, table: Sequence[Param
     check_divides(config, mesh)
     tree: Params = {}
     for parameter in table or parameters(config):
-        tree = with_leaf(tree, parameter, place(leaf_of(params, parameter), NamedSharding(mesh, partition(parameter))))
+        tree = with_leaf(tree, parameter, place(get_leaf(params, parameter), NamedSharding(mesh, partition(parameter))))
     return tree
 
 
-def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
+def list_replicas(mesh: Mesh) -> tuple[Mesh, ...]:
     """The parts of a mesh that each hold a whole copy of a policy that only samples.
 
     There is one for each coordinate of data and fsdp, in order, over its tensor × expert devices.
     """
     device_groups = mesh.devices.reshape(-1, 1, 1, *mesh.devices.shape[len(ROWS) :])
-    return tuple(Mesh(device_group, AXES) for device_group in device_groups)
+    return tuple(Mesh(device_group, MESH_AXES) for device_group in device_groups)
 
 
-def copies(parameter: Parameter, mesh: Mesh | None, axes: Sequence[str] = AXES) -> int:
+def copies(parameter: Parameter, mesh: Mesh | None, axes: Sequence[str] = MESH_AXES) -> int:
     """The number of copies of a parameter on all devices of the mesh together, if only `axes` of the mesh split it."""
     if mesh is None:
         return 1

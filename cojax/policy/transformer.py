@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.policy.adapters import merge_layer
 from cojax.policy.attention import packed_attention
-from cojax.policy.config import ModelConfig, frequencies
-from cojax.policy.moe import RouteShape, SparseFeedForward, differing_share
+from cojax.policy.config import ModelConfig, compute_frequencies
+from cojax.policy.moe import RouteShape, SparseFeedForward, measure_difference
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import RULES, constrain
 
@@ -27,13 +27,13 @@ Attend = Callable[..., jax.Array]  # query, key, value → mixed values
 Rotate = Callable[[jax.Array], jax.Array]
 
 
-def rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
+def make_rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
     """A function that rotates [B, T, heads, head_dim] in HF's layout, where entry i pairs with i + head_dim / 2.
 
     The angles are θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]. With
     rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
-    frequency, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    frequency, factor = compute_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
     angles = positions[..., None, None].astype(jnp.float32) * frequency
     angles = jnp.concatenate([angles, angles], axis=-1)
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
@@ -62,9 +62,9 @@ class Attention(nnx.Module):
         heads, dot_general = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
         fan_in = heads * head_dim * 2 * config.num_hidden_layers
         self.output = _linear(config, (heads, head_dim), width, fan_in, rngs, axis=(-2, -1), dot_general=dot_general)
-        self.normed = config.family.has("layers/attention/query_norm/scale")
+        self.normed = config.family.has_parameter("layers/attention/query_norm/scale")
         if self.normed:
-            self.query_norm, self.key_norm = _norm(config, head_dim, rngs), _norm(config, head_dim, rngs)
+            self.query_norm, self.key_norm = _make_norm(config, head_dim, rngs), _make_norm(config, head_dim, rngs)
 
     def __call__(self, x: jax.Array, rotate: Rotate, attend: Attend) -> jax.Array:
         query, key, value = self.query(x), self.key(x), self.value(x)
@@ -91,9 +91,9 @@ class Block(nnx.Module):
     """One pre-norm layer: attention, then feed-forward, each added to its input."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.attention_norm = _norm(config, config.hidden_size, rngs)
+        self.attention_norm = _make_norm(config, config.hidden_size, rngs)
         self.attention = Attention(config, rngs)
-        self.feed_forward_norm = _norm(config, config.hidden_size, rngs)
+        self.feed_forward_norm = _make_norm(config, config.hidden_size, rngs)
         self.feed_forward = (SparseFeedForward if config.sparse else FeedForward)(config, rngs)
 
     def __call__(self, x: jax.Array, rotate: Rotate, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
@@ -136,33 +136,33 @@ class EmbeddingAndHead(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         self.embed = Embedding(config, rngs)
-        self.final_norm = _norm(config, config.hidden_size, rngs)
+        self.final_norm = _make_norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
             self.head = _linear(config, config.hidden_size, config.vocab_size, config.hidden_size, rngs)
 
 
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
     """Embedding, final norm and head with these parameters."""
-    modules, _ = _definitions(config)
+    modules, _ = _define_modules(config)
     return nnx.merge(modules, {name: arrays for name, arrays in params.items() if name != "layers"})
 
 
-def block_of(config: ModelConfig, arrays: Params) -> Block:
+def make_block(config: ModelConfig, arrays: Params) -> Block:
     """One layer with its arrays; adapters are summed into their matrices."""
-    _, block = _definitions(config)
+    _, block = _define_modules(config)
     return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
 
 
 @functools.cache
-def _definitions(config: ModelConfig) -> tuple[Any, Any]:
+def _define_modules(config: ModelConfig) -> tuple[Any, Any]:
     """Graph definitions of the modules, without arrays; they are computed once per config."""
     outlines = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
     return nnx.split(outlines[0])[0], nnx.split(outlines[1])[0]
 
 
-def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
+def _make_norm(config: ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
     return nnx.RMSNorm(
-        size, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        width, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
         rngs=rngs,
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ def _initialize(config: ModelConfig, random_key: jax.Array) -> Params:
     return {**nnx.to_pure_dict(end_params), "layers": nnx.to_pure_dict(layers)}
 
 
-def hidden_states(
+def compute_hidden(
     config: ModelConfig,
     params: Params,
     tokens: jax.Array,
@@ -230,10 +230,10 @@ def hidden_states(
     device computes its own experts; B must be a multiple of data × fsdp.
     """
     packed_rows = tokens, positions, segment_ids
-    return routed_hidden_states(config, params, *packed_rows, routes=None, replay=False, **settings)[0]
+    return compute_routed_states(config, params, *packed_rows, routes=None, replay=False, **settings)[0]
 
 
-def routed_hidden_states(
+def compute_routed_states(
     config: ModelConfig,
     params: Params,
     tokens: jax.Array,
@@ -245,7 +245,7 @@ def routed_hidden_states(
     remat: str = "none",
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`hidden_states` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
+    """`compute_hidden` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
 
     `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them the share is None. With
     `replay` tokens go through the experts of their routes, and each router scores the states that result.
@@ -257,7 +257,7 @@ def routed_hidden_states(
         chex.assert_shape(routes, (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok))
     shape, token_count = tokens.shape, tokens.size
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
-    modules, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(token_count))
+    modules, rotate = embedding_and_head(config, params), make_rotation(config, positions.reshape(token_count))
     x = constrain(modules.embed(tokens.reshape(token_count)), mesh, None)
     routes_by_layer = None if routes is None else jnp.moveaxis(routes.reshape(token_count, *routes.shape[2:]), 1, 0)
     windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
@@ -270,12 +270,12 @@ def routed_hidden_states(
             output = packed_attention(query, key, value, segment_ids, mesh, window)
             return output.reshape(token_count, *output.shape[2:])
 
-        block = block_of(config, arrays)
+        block = make_block(config, arrays)
         if layer_routes is None:
             return constrain(block(x, rotate, attend, mesh), mesh, None), None
         sampler_routes = layer_routes.astype(jnp.int32)
         x, experts = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
-        return constrain(x, mesh, None), differing_share(experts, sampler_routes)
+        return constrain(x, mesh, None), measure_difference(experts, sampler_routes)
 
     x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, routes_by_layer))
     hidden = modules.final_norm(x.reshape(*shape, -1))
@@ -292,22 +292,22 @@ class Cache(NamedTuple):
     value: jax.Array
 
 
-def make_cache(config: ModelConfig, slots: int, length: int, mesh: Mesh | None = None) -> tuple[Cache, ...]:
+def make_cache(config: ModelConfig, slot_count: int, length: int, mesh: Mesh | None = None) -> tuple[Cache, ...]:
     """An empty cache per layer, with its heads split over the tensor axis of a `mesh`.
 
     Stale entries have weight 0, but must be finite: 0 · NaN is not 0.
     """
-    heads, head_dim = config.num_key_value_heads, config.head_dim
+    head_count, head_dim = config.num_key_value_heads, config.head_dim
     device = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, RULES["kv_heads"]))
     zeros = functools.partial(jnp.zeros, dtype=jnp.dtype(config.dtype), device=device)
     return tuple(
-        Cache(zeros((slots, heads, head_dim, length)), zeros((slots, heads, length, head_dim)))
+        Cache(zeros((slot_count, head_count, head_dim, length)), zeros((slot_count, head_count, length, head_dim)))
         for _ in range(config.num_hidden_layers)
     )
 
 
 def unstack(config: ModelConfig, params: Params) -> Params:
-    """The same parameters with `layers` as a tuple of L trees, for `cached_hidden_states`.
+    """The same parameters with `layers` as a tuple of L trees, for `compute_cached_states`.
 
     A leaf of layers is an array [L, ...] or a list of L arrays.
     """
@@ -316,7 +316,7 @@ def unstack(config: ModelConfig, params: Params) -> Params:
     return {**params, "layers": layers}
 
 
-def cached_hidden_states(
+def compute_cached_states(
     config: ModelConfig,
     params: Params,
     cache: tuple[Cache, ...],
@@ -333,8 +333,8 @@ def cached_hidden_states(
     With `with_routes`, a sparse model also returns the tokens' routes, int[R, C, L, k]; otherwise they are None. tokens
     and positions are int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot,
     in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless.
-    A row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions.
-    With a `mesh`, one of `replicas`, parameters and cache are laid out over it, and each device computes its own heads
+    A row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions. With a
+    `mesh`, one of `list_replicas`, parameters and cache are laid out over it, and each device computes its own heads
     and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
     step.
     """
@@ -343,7 +343,7 @@ def cached_hidden_states(
     new_cache, token_routes = [], []
     windows = config.layer_windows or (None,) * len(cache)
     for old_layer, arrays, window in zip(cache, params["layers"], windows, strict=True):
-        x, new_layer, routes = cached_layer(
+        x, new_layer, routes = run_cached_layer(
             config, arrays, old_layer, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
         )
         new_cache.append(new_layer)
@@ -352,7 +352,7 @@ def cached_hidden_states(
     return modules.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
 
 
-def cached_layer(
+def run_cached_layer(
     config: ModelConfig,
     arrays: Params,
     old_cache: Cache,
@@ -365,7 +365,7 @@ def cached_layer(
     with_routes: bool,
     mesh: Mesh | None,
 ) -> tuple[jax.Array, Cache, jax.Array | None]:
-    """One layer of `cached_hidden_states` with parameters `arrays`: its output dtype[R, C, D], its new cache, and its
+    """One layer of `compute_cached_states` with parameters `arrays`: its output dtype[R, C, D], its new cache, and its
     routes int[R, C, k] or None. `window` is the layer's window; None means none."""
     cache_slots = jnp.arange(x.shape[0]) if slots is None else slots
     new_cache = old_cache
@@ -382,7 +382,7 @@ def cached_layer(
         slot_cache = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in span_cache))
         return _attend_cache(query, slot_cache, positions, window)
 
-    block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
+    block, rotate, routes = make_block(config, arrays), make_rotation(config, positions), None
     if with_routes:
         x, experts = block.call_with_routes(x, rotate, attend, mesh=mesh)
         routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
@@ -407,18 +407,18 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: 
     return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, head_dim), 3, 1).reshape(rows, chunk, heads, head_dim)
 
 
-def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
+def compute_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """float32[..., V] from hidden states [..., D]."""
-    return score_tokens(config, scoring_matrix(config, params), hidden)
+    return score_tokens(config, find_scoring_matrix(config, params), hidden)
 
 
-def scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
+def find_scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
     """The matrix that scores tokens: the embedding [V, D] where it is tied, else the head's kernel [D, V]."""
     return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["kernel"]
 
 
 def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
-    """float32[..., V]: the product of hidden states [..., D] and `scoring_matrix`, summed in float32."""
+    """float32[..., V]: the product of hidden states [..., D] and `find_scoring_matrix`, summed in float32."""
     axis = 1 if config.tie_word_embeddings else 0
     dimension_numbers = (((hidden.ndim - 1,), (axis,)), ((), ()))
     dtype = jnp.dtype(config.dtype)

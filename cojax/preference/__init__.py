@@ -11,7 +11,7 @@ from cojax.settings.tree import RoundsSettings
 
 # Kinds of pairs of the target: an expert over its own failure, an expert over the second agent's failure, and a failure
 # over another one.
-KINDS = ("own", "other", "failures")
+PAIR_KINDS = ("own", "other", "failures")
 
 
 def weights(settings: RoundsSettings) -> dict[str, float]:
@@ -19,13 +19,13 @@ def weights(settings: RoundsSettings) -> dict[str, float]:
     return {"own": settings.own, "other": settings.other, "failures": settings.failures}
 
 
-def coefficients(settings: RoundsSettings) -> tuple[float, float]:
+def read_coefficients(settings: RoundsSettings) -> tuple[float, float]:
     """λ_DPO and λ_SFT."""
     dpo, sft = settings.dpo, settings.sft
     return 0.5 if dpo is None else dpo, 0.5 if sft is None else sft
 
 
-def second_agent_count(settings: RoundsSettings, group_size: int) -> int:
+def count_second_episodes(settings: RoundsSettings, group_size: int) -> int:
     """How many of a group's episodes the second agent plays: at least one, and not all."""
     return 0 if settings.agent == "none" else min(group_size - 1, max(1, round(settings.share * group_size)))
 

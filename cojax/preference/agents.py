@@ -9,9 +9,9 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 
 from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
-from cojax.learner.batch import Pair, sampled_mask
-from cojax.preference import coefficients, weights
-from cojax.preference.failures import Failure, failure_pairs, failures_of, mark_unsampled
+from cojax.learner.batch import Pair, mark_sampled
+from cojax.preference import read_coefficients, weights
+from cojax.preference.failures import Failure, list_failures, make_pairs, mark_unsampled
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.settings.tree import RoundsSettings
@@ -21,13 +21,13 @@ from cojax.types import Action, Group, Message, Task, Trajectory, Turn
 Seed = tuple[int | str, ...]
 
 
-def pairs_of_failures(own: Sequence[Failure], other: Sequence[Failure], margin: float, seed: Seed) -> list[Pair]:
+def pair_failures(own: Sequence[Failure], other: Sequence[Failure], margin: float, seed: Seed) -> list[Pair]:
     """What the failure agent learns from: pairs of failures, the one with more partial reward preferred.
 
     `own` are its failures, `other` those of the target.
     """
     other_ids = {failure.trajectory.episode for failure in other}
-    return failure_pairs([*other, *own], margin, seed, played_by_other=lambda failure: failure.episode in other_ids)
+    return make_pairs([*other, *own], margin, seed, played_by_other=lambda failure: failure.episode in other_ids)
 
 
 def agent_pairs(
@@ -42,10 +42,10 @@ def agent_pairs(
     `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
     An expert that this agent did not play must be marked by `mark_unsampled`. A kind of weight 0 has no pairs.
     """
-    own_failures, other_failures = failures_of(own_groups), failures_of(other_groups)
+    own_failures, other_failures = list_failures(own_groups), list_failures(other_groups)
     other_ids = {failure.trajectory.episode for failure in other_failures}
     all_failures = [*own_failures, *other_failures]
-    weight_of = {kind: coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
+    weight_of = {kind: read_coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
     pairs: dict[str, list[Pair]] = {kind: [] for kind in weight_of}
     for kind, failures in (("own", own_failures), ("other", other_failures)):
         for failure in failures if weight_of[kind] else ():
@@ -56,29 +56,29 @@ def agent_pairs(
                 cut_worse = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
                 pairs[kind].append(Pair(better, cut_worse, weight_of[kind]))
     if weight_of["failures"]:
-        pairs["failures"] = failure_pairs(
+        pairs["failures"] = make_pairs(
             all_failures, settings.margin, seed, weight_of["failures"], played_by_other=lambda t: t.episode in other_ids
         )
     return pairs
 
 
-def experts_by_task(
-    settings: RoundsSettings, solutions: Mapping[str, Trajectory], own: Sequence[Group], other: Sequence[Group]
+def group_experts(
+    settings: RoundsSettings, solutions: Mapping[str, Trajectory], own: Sequence[Group], other_groups: Sequence[Group]
 ) -> dict[str, list[Trajectory]]:
     """Task id → its experts according to `settings.experts`, as seen by the agent that played `own`."""
     experts = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}
     if settings.experts == "solutions":
         return experts
     successes: dict[str, list[Trajectory]] = {}
-    for trajectory in (*distinct_successes(own), *map(mark_unsampled, distinct_successes(other))):
+    for trajectory in (*select_successes(own), *map(mark_unsampled, select_successes(other_groups))):
         successes.setdefault(trajectory.task.id, []).append(trajectory)
     return {**successes, **experts}
 
 
-def expert_trajectories(
-    environment: Environment, chat: Chat, limits: Limits, tasks: Iterable[Task], longest: int
+def play_experts(
+    environment: Environment, chat: Chat, limits: Limits, tasks: Iterable[Task], most_tokens: int
 ) -> dict[str, Trajectory]:
-    """Task id → the expert's trajectory, for each task whose solution succeeds and has at most `longest` tokens.
+    """Task id → the expert's trajectory, for each task whose solution succeeds and has at most `most_tokens` tokens.
 
     Its actions carry no log-probs of a sampler, and their weights have the version -1. Raises RolloutError if too many
     episodes are lost.
@@ -90,14 +90,14 @@ def expert_trajectories(
     groups = collector.collect(solvable_tasks, seed=(), label="expert")
     trajectories = (t for group in groups for t in group.valid if t.reward >= 1.0)
     sizes = ((t, sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in t.turns)) for t in trajectories)
-    return {trajectory.task.id: trajectory for trajectory, token_count in sizes if token_count <= longest}
+    return {trajectory.task.id: trajectory for trajectory, token_count in sizes if token_count <= most_tokens}
 
 
-def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:
+def select_successes(groups: Iterable[Group]) -> list[Trajectory]:
     """The successes of these groups, in order; only the first of those with the same task and tokens."""
     successes: dict[object, Trajectory] = {}
     for trajectory in (trajectory for group in groups for trajectory in group.valid):
-        if trajectory.reward >= 1.0 and sampled_mask(trajectory).any():
+        if trajectory.reward >= 1.0 and mark_sampled(trajectory).any():
             successes.setdefault((trajectory.task.id, *(turn.action_tokens for turn in trajectory.turns)), trajectory)
     return list(successes.values())
 

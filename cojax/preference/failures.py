@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable, Sequence
 
-from cojax.learner.batch import Pair, sampled_mask
+from cojax.learner.batch import Pair, mark_sampled
 from cojax.types import Group, Trajectory
 
 
@@ -28,12 +28,12 @@ class Failure:
             raise ValueError(f"episode {t.episode!r} was not sampled from a policy; expected a failure of one")
 
 
-def failures_of(groups: Iterable[Group]) -> list[Failure]:
+def list_failures(groups: Iterable[Group]) -> list[Failure]:
     """The failures of these groups from which something can be learned, in order."""
-    return [Failure(t) for group in groups for t in group.valid if t.turns and t.reward < 1.0 and sampled_mask(t).any()]
+    return [Failure(t) for group in groups for t in group.valid if t.turns and t.reward < 1.0 and mark_sampled(t).any()]
 
 
-def failure_pairs(
+def make_pairs(
     failures: Sequence[Failure],
     margin: float,
     seed: tuple[int | str, ...],
@@ -52,7 +52,7 @@ def failure_pairs(
     pairs = []
     for worse in failures:
         task = worse.trajectory.task.id
-        candidates = [other for other in by_task[task] if other.trajectory.partial > worse.trajectory.partial + margin]
+        candidates = [rival for rival in by_task[task] if rival.trajectory.partial > worse.trajectory.partial + margin]
         if candidates:
             better = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(candidates)
             sides = [mark_unsampled(t) if played_by_other(t) else t for t in (better.trajectory, worse.trajectory)]

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cojax import imports
-from cojax.registry.annotations import Range, RegistryError, convert_setting, description, from_text
+from cojax.registry.annotations import Range, RegistryError, convert_setting, from_text, say_type
 
 __all__ = [
-    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
-    "from_text", "settings",
+    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "find", "from_text",
+    "settings", "suggest_names",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
         if not isinstance(entry, str):
             return entry
         path, _, attribute = entry.partition(":")
-        return vars(importlib.import_module(path) if path.startswith("cojax.") else own_module(path))[attribute]
+        return vars(importlib.import_module(path) if path.startswith("cojax.") else import_own_module(path))[attribute]
     module_name, colon, attribute = name.partition(":")
     if not colon:
         raise RegistryError(
@@ -63,17 +63,17 @@ def find(kind: str, name: str, entries: Mapping[str, T | str]) -> T:
     return named_object
 
 
-def own_module(module_name: str) -> types.ModuleType:
+def import_own_module(module_name: str) -> types.ModuleType:
     """Imports a module of `environments` or `experiments`, which a wheel holds within `cojax`.
 
     Raises RegistryError if this process has a user's package in the folder's place.
     """
-    imports.ours_first()
+    imports.import_ours_first()
     folder_name = module_name.partition(".")[0]
     package = importlib.import_module(imports.within(folder_name))
     if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder_name] / "__init__.py"):
         location = package.__file__ or list(package.__path__)
-        raise RegistryError(f"{location} hides cojax's {imports.within(module_name)}, {imports.FIX}")
+        raise RegistryError(f"{location} hides cojax's {imports.within(module_name)}, {imports.RENAME_FIX}")
     return importlib.import_module(imports.within(module_name))
 
 
@@ -81,13 +81,13 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
     """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
     if isinstance(function, type) and dataclasses.is_dataclass(function):
         defaults = {field.name: _field_default(field) for field in dataclasses.fields(function) if field.init}
-        hints = _type_hints(function, function)
+        hints = _read_type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
         keyword_parameters = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
         defaults = {parameter.name: parameter.default for parameter in keyword_parameters}
         annotations = {parameter.name: parameter.annotation for parameter in keyword_parameters}
-        hints = _type_hints(function, types.SimpleNamespace(__annotations__=annotations), _namespace(function))
+        hints = _read_type_hints(function, types.SimpleNamespace(__annotations__=annotations), _namespace(function))
     return {name: DeclaredSetting(_infer_type(hints[name], default), default) for name, default in defaults.items()}
 
 
@@ -103,11 +103,11 @@ def check_settings(
     for setting in overrides:
         if setting not in declarations:
             choices_text = f"it has {', '.join(declarations)}" if declarations else "it has none"
-            hint = did_you_mean(setting, declarations, prefix)
+            hint = suggest_names(setting, declarations, prefix)
             raise RegistryError(f"{kind} {name!r} has no setting {prefix}{setting}; {hint}{choices_text}")
     for setting, declaration in declarations.items():
         if declaration.default is REQUIRED and setting not in overrides:
-            values_text = description(declaration.annotation)
+            values_text = say_type(declaration.annotation)
             raise RegistryError(f"{kind} {name!r} needs its setting {prefix}{setting}: {values_text}")
     return {
         setting: convert_setting(f"{prefix}{setting}", declarations[setting].annotation, value)
@@ -115,7 +115,7 @@ def check_settings(
     }
 
 
-def did_you_mean(name: str, known_names: Iterable[str], where: str = "") -> str:
+def suggest_names(name: str, known_names: Iterable[str], where: str = "") -> str:
     """Suggests, for an error about an unknown name, the known ones that are spelled alike, with `where` before them."""
     matches = difflib.get_close_matches(name.lower(), known_names, cutoff=0.7)
     return f"did you mean {' or '.join(where + candidate for candidate in matches)}? " if matches else ""
@@ -137,7 +137,7 @@ def check_call(
 def _import_module(kind: str, name: str, module_name: str) -> types.ModuleType:
     """Imports the module of that name. Raises RegistryError if it is missing or cannot be imported."""
     folder = os.getcwd()
-    imports.with_current_folder()
+    imports.add_current_folder()
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -155,7 +155,7 @@ def _import_module(kind: str, name: str, module_name: str) -> types.ModuleType:
 
 def _name_clash(module_name: str) -> str:
     """Adds to an error that the user has a module of that name, which cannot be imported."""
-    return f"; {file} cannot be imported, {imports.FIX}" if (file := imports.hidden_file(module_name)) else ""
+    return f"; {file} cannot be imported, {imports.RENAME_FIX}" if (file := imports.find_hidden(module_name)) else ""
 
 
 def _field_default(field: dataclasses.Field[Any]) -> Any:
@@ -172,7 +172,7 @@ def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
     return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
 
 
-def _type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:
+def _read_type_hints(function: Callable[..., Any], holder: Any, scope: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns the annotations of `holder`, quoted ones resolved. Raises RegistryError for one that cannot be read."""
     try:
         return typing.get_type_hints(holder, globalns=scope, include_extras=True)

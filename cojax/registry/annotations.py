@@ -65,19 +65,19 @@ def convert_setting(setting: str, annotation: Any, value: Any) -> Any:
     try:
         return _convert(annotation, value)
     except ValueError:
-        size_note = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
-        raise RegistryError(f"{setting} is {quote(value)}; expected {description(annotation)}{size_note}") from None
+        size_note = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST_NUMBER else ""
+        raise RegistryError(f"{setting} is {quote(value)}; expected {say_type(annotation)}{size_note}") from None
 
 
 def quote(value: object) -> str:
     """Formats a value for an error: its repr, shortened if it is long."""
-    if isinstance(value, int) and abs(value) > 10**_MOST_CHARS:
+    if isinstance(value, int) and abs(value) > 10**_MOST_QUOTED:
         return "a whole number of very many digits"
     try:
         text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # a whole number in it has too many digits, or it is nested too deep
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS // 2]}…{text[-_MOST_CHARS // 4 :]}"
+    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED // 2]}…{text[-_MOST_QUOTED // 4 :]}"
 
 
 def from_text(annotation: Any, text: str) -> Any:
@@ -94,29 +94,29 @@ def from_text(annotation: Any, text: str) -> Any:
         return text
 
 
-def description(annotation: Any) -> str:
+def say_type(annotation: Any) -> str:
     """Describes in words the values that an annotation allows."""
     outer_type, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if outer_type is typing.Annotated:
-        words = [argument for argument in arguments[1:] if isinstance(argument, str)] or [description(arguments[0])]
-        return " ".join([words[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
+        type_text = [argument for argument in arguments[1:] if isinstance(argument, str)] or [say_type(arguments[0])]
+        return " ".join([type_text[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
     if outer_type is Literal:
         return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
     if outer_type in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(description, arguments)))
+        return " or ".join(dict.fromkeys(map(say_type, arguments)))
     if outer_type is tuple or annotation is tuple:
         if not arguments:
             return "a tuple"
         is_variadic = arguments[-1] is ...
-        item_text = description(arguments[0]) if is_variadic else ", ".join(map(description, arguments))
+        item_text = say_type(arguments[0]) if is_variadic else ", ".join(map(say_type, arguments))
         return f"a tuple, each of it {item_text}" if is_variadic else f"a tuple of {item_text}"
     return _TYPE_WORDS.get(annotation, f"a value that no flag can set ({annotation})")
 
 
 # The largest whole number of a setting: nothing can compute with a larger one.
-LARGEST = 2**63 - 1
+LARGEST_NUMBER = 2**63 - 1
 # Characters of a value that an error shows.
-_MOST_CHARS = 200
+_MOST_QUOTED = 200
 # Words of flags for values that Python writes in another way.
 _FLAG_WORDS = {"true": True, "false": False, "none": None}
 _TYPE_WORDS = {
@@ -134,7 +134,7 @@ def _convert(annotation: Any, value: Any) -> Any:
     from pydantic.errors import PydanticUserError
 
     try:
-        converted_value = _adapter(annotation).validate_python(value if annotation is Any else _as_tuples(value))
+        converted_value = _make_adapter(annotation).validate_python(value if annotation is Any else _to_tuples(value))
     except (PydanticUserError, RecursionError) as error:  # an annotation, or a value, that no flag has
         raise ValueError from error
     if not _is_sound(value, converted_value):
@@ -143,15 +143,15 @@ def _convert(annotation: Any, value: Any) -> Any:
 
 
 @functools.cache
-def _adapter(annotation: Any) -> "pydantic.TypeAdapter[Any]":
+def _make_adapter(annotation: Any) -> "pydantic.TypeAdapter[Any]":
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
-def _as_tuples(value: Any) -> Any:
+def _to_tuples(value: Any) -> Any:
     """Lists as tuples, at every depth: JSON has no tuples."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
+    return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _is_sound(value: Any, converted_value: Any) -> bool:
@@ -162,5 +162,5 @@ def _is_sound(value: Any, converted_value: Any) -> bool:
         return math.isfinite(converted_value) and not isinstance(value, bool)
     if isinstance(converted_value, int):
         is_same_kind = isinstance(value, bool) == isinstance(converted_value, bool) and not isinstance(value, float)
-        return is_same_kind and -LARGEST - 1 <= converted_value <= LARGEST
+        return is_same_kind and -LARGEST_NUMBER - 1 <= converted_value <= LARGEST_NUMBER
     return True

@@ -14,12 +14,12 @@ from typing import Any
 from cojax import imports
 
 UNKNOWN = "unknown"
-_PYTHON = (":(top,glob)**/*.py",)
+_PYTHON_FILES = (":(top,glob)**/*.py",)
 # Where packages are installed, also in a virtual environment that lies within somebody's repository.
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 
 
-def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
+def describe_source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     """Describes where an entry comes from: its module and name, the version of its package, the SHA-256 of its file.
 
     If `name` is 'package.module:function', the folder of the package and the commit of its repository are added. If the
@@ -45,17 +45,17 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
         repository_fields = {"folder": str(folder), "commit": commit(module_file)}
     return {
         "path": f"{module.__name__}:{attribute}",
-        "version": _version(module),
+        "version": _find_version(module),
         "hash": hashlib.sha256(file_contents).hexdigest() if module_files else "",
         **repository_fields,
     }
 
 
-def _version(module: types.ModuleType) -> str:
+def _find_version(module: types.ModuleType) -> str:
     """Returns the version of the distribution, else the module's `__version__`, else ""."""
     package = module.__name__.partition(".")[0]
     # An editable install lists the packages of a wheel. Asking for cojax by its name need not read all distributions.
-    is_ours = package in ("cojax", *imports.SHARED)
+    is_ours = package in ("cojax", *imports.SHARED_NAMES)
     distributions = ["cojax"] if is_ours else _distributions().get(package, [])
     try:
         return importlib.metadata.version(distributions[0])
@@ -67,7 +67,7 @@ def _version(module: types.ModuleType) -> str:
 _distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
-def commit(code_file: str | Path, code: Sequence[str] = _PYTHON) -> str:
+def commit(code_file: str | Path, code: Sequence[str] = _PYTHON_FILES) -> str:
     """Returns the commit of the file's repository, followed by " with changes" if its code has changed since.
 
     `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
@@ -94,7 +94,7 @@ def commit(code_file: str | Path, code: Sequence[str] = _PYTHON) -> str:
     return head_commit.strip() + (" with changes" if is_new or status_text.strip() else "")
 
 
-def short_commit(commit: str) -> str:
+def shorten_commit(commit: str) -> str:
     """Returns ten digits of the hash, and what follows it: " with changes" or nothing."""
     commit_hash, space, changes_note = commit.partition(" ")
     return commit_hash[:10] + space + changes_note

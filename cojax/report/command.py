@@ -23,12 +23,12 @@ from cojax.command import CommandLineParser
 from cojax.report import comparison
 from cojax.report.comparison import check_folders, write_comparison
 from cojax.report.console import CONSOLE
-from cojax.report.exchanges import about, places_of, read_exchanges
-from cojax.report.lineage import TaskHistory, TaskVisit, action_text, id_of, lineage
+from cojax.report.exchanges import describe_exchange, find_places, read_exchanges
+from cojax.report.lineage import TaskHistory, TaskVisit, format_action, hash_task, read_lineage
 from cojax.report.live import serve
 from cojax.report.page import write_evaluation_report
 from cojax.report.page import write_report as write_run_report
-from cojax.report.run import Json, Run, expedition_of, read_run
+from cojax.report.run import Json, Run, find_expedition, read_run
 from cojax.unicode_forms import plain
 
 # Raised on reading a record that no run wrote.
@@ -68,11 +68,11 @@ def compare(arguments: Sequence[str] | None = None) -> int:
     folders = (options.first, *options.others)
 
     def show_comparison() -> None:
-        runs = [comparison.ended_run(folder) for folder in folders]
-        CONSOLE.print(comparison.table(runs))
-        CONSOLE.print(comparison.differences(runs))
+        runs = [comparison.read_ended_run(folder) for folder in folders]
+        CONSOLE.print(comparison.build_table(runs))
+        CONSOLE.print(comparison.build_differences(runs))
         if options.tasks:
-            CONSOLE.print(comparison.by_task(runs))
+            CONSOLE.print(comparison.build_task_table(runs))
 
     return _carry_out(parser, folders, show_comparison) or main([*map(str, folders), f"--out={options.out}"])
 
@@ -141,7 +141,7 @@ def _print_lines(lines: Iterable[Text]) -> None:
 
 def _render_task(workdir: str, task_id: str) -> Iterator[Text]:
     """The history of a task, its expedition, and the texts sent and received for it."""
-    history, run = lineage(workdir, task_id), read_run(workdir)
+    history, run = read_lineage(workdir, task_id), read_run(workdir)
     yield from _render_lines((*_list_history(history), *_list_expedition(run, history.expedition)))
     yield from _render_exchanges(run, history.expedition, history.id)
 
@@ -166,10 +166,10 @@ def _render_drafts(run: Run, draft_name: str) -> Iterator[Text]:
 
 
 def _render_draft(run: Run, draft_name: str, draft: Json) -> Iterator[Text]:
-    verdict, draft_fields, expedition = draft["verdict"], draft["draft"], expedition_of(draft)
+    verdict, draft_fields, expedition = draft["verdict"], draft["draft"], find_expedition(draft)
     titled_texts = [
         ("draft", f"{draft_name}  {draft_fields['query']}"),
-        *_list_solution(map(action_text, draft_fields.get("solution", ()))),
+        *_list_solution(map(format_action, draft_fields.get("solution", ()))),
         *((title, draft.get(title, "")) for title in ("origin", "parent", "signal", "episode")),
         ("verdict", verdict["status"]),
         ("set aside", verdict.get("quarantine", "")),
@@ -178,7 +178,7 @@ def _render_draft(run: Run, draft_name: str, draft: Json) -> Iterator[Text]:
         *_list_expedition(run, expedition),
     ]
     yield from _render_lines(titled_texts)
-    task_id = id_of(draft_fields) if {"environment", "query", "setup"} <= draft_fields.keys() else ""
+    task_id = hash_task(draft_fields) if {"environment", "query", "setup"} <= draft_fields.keys() else ""
     yield from _render_exchanges(run, expedition, task_id)
 
 
@@ -205,12 +205,12 @@ def _list_expedition(run: Run, expedition_key: tuple[int, int] | None) -> Iterat
         yield "failure", failure
 
 
-def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str) -> Iterator[Text]:
+def _render_exchanges(run: Run, expedition_key: tuple[int, int] | None, task_id: str) -> Iterator[Text]:
     """All texts sent to a model and received from it, for an expedition and for the validation of a task."""
     journal = run.folder / "journal.jsonl"
-    if not (places_by_key := places_of(journal)):
+    if not (places_by_key := find_places(journal)):
         return
-    for stage, exchange_key in (("exploration", expedition or ""), ("validation", task_id)):
+    for stage, exchange_key in (("exploration", expedition_key or ""), ("validation", task_id)):
         exchanges = read_exchanges(journal, places_by_key.get(exchange_key, ()))
         heading = f"{stage}: {len(exchanges)} call{'' if len(exchanges) == 1 else 's'} to a model"
         yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (heading, "bold"))
@@ -219,7 +219,7 @@ def _render_exchanges(run: Run, expedition: tuple[int, int] | None, task_id: str
 
 
 def _render_exchange(exchange: Json) -> Iterator[Text]:
-    place_text, facts_text = plain(exchange["place"]), plain(about(exchange))
+    place_text, facts_text = plain(exchange["place"]), plain(describe_exchange(exchange))
     yield Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (place_text, "bold"), (f"\n{facts_text}", "dim"))
     objects = {name: value for name, value in exchange["settings"].items() if not isinstance(value, (str, int, float))}
     if objects:

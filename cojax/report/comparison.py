@@ -18,18 +18,18 @@ from typing import Any
 
 from rich.table import Table
 
-from cojax.registry.source import short_commit
-from cojax.report.console import TABLE, duration
-from cojax.report.figures import curves, headline, paired_difference, totals
-from cojax.report.lineage import task_id_of
-from cojax.report.page import render
+from cojax.registry.source import shorten_commit
+from cojax.report.console import TABLE_OPTIONS, format_time
+from cojax.report.figures import build_curves, build_headline, paired_difference, sum_totals
+from cojax.report.lineage import find_task_id
+from cojax.report.page import render_page
 from cojax.report.pieces import replace_text
-from cojax.report.run import Json, Run, read_run, shortened_text, task_scores
+from cojax.report.run import Json, Run, begin_text, read_run, read_scores
 from cojax.storage.files import flat
 
-SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
-TASKS = 20_000  # held-out tasks in the table
-RUNS = 12  # as many as there are distinguishable colours
+PAGE_SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
+MOST_TASKS = 20_000  # held-out tasks in the table
+MOST_RUNS = 12  # as many as there are distinguishable colours
 QUERY = 300  # characters of a query
 _CURVE_NAMES = ("step", "success", "reward", "live_groups", "tasks", "dev")
 
@@ -41,10 +41,10 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     than RUNS, and for a run that is named twice.
     """
     if len(folders) < 2:
-        raise ValueError(f"{len(folders)} runs to compare; name 2 to {RUNS}")
+        raise ValueError(f"{len(folders)} runs to compare; name 2 to {MOST_RUNS}")
     check_folders(folders)
     path = Path(path)
-    return replace_text(path, render(comparison([read_run(folder) for folder in folders]), SCRIPTS))
+    return replace_text(path, render_page(build_comparison([read_run(folder) for folder in folders]), PAGE_SCRIPTS))
 
 
 def check_folders(folders: Sequence[str | Path]) -> None:
@@ -57,25 +57,25 @@ def check_folders(folders: Sequence[str | Path]) -> None:
             also_note = "" if str(first_spelling) == str(folder) else f", also as {folder}"
             raise ValueError(f"{first_spelling} is named twice{also_note}; name each run once")
         folder_by_path[path] = folder
-    if len(folders) > RUNS:
-        raise ValueError(f"{len(folders)} runs to compare; name at most {RUNS}")
+    if len(folders) > MOST_RUNS:
+        raise ValueError(f"{len(folders)} runs to compare; name at most {MOST_RUNS}")
 
 
-def comparison(runs: Sequence[Run]) -> Json:
+def build_comparison(runs: Sequence[Run]) -> Json:
     """Everything the page shows, as JSON."""
     run_names = _shortest_names([run.folder.resolve() for run in runs])
     settings = [_read_settings(run) for run in runs]
-    scores = [task_scores(run.final) for run in runs]
+    scores = [read_scores(run.final) for run in runs]
     return {
         "name": "comparison",
         "runs": [
             {
                 "name": run_name,
-                "headline": headline(run),
-                "seconds": totals(run)["seconds"],
+                "headline": build_headline(run),
+                "seconds": sum_totals(run)["seconds"],
                 "settings": run_settings,
-                "commit": short_commit(str(run.config.get("commit") or "")),
-                "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVE_NAMES},
+                "commit": shorten_commit(str(run.config.get("commit") or "")),
+                "curves": {key: column for key, column in build_curves(run.metrics).items() if key in _CURVE_NAMES},
             }
             for run_name, run, run_settings in zip(run_names, runs, settings, strict=True)
         ],
@@ -100,20 +100,22 @@ def _shortest_names(folders: Sequence[Path]) -> list[str]:
 def _read_settings(run: Run) -> dict[str, str]:
     """The leaves of the configuration by dotted name, as text."""
     value_texts = {name: str(value) for name, value in flat(run.config.get("config", {})).items() if name != "workdir"}
-    return {setting: shortened_text(value_text, QUERY) for setting, value_text in value_texts.items()}
+    return {setting: begin_text(value_text, QUERY) for setting, value_text in value_texts.items()}
 
 
 def _list_tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> Json:
     """Held-out tasks with a score in at least one run: id, query if known, and the score in each run."""
     queries = {
-        task_id_of(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
+        find_task_id(episode): episode["task"]["query"][:QUERY] for run in runs for episode in (*run.before, *run.after)
     }
     task_ids = list(dict.fromkeys(task for run_scores in scores for task in run_scores))
-    rows = [[task, queries.get(task, ""), [run_scores.get(task) for run_scores in scores]] for task in task_ids[:TASKS]]
+    rows = [
+        [task, queries.get(task, ""), [run_scores.get(task) for run_scores in scores]] for task in task_ids[:MOST_TASKS]
+    ]
     return {"rows": rows, "total": len(task_ids)}
 
 
-def ended_run(folder: Path) -> Run:
+def read_ended_run(folder: Path) -> Run:
     """Reads a finished run. Raises FileNotFoundError if it has not finished, and StorageError for a damaged file."""
     if missing := [name for name in ("summary.json", "final.json") if not (folder / name).exists()]:
         raise FileNotFoundError(
@@ -122,23 +124,23 @@ def ended_run(folder: Path) -> Run:
     return read_run(folder)
 
 
-def sign_test(better: int, worse: int) -> float:
+def run_sign_test(better: int, worse_count: int) -> float:
     """The p-value of the two-sided exact sign test, which ignores tasks with equal scores."""
     from scipy import stats  # imported here: it takes a second to load, and pages do not need it
 
-    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return float(stats.binomtest(better, better + worse_count).pvalue) if better + worse_count else 1.0
 
 
 def _new_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
     """An empty table with a first column and a column for each run."""
-    table = Table(title=title, **TABLE)
+    table = Table(title=title, **TABLE_OPTIONS)
     table.add_column(first_column, style="dim", no_wrap=True)
     for run in runs:
         table.add_column(str(run.folder), justify="right", overflow="fold")
     return table
 
 
-def table(runs: Sequence[Run]) -> Table:
+def build_table(runs: Sequence[Run]) -> Table:
     """The figures of the runs, in a column each."""
     figure_table = _new_table("Results", "", runs)
     cells_by_title = {
@@ -147,34 +149,34 @@ def table(runs: Sequence[Run]) -> Table:
         "steps": [f"{run.summary.get('steps', 0):,}" for run in runs],
         "tasks, start → end": [_format_pool(run.summary) for run in runs],
         "tokens sampled": [f"{run.summary.get('tokens', {}).get('sampled', 0):,}" for run in runs],
-        "time": [duration(run.summary.get("seconds", {}).get("total", 0.0)) for run in runs],
+        "time": [format_time(run.summary.get("seconds", {}).get("total", 0.0)) for run in runs],
     }
     for row_title, cells in cells_by_title.items():
         figure_table.add_row(row_title, *cells)
     return figure_table
 
 
-def differences(runs: Sequence[Run]) -> Table:
+def build_differences(runs: Sequence[Run]) -> Table:
     """Each of the other runs minus the first, in a row each."""
-    grid = Table(title=f"Minus {runs[0].folder}, over the evaluation tasks of both", **TABLE)
+    grid = Table(title=f"Minus {runs[0].folder}, over the evaluation tasks of both", **TABLE_OPTIONS)
     for column in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         grid.add_column(column, justify="right" if column else "left", style=None if column else "dim", overflow="fold")
     for run in runs[1:]:
-        difference = paired_difference(task_scores(runs[0].final), task_scores(run.final))
+        difference = paired_difference(read_scores(runs[0].final), read_scores(run.final))
         if difference is None:
             grid.add_row(str(run.folder), "fewer than 2 in common", *["–"] * 5)
             continue
         better, worse = difference["better"], difference["worse"]
         interval_text = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
         cells = (str(difference["count"]), f"{100 * difference['mean']:+.1f}", interval_text, str(better), str(worse))
-        grid.add_row(str(run.folder), *cells, f"{sign_test(better, worse):.2g}")
+        grid.add_row(str(run.folder), *cells, f"{run_sign_test(better, worse):.2g}")
     return grid
 
 
-def by_task(runs: Sequence[Run]) -> Table:
+def build_task_table(runs: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
     task_table = _new_table("Tasks that differ", "task", runs)
-    scores_by_run = [task_scores(run.final) for run in runs]
+    scores_by_run = [read_scores(run.final) for run in runs]
     for task_id in runs[0].final.get("tasks", {}):
         scores = [run_scores.get(task_id) for run_scores in scores_by_run]
         if len(set(scores)) > 1:

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cojax.report.run import origin_line, probe_line, verdicts_of
+from cojax.report.run import count_verdicts, describe_origin, describe_probe
 from cojax.unicode_forms import plain
 
 _T = TypeVar("_T")
@@ -48,14 +48,14 @@ class _LoggedConsole(Console):
 # No emoji: rich would turn "module:fire:" into a flame.
 _LITERAL_OPTIONS: Any = {"highlight": False, "emoji": False, "markup": False}
 CONSOLE: Console = _LoggedConsole(**_LITERAL_OPTIONS)
-TABLE: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
+TABLE_OPTIONS: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
 _COUNT_KEYS = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _MOST_KINDS = 60  # kinds of task that a table lists
-REPORT_EVERY = 15.0  # seconds between the lines that replace a bar without a terminal
+REPORT_INTERVAL_S = 15.0  # seconds between the lines that replace a bar without a terminal
 
 
-def duration(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Seconds in a readable form: 0.4 s, 12 s, 2:05, 1:02:05."""
     if seconds < 10:
         return f"{seconds:.1f} s"
@@ -71,37 +71,37 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
-    """Estimates how many seconds `steps` more steps take, from those of past steps; None before the third step.
+def estimate_seconds(step_seconds: Sequence[float], step_count: int) -> float | None:
+    """Estimates how many seconds `step_count` more steps take, from those of past steps; None before the third step.
 
     Each counts as the mean of the last twenty steps, which include some evolutions. The first step, which compiles, is
     left out.
     """
-    recent_seconds = list(seconds)[1:][-20:]
-    return steps * sum(recent_seconds) / len(recent_seconds) if len(recent_seconds) >= 2 else None
+    recent_seconds = list(step_seconds)[1:][-20:]
+    return step_count * sum(recent_seconds) / len(recent_seconds) if len(recent_seconds) >= 2 else None
 
 
-def step_line(record: Mapping[str, Any], steps: int, eta_s: float | None = None) -> Text:
+def format_step(record: Mapping[str, Any], step_count: int, eta_s: float | None = None) -> Text:
     """A record of metrics.jsonl as one line of text; `eta_s` is the estimated seconds to the end."""
     count_by_kind, seconds_by_part = record.get("signals", {}), record.get("seconds", {})
     step_seconds = seconds_by_part.get("total", sum(seconds_by_part.values()))
     line = Text.assemble(
         ("step ", "dim"),
-        (f"{record['step']:>{len(str(steps))}}/{steps}", "bold"),
+        (f"{record['step']:>{len(str(step_count))}}/{step_count}", "bold"),
         ("  success ", "dim"),
         (f"{percent(record['success']) if 'success' in record else '–':>5}", "bold green"),
         *((("  reward ", "dim"), f"{record['reward']:.2f}") if "reward" in record else ()),
         *((("  live ", "dim"), f"{_describe_live(record):>5}") if "live_groups" in record else ()),
         ("  signals ", "dim"),
-        *_signal_counts(count_by_kind),
+        *_format_signal_counts(count_by_kind),
         ("  pool ", "dim"),
         f"{record['tasks']:>4d}",
     )
     if record.get("loss") is not None:  # None if all groups of the step lack variance
         line.append_text(Text.assemble(("  loss ", "dim"), f"{record['loss']:+.4f}"))
-    line.append_text(Text.assemble(("  ", ""), f"{duration(step_seconds):>6}"))
+    line.append_text(Text.assemble(("  ", ""), f"{format_time(step_seconds):>6}"))
     if eta_s is not None:
-        line.append_text(Text.assemble(("  ETA ", "dim"), duration(eta_s)))
+        line.append_text(Text.assemble(("  ETA ", "dim"), format_time(eta_s)))
     return line
 
 
@@ -112,7 +112,7 @@ def _describe_live(record: Mapping[str, Any]) -> str:
     return f"{record['groups_live']:.0f} of {record['groups_sampled']}"
 
 
-def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
+def _format_signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
     """(text, style) of the count of each kind, by its first letters: F for forgetting, B for boundary, R for rare."""
     prefixes: dict[str, str] = {}
     for kind in dict.fromkeys((*_KIND_STYLES, *signals)):
@@ -121,13 +121,13 @@ def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
     return [(f"{prefixes[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in prefixes]
 
 
-def extra_lines(record: Mapping[str, Any]) -> list[Text]:
+def list_extra_lines(record: Mapping[str, Any]) -> list[Text]:
     """Further lines of a step: its evolution, and its evaluation on the development split."""
     lines = []
     if evolution := record.get("evolution"):
         lines.append(Text.assemble(("     evolved ", "bold magenta"), _describe_evolution(evolution)))
         if explorer_figures := evolution.get("explorer"):
-            lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer_figures)))
+            lines.append(Text.assemble(("     explorer ", "bold magenta"), describe_explorer(explorer_figures)))
     if dev := record.get("dev"):
         partial_text = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
         lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial_text}"))
@@ -139,12 +139,12 @@ def _describe_evolution(evolution: Mapping[str, Any]) -> str:
     if evolution.get("idle"):
         return f"no expedition: {evolution['idle']}"
     stage_texts = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
-    stage_texts += [probe_line(evolution["probe"])] if evolution.get("probe") else []
-    stage_texts += [_describe_counts(verdicts_of(evolution)), f"new tasks: {_describe_counts(evolution['added'])}"]
+    stage_texts += [describe_probe(evolution["probe"])] if evolution.get("probe") else []
+    stage_texts += [_describe_counts(count_verdicts(evolution)), f"new tasks: {_describe_counts(evolution['added'])}"]
     return " → ".join(stage_texts)
 
 
-def explorer_line(figures: Mapping[str, Any]) -> str:
+def describe_explorer(figures: Mapping[str, Any]) -> str:
     """An explorer's figures in one line."""
     token_count = figures["tokens_in"] + figures["tokens_out"]
     phrases = [f"{figures['calls']:,} calls", f"{token_count:,} tokens"]
@@ -155,12 +155,12 @@ def explorer_line(figures: Mapping[str, Any]) -> str:
 
 
 def show_step(record: Mapping[str, Any], steps: int, eta_s: float | None = None, console: Console = CONSOLE) -> None:
-    for line in (step_line(record, steps, eta_s), *extra_lines(record)):
+    for line in (format_step(record, steps, eta_s), *list_extra_lines(record)):
         console.print(line, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def bar(description: str, total: int | None = None, console: Console = CONSOLE) -> Iterator[Callable[..., None]]:
+def show_bar(description: str, total: int | None = None, console: Console = CONSOLE) -> Iterator[Callable[..., None]]:
     """A progress bar for `total` items; yields `advance(count=1)`, which any thread may call."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -174,26 +174,26 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
     def advance(count: int = 1) -> None:
         nonlocal done, last_report
         done += count
-        if (now := time.monotonic()) - last_report >= REPORT_EVERY:
+        if (now := time.monotonic()) - last_report >= REPORT_INTERVAL_S:
             last_report = now
             console.print(f"{description}: {done}{total_text}", soft_wrap=True)
 
     yield advance
-    console.print(f"{description}: {done}{total_text} in {duration(time.monotonic() - start_time)}", soft_wrap=True)
+    console.print(f"{description}: {done}{total_text} in {format_time(time.monotonic() - start_time)}", soft_wrap=True)
 
 
-def show_summary(summary: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
+def show_summary(summary: Mapping[str, Any], report_path: str | Path, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
     _show_origin(summary, console)
     console.print(Group(_new_results_table(summary), _new_time_table(summary["seconds"])))
-    console.print(f"report: {report}", soft_wrap=True)
+    console.print(f"report: {report_path}", soft_wrap=True)
 
 
-def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Console = CONSOLE) -> None:
+def show_evaluation(result: Mapping[str, Any], report_path: str | Path, console: Console = CONSOLE) -> None:
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     _show_origin(result, console)
-    table = Table(title="Result", **TABLE)
+    table = Table(title="Result", **TABLE_OPTIONS)
     table.add_column("", style="dim", no_wrap=True)
     for split_name in splits:
         table.add_column(split_name, justify="right", no_wrap=True)
@@ -202,12 +202,12 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
         table.add_row(row_title, *map(format_cell, splits.values()))
 
     add_row("tasks", lambda split: str(split["tasks"]))
-    add_row(f"avg@{result['samples']}", lambda split: _with_interval(split["avg_at_k"], 100))
+    add_row(f"avg@{result['samples']}", lambda split: _format_interval(split["avg_at_k"], 100))
     if result["samples"] > 1:
         for k in dict.fromkeys(k for split in splits.values() for k in split["pass_at_k"]):
-            add_row(f"pass@{k}", lambda split, k=k: _with_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
+            add_row(f"pass@{k}", lambda split, k=k: _format_interval(split["pass_at_k"].get(k), 100))  # type: ignore[misc]
     for measure in dict.fromkeys(measure_name for split in splits.values() for measure_name in split["measures"]):
-        add_row(measure, lambda split, measure=measure: _with_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
+        add_row(measure, lambda split, measure=measure: _format_interval(split["measures"].get(measure), 1))  # type: ignore[misc]
     add_row("partial reward", lambda split: f"{100 * split['partial']:.1f} %")
     add_row("turns", lambda split: f"{split['turns']:.1f}")
     add_row("lost episodes", lambda split: str(split["lost"]))
@@ -221,16 +221,16 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path, console: Cons
         console.print(
             f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
         )
-    console.print(f"report: {report}", soft_wrap=True, markup=False)
+    console.print(f"report: {report_path}", soft_wrap=True, markup=False)
 
 
 def _show_origin(result: Mapping[str, Any], console: Console) -> None:
     if origin := result.get("origin"):
-        console.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
+        console.print(f"policy: {describe_origin(origin)}", soft_wrap=True, markup=False)
 
 
 def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
-    table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE)
+    table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE_OPTIONS)
     for column_title in (result["by_key"], "tasks", "success"):
         table.add_column(column_title, justify="left" if column_title == result["by_key"] else "right")
     shown_kinds = list(result["by"].items())[:_MOST_KINDS]
@@ -241,7 +241,7 @@ def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _with_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
+def _format_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
     """An estimate with its confidence interval, in per cent; `scale` converts it to per cent."""
     if estimate is None:
         return "–"
@@ -249,7 +249,7 @@ def _with_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
 
 
 def _new_results_table(summary: Mapping[str, Any]) -> Table:
-    table = Table(title="Result", show_header=False, **TABLE)
+    table = Table(title="Result", show_header=False, **TABLE_OPTIONS)
     table.add_column(style="dim")
     table.add_column()
     zero_shot_success, final_success = summary.get("zero_shot"), summary.get("final")
@@ -268,7 +268,7 @@ def _new_results_table(summary: Mapping[str, Any]) -> Table:
         counts = summary.get(summary_key, {})
         table.add_row(row_title, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
     if probe_figures := summary.get("probe"):
-        table.add_row("probe", f"{probe_line(probe_figures)}, {probe_figures['tokens']:,} tokens")
+        table.add_row("probe", f"{describe_probe(probe_figures)}, {probe_figures['tokens']:,} tokens")
     if (token_counts := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in token_counts.items()))
     if summary.get("logprob_mismatch") is not None:
@@ -280,15 +280,15 @@ def _new_time_table(seconds: Mapping[str, float]) -> Table:
     total_seconds = seconds["total"]
     by_part = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
     other_seconds = total_seconds - sum(by_part.values())
-    table = Table(title="\nWhere the time went", **TABLE)
+    table = Table(title="\nWhere the time went", **TABLE_OPTIONS)
     table.add_column("part", style="dim")
     for column_title in ("time", "share", ""):
         table.add_column(column_title, justify="right" if column_title else "left")
     for part, part_seconds in (*by_part.items(), ("everything else", other_seconds), ("total", total_seconds)):
         share = part_seconds / total_seconds if total_seconds else 0.0
-        table.add_row(part, duration(max(part_seconds, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
+        table.add_row(part, format_time(max(part_seconds, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
     if seconds.get("warm_start"):
-        table.add_row("warm start (before)", duration(seconds["warm_start"]), "", "")
+        table.add_row("warm start (before)", format_time(seconds["warm_start"]), "", "")
     return table
 
 

@@ -9,31 +9,31 @@ from typing import Any
 import numpy as np
 
 from cojax.learner.advantages import ADVANTAGES
-from cojax.report.lineage import Rewards, add_visit, task_id_of
-from cojax.report.pieces import Pieces, steps_piece
-from cojax.report.run import Json, Run, cut_text, shortened_text
+from cojax.report.lineage import Rewards, add_visit, find_task_id
+from cojax.report.pieces import Pieces, name_steps_piece
+from cojax.report.run import Json, Run, begin_text, cut_text
 from cojax.storage.files import StorageError, read_whole
 from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, Turn
 
-SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
-PER_STEP = 6
-BYTES = 1_000_000  # of sources, of samples and of pairs, each
-INLINE = 2_000_000  # up to so many bytes, all episodes of a run are in the page
-MESSAGE = 1_500  # characters of one message
-CALLS = 4_000  # characters of the arguments of one call
-TOKENS = 2_000  # tokens of one action
+MOST_SAMPLES = 400  # episodes sampled evenly over the steps, besides the sources of lineages
+MOST_PER_STEP = 6
+MOST_BYTES = 1_000_000  # of sources, of samples and of pairs, each
+MOST_INLINE_BYTES = 2_000_000  # up to so many bytes, all episodes of a run are in the page
+MOST_MESSAGE_CHARACTERS = 1_500  # characters of one message
+MOST_CALL_CHARACTERS = 4_000  # characters of the arguments of one call
+MOST_ACTION_TOKENS = 2_000  # tokens of one action
 
-INDEX = 2_500_000  # bytes of all groups in one page
-QUERY = 300  # characters of a query
-DIGITS = 3  # of an advantage
+MOST_INDEX_BYTES = 2_500_000  # bytes of all groups in one page
+MOST_QUERY = 300  # characters of a query
+ADVANTAGE_DIGITS = 3  # of an advantage
 
 Advantages = Callable[[Sequence[Json]], list[Any]]  # a group's episodes → a number each, one for each turn, or None
 TokenDecoder = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 
-def page_form(run: Run) -> Callable[[Json, str, int], Json]:
+def make_page_form(run: Run) -> Callable[[Json, str, int], Json]:
     """(an episode of the run, the id of its task, its step) → the episode as the page shows it."""
-    decode = words_of(run.folder)
+    decode = make_decoder(run.folder)
     evidence_by_signal = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
 
     def build_view(episode: Json, task_id: str, step: int) -> Json:
@@ -43,7 +43,7 @@ def page_form(run: Run) -> Callable[[Json, str, int], Json]:
     return build_view
 
 
-def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
+def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pieces) -> tuple[list[Json], list[int]]:
     """Reads every stored episode once, adds it to `index`, and selects those for the page, oldest first.
 
     Returns the selection, and the numbers of source episodes of lineages that it holds and that the run stored.
@@ -51,10 +51,10 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     All episodes are selected if they take at most INLINE bytes. Otherwise the selection holds the source episodes of
     lineages, and of evenly spaced steps up to six episodes that are as varied as possible; `pieces` gets every step.
     """
-    show, compute_advantages = page_form(run), advantages_of(run)
-    steps = run.episodes.steps()
-    stride = max(1, -(-len(steps) // SAMPLED))
-    quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
+    shape, compute_advantages = make_page_form(run), make_advantages(run)
+    steps = run.episodes.list_steps()
+    stride = max(1, -(-len(steps) // MOST_SAMPLES))
+    quota = min(MOST_PER_STEP, max(1, MOST_SAMPLES // max(1, len(steps))))
     source_views: list[Json] = []
     samples: list[Json] = []
     views_by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
@@ -62,16 +62,16 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     for position, step in enumerate(steps):
         episodes = run.episodes.read(step)
         tasks = index.add(step, episodes, compute_advantages)
-        views = {episode["episode"]: show(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
+        views = {episode["episode"]: shape(episode, task, step) for task, episode in zip(tasks, episodes, strict=True)}
         if views_by_step is not None:
             views_by_step[step] = list(views.values())
             used_bytes += sum(len(json.dumps(view)) for view in views.values())
-            if used_bytes > INLINE:
+            if used_bytes > MOST_INLINE_BYTES:
                 for earlier_step, step_views in views_by_step.items():
-                    pieces.put(steps_piece(earlier_step), step_views)
+                    pieces.put(name_steps_piece(earlier_step), step_views)
                 views_by_step = None
         else:
-            pieces.put(steps_piece(step), list(views.values()))
+            pieces.put(name_steps_piece(step), list(views.values()))
         source_views += [views[episode_id] for episode_id in views if episode_id in sources]
         if position % stride == 0:
             other_episodes = (episode for episode in episodes if episode["episode"] not in sources)
@@ -79,32 +79,34 @@ def select(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Pi
     if views_by_step is not None:
         origins, chosen = source_views, [view for step_views in views_by_step.values() for view in step_views]
     else:
-        origins = pick_within(source_views, BYTES)
-        chosen = sorted([*origins, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
+        origins = pick_within(source_views, MOST_BYTES)
+        chosen = sorted(
+            [*origins, *pick_within(samples, MOST_BYTES)], key=lambda episode: (episode["step"], episode["id"])
+        )
     return chosen, [len(origins), len(source_views)]
 
 
 def follow(run: Run, index: "EpisodeIndex") -> None:
     """Reads the steps that `index` does not have yet."""
-    compute_advantages = advantages_of(run)
-    for step in run.episodes.steps():
+    compute_advantages = make_advantages(run)
+    for step in run.episodes.list_steps():
         if step not in index.steps:
             index.add(step, run.episodes.read(step), compute_advantages)
 
 
-def pairs(run: Run) -> list[Json]:
+def pair_up(run: Run) -> list[Json]:
     """The evaluation tasks that were played both before and after training, with both episodes, in the order played.
 
     If they take more than BYTES, some are left out, evenly.
     """
-    decode = words_of(run.folder)
-    after_by_task = {task_id_of(episode): episode for episode in run.after}
+    decode = make_decoder(run.folder)
+    after_by_task = {find_task_id(episode): episode for episode in run.after}
     episode_pairs = [
         {"before": compact(before, task_id, 0, decode), "after": compact(after_by_task[task_id], task_id, 0, decode)}
         for before in run.before
-        if (task_id := task_id_of(before)) in after_by_task
+        if (task_id := find_task_id(before)) in after_by_task
     ]
-    return pick_within(episode_pairs, BYTES)
+    return pick_within(episode_pairs, MOST_BYTES)
 
 
 def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
@@ -116,13 +118,13 @@ def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     return [episode for _, _, episode in sorted(entries, key=lambda ranked_episode: ranked_episode[:2])[:count]]
 
 
-def pick_within(items: Sequence[Any], limit: int) -> list[Any]:
-    """Picks evenly spaced items whose JSON takes at most `limit` bytes."""
+def pick_within(items: Sequence[Any], most_bytes: int) -> list[Any]:
+    """Picks evenly spaced items whose JSON takes at most `most_bytes` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
-    share = min(1.0, limit / max(1, sum(sizes)))
+    share = min(1.0, most_bytes / max(1, sum(sizes)))
     chosen_items, used_bytes = [], 0
     for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
-        if int((index + 1) * share) > int(index * share) and used_bytes + size <= limit:
+        if int((index + 1) * share) > int(index * share) and used_bytes + size <= most_bytes:
             chosen_items.append(item)
             used_bytes += size
     return chosen_items
@@ -134,10 +136,10 @@ def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None)
         "id": episode["episode"],
         "step": step,
         "task": task_id,
-        "query": cut_text(episode["task"]["query"], MESSAGE),
+        "query": cut_text(episode["task"]["query"], MOST_MESSAGE_CHARACTERS),
         "origin": episode["task"]["origin"],
         "outcome": episode["outcome"],
-        "error": cut_text(episode["error"], MESSAGE),
+        "error": cut_text(episode["error"], MOST_MESSAGE_CHARACTERS),
         "reward": episode["reward"],
         "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
@@ -148,13 +150,13 @@ def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None)
 
 
 def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
-    token_ids = turn["action_tokens"][:TOKENS]
+    token_ids = turn["action_tokens"][:MOST_ACTION_TOKENS]
     return {
-        "text": cut_text(turn["action"]["text"], MESSAGE),
+        "text": cut_text(turn["action"]["text"], MOST_MESSAGE_CHARACTERS),
         "calls": [[call["name"], _compact_arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
         "words": decode(token_ids) if decode else [],
-        "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:TOKENS]],
+        "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:MOST_ACTION_TOKENS]],
         "tokens": len(turn["action_tokens"]),
         "prompt": len(turn["prompt_tokens"]),
         "messages": _compact_messages(turn["observation"]["messages"]),
@@ -165,18 +167,18 @@ def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
 
 def _compact_arguments(values: Json) -> Json:
     """The arguments of a call; if they are long, the text of each is cut."""
-    if len(json.dumps(values)) <= CALLS:
+    if len(json.dumps(values)) <= MOST_CALL_CHARACTERS:
         return values
-    most_characters = max(80, CALLS // len(values))
+    most_characters = max(80, MOST_CALL_CHARACTERS // len(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
     return {cut_text(name, 80): cut_text(content, most_characters) for name, content in texts.items()}
 
 
 def _compact_messages(messages: Iterable[Json]) -> list[list[str]]:
-    return [[message["role"], cut_text(message["content"], MESSAGE)] for message in messages]
+    return [[message["role"], cut_text(message["content"], MOST_MESSAGE_CHARACTERS)] for message in messages]
 
 
-def words_of(folder: Path) -> TokenDecoder | None:
+def make_decoder(folder: Path) -> TokenDecoder | None:
     """A decoder of single tokens; None if the run directory has no tokenizer. Raises StorageError for a damaged one."""
     paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
     if not paths:
@@ -192,7 +194,7 @@ def words_of(folder: Path) -> TokenDecoder | None:
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
 
-def advantages_of(run: Run) -> Advantages | None:
+def make_advantages(run: Run) -> Advantages | None:
     """The advantage that the run was trained with, as its config.json names it.
 
     None for a user's own advantage, whose code a report does not run, and for a run that learns from preferences.
@@ -203,10 +205,10 @@ def advantages_of(run: Run) -> Advantages | None:
     if advantage_name not in ADVANTAGES or any("preference" in record for record in run.metrics):
         return None
     settings = code_entry.get("settings") or learner.get("advantage_settings") or {}
-    return lambda episodes: _advantages(ADVANTAGES[advantage_name], settings, episodes)
+    return lambda episodes: _list_advantages(ADVANTAGES[advantage_name], settings, episodes)
 
 
-def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], episodes: Sequence[Json]) -> list[Any]:
+def _list_advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], episodes: Sequence[Json]) -> list[Any]:
     """One entry for each episode; None for one that is masked, lost, or the only valid one."""
     valid_indices = [index for index, episode in enumerate(episodes) if episode["outcome"] not in INFRASTRUCTURE]
     rounded_values: list[Any] = [None] * len(episodes)
@@ -225,8 +227,8 @@ def _advantages(advantage: Callable[..., Any], settings: Mapping[str, Any], epis
 def _round_advantage(value: Any) -> Any:
     array = np.asarray(value, np.float64)
     if array.ndim == 0:
-        return round(float(array), DIGITS) + 0.0
-    return [round(float(np.mean(turn_values)), DIGITS) + 0.0 for turn_values in array]
+        return round(float(array), ADVANTAGE_DIGITS) + 0.0
+    return [round(float(np.mean(turn_values)), ADVANTAGE_DIGITS) + 0.0 for turn_values in array]
 
 
 def _to_trajectory(episode: Json) -> Trajectory:
@@ -264,7 +266,7 @@ class EpisodeIndex:
         for episode in episodes:
             # Episodes of a group have the same name but for the sample; their task is hashed once.
             stem = episode["episode"].rpartition("-")[0] or episode["episode"]
-            task_id = id_by_stem[stem] if stem in id_by_stem else id_by_stem.setdefault(stem, task_id_of(episode))
+            task_id = id_by_stem[stem] if stem in id_by_stem else id_by_stem.setdefault(stem, find_task_id(episode))
             task_ids.append(task_id)
             add_visit(self.rewards, task_id, step, episode)
             groups.setdefault((task_id, episode.get("agent", "")), []).append(episode)
@@ -298,16 +300,16 @@ class EpisodeIndex:
     def _number_task(self, task_id: str, episode: Json) -> int:
         if task_id not in self._number_by_task:
             self._number_by_task[task_id] = len(self.tasks)
-            self.tasks.append([task_id, shortened_text(episode["task"]["query"], QUERY), episode["task"]["origin"]])
+            self.tasks.append([task_id, begin_text(episode["task"]["query"], MOST_QUERY), episode["task"]["origin"]])
         return self._number_by_task[task_id]
 
     @property
-    def total(self) -> int:
+    def count_groups(self) -> int:
         return sum(len(group["r"]) for groups in self.steps.values() for group in groups)
 
-    def index(self) -> Json:
+    def build_index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""
-        steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], INDEX)
+        steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], MOST_INDEX_BYTES)
         task_numbers = {row["t"] for _, rows in steps for row in rows}
         tasks = [task if number in task_numbers else [task[0], "", task[2]] for number, task in enumerate(self.tasks)]
         return {"tasks": tasks, "steps": steps}

@@ -19,10 +19,10 @@ from pathlib import Path
 from cojax.report.figures import evenly
 from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, cut_text
-from cojax.storage.files import LONGEST_LINE, lines_of, open_file, parse_record
+from cojax.storage.files import MOST_LINE_BYTES, open_file, parse_record, read_lines
 
 # The place of a record is within this many bytes of the beginning of its line.
-_HEAD_BYTES = 8_192
+_MOST_HEAD_BYTES = 8_192
 _PLACE_PATTERN = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
 _ATTEMPT_PATTERN = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt )(?P<more>.*)")
@@ -31,21 +31,21 @@ _JUDGE_PATTERN = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)
 _PART_RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
 _OWN_FIELDS = {"key", "place", "sent", "text"}
 
-TASKS = 64  # the page holds the exchanges of at most so many tasks
-CHARACTERS = 1_500_000  # of all texts, each counted once
-TEXT = 8_000  # characters of one text
-Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
+MOST_TASKS = 64  # the page holds the exchanges of at most so many tasks
+MOST_CHARACTERS = 1_500_000  # of all texts, each counted once
+MOST_TEXT_CHARACTERS = 8_000  # characters of one text
+ExchangeKey = tuple[int, int] | str  # step and number of an expedition, or the id of a task
 Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its record starts, the rest of its place
 
 
-def places_of(journal: Path) -> dict[Key, list[Place]]:
+def find_places(journal: Path) -> dict[ExchangeKey, list[Place]]:
     """The places of all exchanges by expedition and by task, older ones first; empty if the run has no journal."""
-    places_by_key: dict[Key, list[Place]] = defaultdict(list)
+    places_by_key: dict[ExchangeKey, list[Place]] = defaultdict(list)
     offset = 0
     if journal.exists():
         with open_file(journal) as journal_file:
-            for line in lines_of(journal_file):
-                match = _PLACE_PATTERN.search(line, 0, _HEAD_BYTES) if line.endswith(b"\n") else None
+            for line in read_lines(journal_file):
+                match = _PLACE_PATTERN.search(line, 0, _MOST_HEAD_BYTES) if line.endswith(b"\n") else None
                 if match and (parsed_place := _parse_place(match[1])):
                     key, purpose = parsed_place
                     # Sorted by part, run and turn; repeated and repaired calls stay in their order.
@@ -55,7 +55,7 @@ def places_of(journal: Path) -> dict[Key, list[Place]]:
     return {key: sorted(places) for key, places in places_by_key.items()}
 
 
-def _parse_place(quoted_place: bytes) -> tuple[Key, str] | None:
+def _parse_place(quoted_place: bytes) -> tuple[ExchangeKey, str] | None:
     """The expedition or task that a place in JSON's spelling names, and the rest of it; None for any other place."""
     try:
         place = json.loads(b'"' + quoted_place + b'"')
@@ -89,7 +89,7 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     with open_file(journal) as journal_file:
         for _, offset, call_name in places:
             journal_file.seek(offset)
-            if (exchange := _parse_exchange(journal_file.readline(LONGEST_LINE + 1), call_name)) is not None:
+            if (exchange := _parse_exchange(journal_file.readline(MOST_LINE_BYTES + 1), call_name)) is not None:
                 previous = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
                 shared_count = len(previous) if exchange["messages"][: len(previous)] == previous else 0
@@ -111,7 +111,7 @@ def _parse_exchange(line: bytes, call_name: str) -> Json | None:
     return {"place": call_name, "messages": messages, "settings": request_settings, "text": reply_text, "facts": facts}
 
 
-def about(exchange: Json) -> str:
+def describe_exchange(exchange: Json) -> str:
     """The settings and facts of an exchange in one line."""
     settings, facts = exchange["settings"], exchange["facts"]
     response_format = settings.get("response_format")
@@ -128,7 +128,7 @@ def about(exchange: Json) -> str:
     return " ".join(" · ".join(fact_text for fact_text in fact_texts if fact_text).split())
 
 
-def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
+def collect_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     """The exchanges of some of these tasks, as JSON.
 
     `texts` holds every text once. `expeditions`, by "STEP/NUMBER", and `tasks`, by id, hold rows, one per exchange: its
@@ -138,26 +138,26 @@ def journal_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     number_by_text: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
     expeditions: dict[str, list[Json]] = {}
     rows_by_task: dict[str, list[Json]] = {}
-    by_key = places_of(journal)
-    for history in _spread_evenly(evenly(histories, TASKS) if by_key else ()):
-        if sum(map(len, number_by_text)) >= CHARACTERS:
+    by_key = find_places(journal)
+    for history in _spread_evenly(evenly(histories, MOST_TASKS) if by_key else ()):
+        if sum(map(len, number_by_text)) >= MOST_CHARACTERS:
             break
-        if history.expedition is not None and (name := expedition_name(history.expedition)) not in expeditions:
+        if history.expedition is not None and (name := name_expedition(history.expedition)) not in expeditions:
             expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(history.expedition, ())), number_by_text)
         rows_by_task[history.id] = _build_rows(read_exchanges(journal, by_key.get(history.id, ())), number_by_text)
     return {"texts": list(number_by_text), "expeditions": expeditions, "tasks": rows_by_task}
 
 
-def expedition_name(expedition: tuple[int, int]) -> str:
+def name_expedition(expedition_key: tuple[int, int]) -> str:
     """ "STEP/NUMBER"."""
-    return "/".join(map(str, expedition))
+    return "/".join(map(str, expedition_key))
 
 
 def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> list[Json]:
     """Makes the rows of exchanges, and adds their texts to `number_by_text`."""
 
     def number_text(text: str) -> int:
-        return number_by_text.setdefault(cut_text(text, TEXT), len(number_by_text))
+        return number_by_text.setdefault(cut_text(text, MOST_TEXT_CHARACTERS), len(number_by_text))
 
     return [
         {
@@ -165,7 +165,7 @@ def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> li
             "shared": exchange["shared"],
             "messages": [[role, number_text(text)] for role, text in exchange["messages"][exchange["shared"] :]],
             "text": None if exchange["text"] is None else number_text(exchange["text"]),
-            "about": about(exchange),
+            "about": describe_exchange(exchange),
         }
         for exchange in exchanges
     ]

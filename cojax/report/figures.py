@@ -10,38 +10,38 @@ from typing import Any
 from scipy.special import stdtrit
 
 from cojax.report.lineage import TaskHistory
-from cojax.report.run import Json, Run, expedition_of, joined_at, origin_line, task_scores, verdicts_of
+from cojax.report.run import Json, Run, count_verdicts, describe_origin, find_expedition, find_join_step, read_scores
 from cojax.storage.differences import value_at
 
-POINTS = 1_500  # steps drawn at most
-CURVES = (
+MOST_POINTS = 1_500  # steps drawn at most
+CURVE_NAMES = (
     "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
     "logprob_mismatch_max", "tasks", "turns",
 )  # fmt: skip
-LONGEST = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
+MOST_BARS = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
 # Name of a curve → its dotted name in a record of quality.
 _PATHS = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
 _POOL_PARTS = ("initial", "synthesized")
 # The counts of each evolution and origin. An expedition is `fruitful` if it led to a task.
-CONVERSION = ("expeditions", "fruitful", "drafts", "tasks")
+CONVERSION_COUNTS = ("expeditions", "fruitful", "drafts", "tasks")
 
 
-def curves(metrics: Sequence[Json]) -> Json:
+def build_curves(metrics: Sequence[Json]) -> Json:
     """Columns over steps, with None for gaps; `dev` holds the steps evaluated on the development split."""
-    records = evenly(metrics, POINTS)
+    records = evenly(metrics, MOST_POINTS)
     return {
         "step": [record["step"] for record in records],
-        **{name: [_finite_or_none(record.get(name)) for record in records] for name in CURVES},
+        **{name: [_finite_or_none(record.get(name)) for record in records] for name in CURVE_NAMES},
         "dev": [[record["step"], _finite_or_none(record["dev"]["success"])] for record in metrics if record.get("dev")],
     }
 
 
-def agents(metrics: Sequence[Json]) -> Json:
+def build_agent_curves(metrics: Sequence[Json]) -> Json:
     """Columns over steps of a run that learns in rounds, for each agent, with None for gaps; {} for any other run.
 
     `success` and `hard` (hard negatives) are shares of an agent's episodes. `partial` is their mean partial reward.
     """
-    records = [record for record in evenly(metrics, POINTS) if "preference" in record]
+    records = [record for record in evenly(metrics, MOST_POINTS) if "preference" in record]
     by_agent = {agent: [record["preference"].get(agent, {}) for record in records] for agent in ("target", "second")}
     columns_by_agent = {
         agent: {
@@ -58,19 +58,19 @@ def agents(metrics: Sequence[Json]) -> Json:
     return {"step": [record["step"] for record in records], **columns_by_agent, "distance": distances}
 
 
-def evolutions(run: Run) -> list[Json]:
+def list_evolutions(run: Run) -> list[Json]:
     """One record per evolution: the signals since the last one, the verdicts, the new tasks by origin."""
     records: list[Json] = []
     signal_counts: Counter[str] = Counter()
     for step_record in run.metrics:
         evolution = step_record.get("evolution")
         # An evolution that ran in the background of this step has not seen its signals.
-        in_background = evolution is not None and evolution_step(step_record) < step_record["step"]
+        in_background = evolution is not None and find_evolution_step(step_record) < step_record["step"]
         if not in_background:
             signal_counts.update(step_record.get("signals", {}))
         if evolution is not None:
-            outcome_fields = {"verdicts": verdicts_of(evolution), "added": evolution["added"]}
-            records.append({"step": evolution_step(step_record), "signals": dict(signal_counts), **outcome_fields})
+            outcome_fields = {"verdicts": count_verdicts(evolution), "added": evolution["added"]}
+            records.append({"step": find_evolution_step(step_record), "signals": dict(signal_counts), **outcome_fields})
             signal_counts.clear()
         if in_background:
             signal_counts.update(step_record.get("signals", {}))
@@ -79,42 +79,42 @@ def evolutions(run: Run) -> list[Json]:
     return records
 
 
-def evolution_step(row: Json) -> int:
+def find_evolution_step(row: Json) -> int:
     """The last step whose signals the evolution in this row of metrics.jsonl had seen."""
     return row["evolution"].get("step", row["step"])
 
 
-def pool(run: Run) -> Json:
+def count_pool(run: Run) -> Json:
     """Tasks of each origin in the pool at each step, from the pool's log."""
     origins: dict[str, list[int]] = {}
-    for task in sorted(run.tasks.values(), key=joined_at):
-        origins.setdefault(task["origin"], []).append(joined_at(task))
-    steps = [0, *(record["step"] for record in evenly(run.metrics, POINTS))]
+    for task in sorted(run.tasks.values(), key=find_join_step):
+        origins.setdefault(task["origin"], []).append(find_join_step(task))
+    steps = [0, *(record["step"] for record in evenly(run.metrics, MOST_POINTS))]
     task_counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
     return {"step": steps, "origins": task_counts}
 
 
-def totals(run: Run) -> Json:
+def sum_totals(run: Run) -> Json:
     """Seconds, outcomes, signals and verdicts of the run, from its summary or summed over the steps so far."""
     counters: dict[str, Counter[str]] = {figure: Counter() for figure in ("seconds", "outcomes", "signals", "verdicts")}
     for record in run.metrics:
         for figure in ("seconds", "outcomes", "signals"):
             counters[figure].update(record.get(figure, {}))
         if "evolution" in record:
-            counters["verdicts"].update(verdicts_of(record["evolution"]))
+            counters["verdicts"].update(count_verdicts(record["evolution"]))
     return {figure: run.summary.get(figure) or dict(counts) for figure, counts in counters.items()}
 
 
-def headline(run: Run) -> Json:
+def build_headline(run: Run) -> Json:
     """The figures at the top of the page; None for those that the run has not reached."""
     last_record = run.metrics[-1] if run.metrics else {}
     dev_successes = [record["dev"]["success"] for record in run.metrics if record.get("dev")]
     return {
         "finished": bool(run.summary),
-        "policy": origin_line(run.origin) if run.origin else "",
+        "policy": describe_origin(run.origin) if run.origin else "",
         "zero_shot": run.summary.get("zero_shot", run.zero_shot.get("success")),
         "final": run.summary.get("final", run.final.get("success")),
-        "gain": paired_difference(task_scores(run.zero_shot), task_scores(run.final)),
+        "gain": paired_difference(read_scores(run.zero_shot), read_scores(run.final)),
         "dev": [dev_successes[0], dev_successes[-1] if len(dev_successes) > 1 else None] if dev_successes else None,
         "step": run.summary.get("steps", last_record.get("step", 0)),
         "steps": run.config.get("config", {}).get("steps"),
@@ -124,7 +124,7 @@ def headline(run: Run) -> Json:
     }
 
 
-def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
+def average_first_and_last(histories: Iterable[TaskHistory]) -> list[Json]:
     """Mean success of the tasks at their first and at their last visit, by origin, of those visited at least twice."""
     successes_by_origin: dict[str, list[tuple[float, float]]] = {}
     for task in histories:
@@ -149,7 +149,7 @@ def _finite_or_none(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def quality(run: Run) -> Json:
+def build_quality_curves(run: Run) -> Json:
     """Curves over evolutions, from the start on, of the pool and of its synthesized tasks.
 
     Also the last distributions of similarity to the evaluation tasks, and the settings of the measurement. Empty where
@@ -179,22 +179,22 @@ def quality(run: Run) -> Json:
     }
 
 
-def lengths(run: Run) -> Json:
+def count_lengths(run: Run) -> Json:
     """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
     lengths_by_part: dict[str, list[int]] = {part: [] for part in _POOL_PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
-            lengths_by_part["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
-    counts = {part: Counter(min(length, LONGEST) for length in sizes) for part, sizes in lengths_by_part.items()}
+            lengths_by_part["synthesized" if find_join_step(task) else "initial"].append(len(task["solution"]))
+    counts = {part: Counter(min(length, MOST_BARS) for length in sizes) for part, sizes in lengths_by_part.items()}
     longest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
     return {
-        "actions": [str(n) if n < LONGEST else f"{LONGEST}+" for n in range(1, min(longest, LONGEST) + 1)],
-        "counts": {part: [counts[part][n] for n in range(1, min(longest, LONGEST) + 1)] for part in _POOL_PARTS},
+        "actions": [str(n) if n < MOST_BARS else f"{MOST_BARS}+" for n in range(1, min(longest, MOST_BARS) + 1)],
+        "counts": {part: [counts[part][n] for n in range(1, min(longest, MOST_BARS) + 1)] for part in _POOL_PARTS},
         "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in lengths_by_part.items()},
     }
 
 
-def conversion(run: Run) -> Json:
+def build_conversion(run: Run) -> Json:
     """From signals to tasks.
 
     `funnel` counts, by origin, the signals raised (None if the origin is not a kind of signal), the expeditions, those
@@ -205,7 +205,7 @@ def conversion(run: Run) -> Json:
     for record in run.metrics:
         signal_counts.update(record.get("signals", {}))
     counts_by_origin, counts_by_step = defaultdict[str, Counter[str]](Counter), defaultdict[int, Counter[str]](Counter)
-    for (step, origin), counts in conversions(run).items():
+    for (step, origin), counts in count_conversions(run).items():
         counts_by_origin[origin].update(counts)
         counts_by_step[step].update(counts)
     origins = [kind for kind in run.kinds if signal_counts[kind]]
@@ -219,7 +219,7 @@ def conversion(run: Run) -> Json:
             {
                 "origin": origin,
                 "signals": signal_counts[origin] if origin in run.kinds else None,
-                **{name: counts_by_origin[origin][name] for name in CONVERSION},
+                **{name: counts_by_origin[origin][name] for name in CONVERSION_COUNTS},
             }
             for origin in origins
         ],
@@ -229,10 +229,10 @@ def conversion(run: Run) -> Json:
     }
 
 
-def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
+def count_conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
     counts = defaultdict[tuple[int, str], Counter[str]](Counter)
-    fruitful_expeditions = {expedition_of(draft) for draft in run.drafts if draft.get("task")}
+    fruitful_expeditions = {find_expedition(draft) for draft in run.drafts if draft.get("task")}
     for expedition, record in run.expeditions.items():
         if expedition[0]:
             counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=expedition in fruitful_expeditions)
@@ -242,12 +242,12 @@ def conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     return counts
 
 
-def feedback(run: Run) -> Json:
+def measure_feedback(run: Run) -> Json:
     """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
     seconds = [record.get("seconds", {}) for record in run.metrics]
     sums = [list(itertools.accumulate(parts.get(name, 0.0) for parts in seconds)) for name in ("feedback", "total")]
     shares = [part / whole if whole > 0 else None for part, whole in zip(*sums, strict=True)]
-    step_shares = evenly(list(zip((record["step"] for record in run.metrics), shares, strict=True)), POINTS)
+    step_shares = evenly(list(zip((record["step"] for record in run.metrics), shares, strict=True)), MOST_POINTS)
     return {"step": [step for step, _ in step_shares], "share": [share for _, share in step_shares]}
 
 
@@ -262,14 +262,14 @@ def paired_difference(base: Mapping[str, float], other: Mapping[str, float]) -> 
     count = len(differences)
     if count < 2:
         return None
-    mean, variance, half_width = student(differences)
+    mean, variance, half_width = compute_student(differences)
     half_width = half_width if variance > 1e-15 else 3 / count
     low, high = max(-1.0, mean - half_width), min(1.0, mean + half_width)
     better, worse = sum(difference > 0 for difference in differences), sum(difference < 0 for difference in differences)
     return {"mean": mean, "low": low, "high": high, "count": count, "better": better, "worse": worse}
 
 
-def student(values: Sequence[float]) -> tuple[float, float, float]:
+def compute_student(values: Sequence[float]) -> tuple[float, float, float]:
     """Mean, variance s² = Σ(x−x̄)²/(n−1), and half the 95 % interval, t₀.₉₇₅(n−1) · s/√n, of at least two values."""
     count = len(values)
     mean = math.fsum(values) / count

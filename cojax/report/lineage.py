@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from cojax.report.run import Json, Run, expedition_of, joined_at, read_run
+from cojax.report.run import Json, Run, find_expedition, find_join_step, read_run
 from cojax.types import INFRASTRUCTURE, content_hash, normalise
 
 
@@ -66,7 +66,7 @@ def add_visit(rewards: Rewards, task_id: str, step: int, episode: Json) -> None:
         rewards.setdefault(task_id, {}).setdefault(step, []).append(episode["reward"])
 
 
-def visits_of(rewards: Rewards, task_id: str) -> tuple[TaskVisit, ...]:
+def list_visits(rewards: Rewards, task_id: str) -> tuple[TaskVisit, ...]:
     """The visits of a task by step."""
     return tuple(
         TaskVisit(step, len(values), sum(reward >= 1.0 for reward in values), sum(values) / len(values))
@@ -74,7 +74,7 @@ def visits_of(rewards: Rewards, task_id: str) -> tuple[TaskVisit, ...]:
     )
 
 
-def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | None = None) -> list[TaskHistory]:
+def read_histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | None = None) -> list[TaskHistory]:
     """The histories of all tasks, or of those with these `ids`, in the order of the pool.
 
     It reads every stored episode, unless it gets the rewards. Raises KeyError for an id that the pool lacks.
@@ -89,20 +89,20 @@ def histories(run: Run, rewards: Rewards | None = None, ids: Iterable[str] | Non
             id=task_id,
             query=task["query"],
             origin=task["origin"],
-            solution=tuple(action_text(action) for action in task.get("solution", ())),
-            step=joined_at(task),
+            solution=tuple(format_action(action) for action in task.get("solution", ())),
+            step=find_join_step(task),
             parents=_trace_parents(run, task_lineage.get("parent", "")),
             signal=task["origin"] if task["origin"] in signal_kinds else "",
             signal_evidence=task_lineage.get("signal", ""),
             source_episode=task_lineage.get("episode", ""),
             explorer=task_lineage.get("explorer", ""),
             runs=tuple(task_lineage.get("runs", ())),
-            expedition=expedition_of(draft) if draft else None,
+            expedition=find_expedition(draft) if draft else None,
             verdict=task_lineage.get("verdict", ""),
             verdict_evidence=tuple(task_lineage.get("evidence", ())),
             difficulty=draft["verdict"].get("difficulty") if draft else None,
-            visits=visits_of(rewards, task_id),
-            parent_visits=visits_of(rewards, task_lineage.get("parent", "")),
+            visits=list_visits(rewards, task_id),
+            parent_visits=list_visits(rewards, task_lineage.get("parent", "")),
         )
         task_histories.append(history)
     return task_histories
@@ -117,7 +117,7 @@ def _trace_parents(run: Run, parent_id: str) -> tuple[tuple[str, str, str], ...]
     return tuple(chain.values())
 
 
-def lineage(folder: str | Path, task_id: str) -> TaskHistory:
+def read_lineage(folder: str | Path, task_id: str) -> TaskHistory:
     """The history of a task of a run; `task_id` may be a prefix of the id.
 
     Raises FileNotFoundError for a folder that is not a run, and KeyError unless exactly one id matches.
@@ -131,30 +131,30 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
         raise KeyError(f"task {task_id!r} {problem}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
     task_ids = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    return histories(run, _read_rewards(run, task_ids), [task["id"]])[0]
+    return read_histories(run, _read_rewards(run, task_ids), [task["id"]])[0]
 
 
 def _read_rewards(run: Run, task_ids: Collection[str]) -> Rewards:
     """The rewards of these tasks' stored episodes."""
     rewards: Rewards = {}
-    for step in run.episodes.steps():
+    for step in run.episodes.list_steps():
         for episode in run.episodes.read(step):
-            if (task_id := task_id_of(episode)) in task_ids:
+            if (task_id := find_task_id(episode)) in task_ids:
                 add_visit(rewards, task_id, step, episode)
     return rewards
 
 
-def task_id_of(episode: Json) -> str:
+def find_task_id(episode: Json) -> str:
     """`Task.id` of the task inside an episode's JSON."""
-    return id_of(episode["task"])
+    return hash_task(episode["task"])
 
 
-def id_of(task: Json) -> str:
+def hash_task(task: Json) -> str:
     """`Task.id` of a task's JSON, or of a draft's."""
     return content_hash([task["environment"], normalise(task["query"]), task["setup"]])
 
 
-def action_text(action: Json) -> str:
+def format_action(action: Json) -> str:
     """An action's JSON as one readable line: its calls as name(argument=value), or its text."""
     call_texts = (
         f"{call['name']}({', '.join(f'{name}={argument!r}' for name, argument in call['arguments'].items())})"

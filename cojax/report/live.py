@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from cojax.report.episodes import EpisodeIndex, page_form
-from cojax.report.lineage import task_id_of
-from cojax.report.page import contents, render
-from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece, strict_json
+from cojax.report.episodes import EpisodeIndex, make_page_form
+from cojax.report.lineage import find_task_id
+from cojax.report.page import build_contents, render_page
+from cojax.report.pieces import PIECES_FOLDER, Pieces, name_steps_piece, piece, strict_json
 from cojax.report.run import Json, read_run
 from cojax.storage.files import StorageError
 
 HOST = "127.0.0.1"
-POLL = 1.0  # seconds between two looks
-PATIENCE = 25.0  # seconds that a page's request may wait for news
-THREADS = 32  # connections at a time, each with its thread
-READING = 10.0  # seconds for a request to arrive, and for an answer to be taken
-REST = 10  # the pause before the next drawing, in times that the last one took
+POLL_S = 1.0  # seconds between two looks
+MOST_WAIT_S = 25.0  # seconds that a page's request may wait for news
+MOST_CONNECTIONS = 32  # connections at a time, each with its thread
+READ_TIMEOUT_S = 10.0  # seconds for a request to arrive, and for an answer to be taken
+REST_FACTOR = 10  # the pause before the next drawing, in times that the last one took
 _WATCHED_FILES = (
     "config.json", "metrics.jsonl", "tasks.jsonl", "drafts.jsonl", "summary.json", "zero_shot.json", "final.json",
     "episodes",
@@ -47,7 +47,7 @@ class LiveReport:
         self._pieces = Pieces(STAMP)
         self._next_draw_time = 0.0  # when it may be drawn again, by the monotonic clock
 
-    def data(self) -> Json:
+    def read_data(self) -> Json:
         """Returns what the page shows. If the run has changed, it is drawn again, but not more often than REST allows.
 
         Raises FileNotFoundError for a folder that is not a run, and StorageError for a damaged one.
@@ -58,42 +58,42 @@ class LiveReport:
                 start_time = time.monotonic()
                 self._draw_page()
                 self._last_states = file_states
-                self._next_draw_time = time.monotonic() + max(POLL, REST * (time.monotonic() - start_time))
+                self._next_draw_time = time.monotonic() + max(POLL_S, REST_FACTOR * (time.monotonic() - start_time))
             return self._data
 
-    def newer(self, version: int) -> Json | None:
+    def wait_for_newer(self, version: int) -> Json | None:
         """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
-        end_time = time.monotonic() + PATIENCE
-        while (page_data := self.data())["live"] == version:
+        end_time = time.monotonic() + MOST_WAIT_S
+        while (page_data := self.read_data())["live"] == version:
             if time.monotonic() >= end_time:
                 return None
-            time.sleep(POLL)
+            time.sleep(POLL_S)
         return page_data
 
-    def script(self, name: str) -> str | None:
+    def read_piece(self, name: str) -> str | None:
         """The piece of that name; None if there is none."""
         with self._lock:
             if name in self._pieces.scripts:
                 return self._pieces.scripts[name]
-            step_by_piece = {steps_piece(step): step for step in self._episode_index.steps}
+            step_by_piece = {name_steps_piece(step): step for step in self._episode_index.steps}
         if name not in step_by_piece:
             return None
         run = read_run(self.folder)
-        show, step = page_form(run), step_by_piece[name]
-        return piece(STAMP, name, [show(episode, task_id_of(episode), step) for episode in run.episodes.read(step)])
+        show, step = make_page_form(run), step_by_piece[name]
+        return piece(STAMP, name, [show(episode, find_task_id(episode), step) for episode in run.episodes.read(step)])
 
     def _draw_page(self) -> None:
         run = read_run(self.folder)
-        state_by_file = {path.name: _stat_file(path) for path in map(run.episodes.path, run.episodes.steps())}
+        state_by_file = {path.name: _stat_file(path) for path in map(run.episodes.path, run.episodes.list_steps())}
         # A run that was resumed plays its last steps again.
         if any(state_by_file.get(file_name) != state for file_name, state in self._state_by_file.items()):
             self._episode_index = EpisodeIndex()
         self._state_by_file = state_by_file
         pieces = Pieces(STAMP)
-        page_data = contents(run, pieces, self._episode_index)
+        page_data = build_contents(run, pieces, self._episode_index)
         self._version += 1
         self._pieces = pieces
-        self._data = {**page_data, "pieces": pieces.about(), "live": self._version}
+        self._data = {**page_data, "pieces": pieces.describe(), "live": self._version}
 
     def _stat_watched_files(self) -> list[tuple[int, int] | None]:
         """Size and time of the files that a step changes."""
@@ -116,7 +116,7 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     port that is taken.
     """
     report = LiveReport(Path(folder))
-    report.data()
+    report.read_data()
     try:
         server = ReportServer(report, port)
     except OSError as error:
@@ -143,16 +143,16 @@ class ReportServer(http.server.ThreadingHTTPServer):
         # Connection → the time since which it owes a request; infinity while it gets its answer.
         self._owed_since: dict[Any, float] = {}
 
-    def owes(self, connection: socket.socket, since: float) -> None:
+    def note_request(self, connection: socket.socket, since: float) -> None:
         """Notes the time since which a connection owes a request, unless it was cut off."""
         with self._lock:
             if connection in self._owed_since:
                 self._owed_since[connection] = since
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._owed_since) >= THREADS:
-            self._cut_off(time.monotonic(), most=1)
-        if len(self._owed_since) >= THREADS:  # all are answered
+        if len(self._owed_since) >= MOST_CONNECTIONS:
+            self._cut_off(time.monotonic(), most_connections=1)
+        if len(self._owed_since) >= MOST_CONNECTIONS:  # all are answered
             self.shutdown_request(request)
             return
         with self._lock:
@@ -161,25 +161,25 @@ class ReportServer(http.server.ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """The server calls it after each connection, and twice a second."""
-        self._cut_off(time.monotonic() - READING)
+        self._cut_off(time.monotonic() - READ_TIMEOUT_S)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             self._owed_since.pop(request, None)
         super().shutdown_request(request)
 
-    def _cut_off(self, owed_before: float, most: int = THREADS) -> None:
-        """Ends up to `most` connections that have owed a request since `owed_before` or earlier, the oldest first."""
+    def _cut_off(self, owed_before: float, most_connections: int = MOST_CONNECTIONS) -> None:
+        """Ends up to `most_connections` that have owed a request since `owed_before` or earlier, the oldest first."""
         with self._lock:
             late_connections = [connection for connection, since in self._owed_since.items() if since <= owed_before]
-            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:most]:
+            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:most_connections]:
                 del self._owed_since[connection]
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # its thread reads end-of-file, and exits
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    timeout = READING
+    timeout = READ_TIMEOUT_S
     server: ReportServer
     protocol_version = "HTTP/1.1"
 
@@ -189,11 +189,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             super().handle()
 
     def handle_one_request(self) -> None:
-        self.server.owes(self.connection, time.monotonic())
+        self.server.note_request(self.connection, time.monotonic())
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        self.server.owes(self.connection, math.inf)
+        self.server.note_request(self.connection, math.inf)
         # Another name means that a page from elsewhere resolved its own name to this address (DNS rebinding).
         _, port = self.connection.getsockname()[:2]
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
@@ -225,11 +225,11 @@ def _find_answer(report: LiveReport, path: str) -> tuple[int, str, str]:
     """Status, type and text of the answer."""
     url = urlsplit(path)
     if url.path == "/":
-        return 200, "text/html", render(report.data())
+        return 200, "text/html", render_page(report.read_data())
     if url.path == "/data.json":
         after_version = parse_qs(url.query).get("after", ["0"])[0]
-        data = report.newer(int(after_version) if after_version.isdecimal() else 0)
+        data = report.wait_for_newer(int(after_version) if after_version.isdecimal() else 0)
         return (200, "application/json", strict_json(data)) if data else (204, "text/plain", "")
-    piece_name = url.path.removeprefix(f"/{FOLDER}/").removesuffix(".js")
-    script = report.script(piece_name) if url.path == f"/{FOLDER}/{piece_name}.js" else None
+    piece_name = url.path.removeprefix(f"/{PIECES_FOLDER}/").removesuffix(".js")
+    script = report.read_piece(piece_name) if url.path == f"/{PIECES_FOLDER}/{piece_name}.js" else None
     return (200, "text/javascript", script) if script else (404, "text/plain", "no such page")

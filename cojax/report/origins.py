@@ -17,8 +17,8 @@ from cojax.signals.tools import tools_of
 from cojax.types import Action, Call
 
 Record = Mapping[str, Any]
-Counts = dict[str, Counter[str]]  # by origin
-Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
+CountsByOrigin = dict[str, Counter[str]]  # by origin
+SuccessPair = tuple[float, float]  # predicted and realised success, in [0, 1]
 
 _KIND_PREFIX = "success/"
 # A rank correlation is given from this many pairs on.
@@ -28,20 +28,20 @@ PREDICTORS = {"beliefs": "beliefs", "probe": "a probe"}
 _ATTEMPTS_PATTERN = re.compile(r"solved without hints: \d+ of (\d+) attempts")
 
 
-def _add_up(pairs: Iterable[tuple[str, Mapping[str, int]]]) -> Counts:
+def _add_up(pairs: Iterable[tuple[str, Mapping[str, int]]]) -> CountsByOrigin:
     """The sums of the counts of each origin."""
-    sums: Counts = defaultdict(Counter)
+    sums: CountsByOrigin = defaultdict(Counter)
     for origin, counts in pairs:
         sums[origin].update(counts)
     return sums
 
 
-def groups_by_origin(metrics: Iterable[Record]) -> Counts:
+def count_groups(metrics: Iterable[Record]) -> CountsByOrigin:
     """`groups` of the origin's tasks with two valid episodes, and how many of them are `live`: their rewards differ."""
     return _add_up(entry for record in metrics for entry in record.get("origins", {}).items())
 
 
-def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
+def count_explored(expeditions: Iterable[Record]) -> CountsByOrigin:
     """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
     entries = ((expedition["origin"], expedition.get("runs", ())) for expedition in expeditions)
     return _add_up(
@@ -49,7 +49,7 @@ def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
     )
 
 
-def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
+def count_probed(metrics: Iterable[Record]) -> CountsByOrigin | None:
     """`episodes` of probes before admission, and `actions` (their environment steps).
 
     None if a version that did not count by origin made a probe.
@@ -61,14 +61,14 @@ def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
     return _add_up((origin, {"episodes": counts["episodes"], "actions": counts["turns"]}) for origin, counts in entries)
 
 
-def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
+def count_attempted(drafts: Iterable[Record]) -> CountsByOrigin:
     """`episodes` of validation's finished attempts on the query alone, as the lines of evidence report them."""
     evidence_lines = ((draft.get("origin", ""), line) for draft in drafts for line in draft["verdict"]["evidence"])
     matches = ((origin, _ATTEMPTS_PATTERN.match(line)) for origin, line in evidence_lines)
     return _add_up((origin, {"episodes": int(match[1])}) for origin, match in matches if match)
 
 
-def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
+def average_norms(metrics: Iterable[Record]) -> dict[str, float]:
     """Origin → mean `grad_norm` of steps, weighted by the origin's live groups in each.
 
     A step's norm is that of its whole update, which includes the groups of all origins. Steps without a norm are left
@@ -110,7 +110,7 @@ def first_solved(visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]
     return tools_by_origin
 
 
-def rank_correlation(pairs: Sequence[Pair]) -> Json:
+def correlate_ranks(pairs: Sequence[SuccessPair]) -> Json:
     """Spearman's ρ: Pearson's correlation of the ranks, where equal values have the mean of their ranks.
 
     `rho` is in [−1, 1], and `pairs` is the number of pairs. If `rho` is None, `why` says the reason.
@@ -132,15 +132,15 @@ def _rank_values(values: Sequence[float]) -> list[float]:
     return [float(bisect.bisect_left(order, value) + bisect.bisect_right(order, value)) for value in values]
 
 
-def predictions(
+def pair_predictions(
     drafts: Iterable[Record], predictor: str, first_success: Callable[[str], float | None]
-) -> dict[str, list[Pair]]:
+) -> dict[str, list[SuccessPair]]:
     """Origin → (predicted, realised) of the drafts that became tasks, for one of PREDICTORS.
 
     `first_success` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an
     older version, without `predicted`, has no pair.
     """
-    pairs_by_origin: dict[str, list[Pair]] = defaultdict(list)
+    pairs_by_origin: dict[str, list[SuccessPair]] = defaultdict(list)
     for draft in drafts:
         prediction = draft.get("predicted", {}).get(predictor)
         if prediction is not None and draft.get("task") and (success := first_success(draft["task"])) is not None:
@@ -148,20 +148,20 @@ def predictions(
     return pairs_by_origin
 
 
-def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
+def build_worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
     """The data of the card: a row for each origin, the rank correlations over all origins, and what is not known.
 
     `histories` are those of all tasks. A count of None is not known; `notes` says why.
     """
-    group_counts, exploration = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
-    probes, attempts = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
-    norms, task_counts = gradient_norms(run.metrics), Counter(task.origin for task in histories)
+    group_counts, exploration = count_groups(run.metrics), count_explored(run.expeditions.values())
+    probes, attempts = count_probed(run.metrics), count_attempted(run.drafts)
+    norms, task_counts = average_norms(run.metrics), Counter(task.origin for task in histories)
     # The first step whose episodes are stored; if none are, the one after the last step.
-    first = min(run.episodes.steps(), default=max((record["step"] for record in run.metrics), default=0) + 1)
+    first = min(run.episodes.list_steps(), default=max((record["step"] for record in run.metrics), default=0) + 1)
     tools = None if first > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
     # The success at a task's first visit, if the episodes of all steps since it joined are stored.
     success_by_task = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first}
-    pairs = {name: predictions(run.drafts, name, success_by_task.get) for name in PREDICTORS}
+    pairs = {name: pair_predictions(run.drafts, name, success_by_task.get) for name in PREDICTORS}
     all_origins = sorted({*group_counts, *exploration, *(probes or ()), *attempts, *task_counts})
     rows = [
         {
@@ -170,28 +170,28 @@ def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
             "groups": group_counts[origin]["groups"] if origin in group_counts else None,
             "live": group_counts[origin]["live"] if origin in group_counts else None,
             "solved": None if tools is None else tools.get(origin, []),
-            "explored": _origin_cost(exploration, origin),
-            "probed": _origin_cost(probes, origin),
+            "explored": _find_cost(exploration, origin),
+            "probed": _find_cost(probes, origin),
             "attempted": attempts[origin]["episodes"] if origin in attempts else 0,
             "norm": norms.get(origin),
-            "ranks": {name: rank_correlation(pairs[name].get(origin, [])) for name in PREDICTORS},
+            "ranks": {name: correlate_ranks(pairs[name].get(origin, [])) for name in PREDICTORS},
         }
         for origin in all_origins
     ]
-    overall = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
+    overall = {name: correlate_ranks([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
     return {"rows": rows, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
 
 
 def tools_in(run: Run, task: Record) -> set[str]:
     """The tools that the solution of a task's record calls, without the one that ends an episode."""
     ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
-    worlds.find_calls(task.get("environment", ""))
+    worlds.register_calls(task.get("environment", ""))
     rows = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
     actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in rows]
     return {tool for action in actions for tool in tools_of(action, task.get("environment", ""))} - {ending}
 
 
-def _origin_cost(counts: Counts | None, origin: str) -> list[int] | None:
+def _find_cost(counts: CountsByOrigin | None, origin: str) -> list[int] | None:
     """Episodes and environment steps; None if they are not known."""
     return None if counts is None else [counts.get(origin, Counter())[name] for name in ("episodes", "actions")]
 
@@ -216,7 +216,7 @@ def _write_notes(run: Run, earliest: int, lacks_probe_costs: bool, ranks: Mappin
     return note_texts
 
 
-def gains(run: Run) -> Json:
+def build_gains(run: Run) -> Json:
     """A row for each tool: success before training and after it (`last`), in [0, 1], over how many evaluation tasks.
 
     A task counts for each tool that its solution calls. `added` is the number of synthesized tasks that call the tool.
@@ -227,16 +227,16 @@ def gains(run: Run) -> Json:
     first, last = (result.get("by_tool") or {} for result in (run.zero_shot, run.final))
     if first and last:
         added_counts = Counter(tool for task in run.synthesized_tasks for tool in tools_in(run, task))
-        before, after = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
-        rows = _gain_rows(before, after)
+        early, late_scores = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
+        rows = _gain_rows(early, late_scores)
         return {
             "of": "tool",
             "rows": [{**row, "tasks": last[row["name"]]["tasks"], "added": added_counts[row["name"]]} for row in rows],
         }
     key = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
-    before, after = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
-    if before and after:
-        return {"of": key, "rows": _gain_rows(before, after)}
+    early, late_scores = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
+    if early and late_scores:
+        return {"of": key, "rows": _gain_rows(early, late_scores)}
     dev = [record["dev"] for record in run.metrics if record.get("dev")]
     if len(dev) < 2:
         return {"of": key, "rows": []}

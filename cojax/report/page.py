@@ -16,27 +16,27 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report import figures, origins
-from cojax.report.episodes import EpisodeIndex, TokenDecoder, compact, follow, pairs, pick_within, select, words_of
-from cojax.report.exchanges import expedition_name, journal_texts
-from cojax.report.lineage import TaskHistory, histories, task_id_of
-from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, strict_json, tasks_piece
-from cojax.report.run import Json, Run, origin_line, read_run, read_sound, shortened_text
+from cojax.report.episodes import EpisodeIndex, TokenDecoder, compact, follow, make_decoder, pair_up, pick, pick_within
+from cojax.report.exchanges import collect_texts, name_expedition
+from cojax.report.lineage import TaskHistory, find_task_id, read_histories
+from cojax.report.pieces import PIECE_TASKS, Pieces, make_stamp, name_tasks_piece, replace_text, strict_json
+from cojax.report.run import Json, Run, begin_text, describe_origin, read_run, read_sound_json
 from cojax.storage.files import Log
 
-SCRIPTS = (
+PAGE_SCRIPTS = (
     "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "origins.js", "exchanges.js", "pieces.js",
     "tasks.js", "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
 )  # fmt: skip
 EVALUATION_SCRIPTS = ("elements.js", "table.js", "pieces.js", "groups.js", "viewer.js", "evaluation.js")
-EVALUATION_BYTES = 12_000_000  # of episodes in one page
-HISTORIES = 1_500_000  # bytes of histories of tasks in the page
-ROWS = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
+MOST_EVALUATION_BYTES = 12_000_000  # of episodes in one page
+MOST_HISTORY_BYTES = 1_500_000  # bytes of histories of tasks in the page
+MOST_ROW_BYTES = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
 DRAFT_BYTES = 300_000
-DRAFTS = 300  # drafts that were not accepted
-TEXT = 600  # characters of a query or a line of evidence
-LIST = 60  # lines of evidence, actions of a solution
-LINES = 12  # entries of a list in a context of exploration
-VISITS = 40  # the newest visits of a task
+MOST_DRAFTS = 300  # drafts that were not accepted
+MOST_TEXT_CHARACTERS = 600  # characters of a query or a line of evidence
+MOST_ENTRIES = 60  # lines of evidence, actions of a solution
+MOST_LINES = 12  # entries of a list in a context of exploration
+MOST_VISITS = 40  # the newest visits of a task
 
 
 def write_report(folder: str | Path) -> Path:
@@ -46,9 +46,9 @@ def write_report(folder: str | Path) -> Path:
     Raises FileNotFoundError when `folder` is not a run directory.
     """
     run = read_run(folder)
-    pieces = Pieces(stamp_of(run), run.folder)
-    page_path = replace_text(run.folder / "report.html", render(contents(run, pieces)))
-    pieces.clear()
+    pieces = Pieces(make_stamp(run), run.folder)
+    page_path = replace_text(run.folder / "report.html", render_page(build_contents(run, pieces)))
+    pieces.remove_old()
     return page_path
 
 
@@ -66,14 +66,14 @@ def write_evaluation_report(folder: str | Path) -> Path:
         record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in split_order
     }
     episodes = sorted(record_by_episode.values(), key=lambda record: (split_order[record["split"]], record["episode"]))
-    pages = list(_split_pages(episodes, words_of(folder)))
+    pages = list(_split_pages(episodes, make_decoder(folder)))
     page_names = ["report.html", *(f"report-{page_number}.html" for page_number in range(2, len(pages) + 1))]
     for page_name, page_views in zip(page_names, pages, strict=True):
         page_data = {
             "name": f"evaluation of {folder.resolve().name}",
             "config": config,
             "result": result,
-            "origin": origin_line(result["origin"]) if "origin" in result else "",
+            "origin": describe_origin(result["origin"]) if "origin" in result else "",
             "tasks": [],
             "episodes": page_views,
             "unit": "split",
@@ -81,7 +81,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
             "page": page_name,
             "pages": page_names,
         }
-        replace_text(folder / page_name, render(page_data, EVALUATION_SCRIPTS))
+        replace_text(folder / page_name, render_page(page_data, EVALUATION_SCRIPTS))
     for old_path in folder.glob("report-*.html"):
         if re.fullmatch(r"report-\d+\.html", old_path.name) and old_path.name not in page_names:
             old_path.unlink()
@@ -93,9 +93,9 @@ def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[l
     page_views: list[Json] = []
     used_bytes = 0
     for record in records:
-        view = {**compact(record, task_id_of(record), 0, decode), "step": record["split"]}
+        view = {**compact(record, find_task_id(record), 0, decode), "step": record["split"]}
         view_bytes = len(json.dumps(view))
-        if page_views and used_bytes + view_bytes > EVALUATION_BYTES:
+        if page_views and used_bytes + view_bytes > MOST_EVALUATION_BYTES:
             yield page_views
             page_views, used_bytes = [], 0
         page_views.append(view)
@@ -106,10 +106,10 @@ def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[l
 def _read_result(path: Path) -> Json:
     if not path.exists():
         raise FileNotFoundError(f"no {path.name} in {path.parent}; run python -m experiments.evaluate to its end")
-    return read_sound(path, "Evaluate again with the same --out.")
+    return read_sound_json(path, "Evaluate again with the same --out.")
 
 
-def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None = None) -> Json:
+def build_contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None = None) -> Json:
     """Everything the page shows, as JSON; data that one page does not hold goes to `pieces`, by default in memory.
 
     With `index`, the page holds no texts of episodes, and only steps that are new since the last call are read.
@@ -117,31 +117,31 @@ def contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex | None 
     pieces, episodes, source_counts = pieces or Pieces(""), list[Json](), [0, 0]
     if index is None:
         source_names = {task["lineage"]["episode"] for task in run.synthesized_tasks}
-        episodes, source_counts = select(run, source_names, index := EpisodeIndex(), pieces)
+        episodes, source_counts = pick(run, source_names, index := EpisodeIndex(), pieces)
     else:
         follow(run, index)
-    task_histories, synthesized_ids = histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
+    task_histories, synthesized_ids = read_histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
     new_tasks = [task for task in task_histories if task.id in synthesized_ids]
     task_views = [_render_task(task, run) for task in new_tasks]
-    page_views = pick_within(task_views, HISTORIES)
+    page_views = pick_within(task_views, MOST_HISTORY_BYTES)
     if len(page_views) < len(task_views):
-        for first_task in range(0, len(task_views), TASKS):
-            pieces.put(tasks_piece(first_task // TASKS), task_views[first_task : first_task + TASKS])
+        for first_task in range(0, len(task_views), PIECE_TASKS):
+            pieces.put(name_tasks_piece(first_task // PIECE_TASKS), task_views[first_task : first_task + PIECE_TASKS])
     page_ids = {task["id"] for task in page_views}
     refusals = [entry for entry in run.numbered_drafts() if entry[1]["verdict"]["status"] != "accepted"]
     initial_count = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
     return {
         **_collect_figures(run, task_histories, refusals),
         "tasks": _table_rows(task_views, page_ids),
-        "exchanges": journal_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
-        "pairs": pairs(run),
+        "exchanges": collect_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
+        "pairs": pair_up(run),
         "episodes": episodes,
-        "index": index.index(),
-        "pieces": pieces.about() if pieces.names else None,
+        "index": index.build_index(),
+        "pieces": pieces.describe() if pieces.names else None,
         "counts": {
             "tasks": len(task_views),
             "histories": len(page_views),
-            "episodes": index.total,
+            "episodes": index.count_groups,
             "sources": source_counts,
             "drafts": [initial_count, len(refusals) - initial_count],
         },
@@ -154,20 +154,20 @@ def _collect_figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[
         "name": run.folder.resolve().name,
         "config": run.config,
         "kinds": run.kinds,
-        "headline": figures.headline(run),
-        "curves": figures.curves(run.metrics),
-        "agents": figures.agents(run.metrics),
-        "evolutions": figures.evolutions(run),
-        "pool": figures.pool(run),
-        "totals": figures.totals(run),
-        "helped": figures.first_and_last_success(tasks),
-        "quality": figures.quality(run),
-        "lengths": figures.lengths(run),
-        "conversion": figures.conversion(run),
-        "feedback": figures.feedback(run),
-        "worth": origins.worth(run, tasks),
-        "gains": origins.gains(run),
-        "drafts": pick_within([_render_draft(*entry) for entry in figures.evenly(refusals, DRAFTS)], DRAFT_BYTES),
+        "headline": figures.build_headline(run),
+        "curves": figures.build_curves(run.metrics),
+        "agents": figures.build_agent_curves(run.metrics),
+        "evolutions": figures.list_evolutions(run),
+        "pool": figures.count_pool(run),
+        "totals": figures.sum_totals(run),
+        "helped": figures.average_first_and_last(tasks),
+        "quality": figures.build_quality_curves(run),
+        "lengths": figures.count_lengths(run),
+        "conversion": figures.build_conversion(run),
+        "feedback": figures.measure_feedback(run),
+        "worth": origins.build_worth(run, tasks),
+        "gains": origins.build_gains(run),
+        "drafts": pick_within([_render_draft(*entry) for entry in figures.evenly(refusals, MOST_DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
 
@@ -187,12 +187,12 @@ def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]
         for task_number, task in enumerate(tasks)
         if task["id"] not in whole_ids
     ]
-    rows_by_id = {row["id"]: row for row in pick_within(short_rows, ROWS)}
+    rows_by_id = {row["id"]: row for row in pick_within(short_rows, MOST_ROW_BYTES)}
     page_rows = [task if task["id"] in whole_ids else rows_by_id.get(task["id"]) for task in tasks]
     return [row for row in page_rows if row is not None]
 
 
-def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
+def render_page(data: Json, scripts: Sequence[str] = PAGE_SCRIPTS) -> str:
     """The page with its data, drawn by these scripts."""
     style = _read_asset("style.css")
     script = f'(() => {{\n"use strict";\n{"".join(_read_asset(name) for name in scripts)}}})();\n'
@@ -205,13 +205,13 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'",
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": embed(data),
+        "DATA": embed_json(data),
     }
     # One pass: a value that holds {{ is not replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: value_by_mark[match[1]], _read_asset("page.html"))
 
 
-def embed(data: Any) -> str:
+def embed_json(data: Any) -> str:
     """JSON without characters that an HTML parser could take for a tag; null for NaN and infinity."""
     return strict_json(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -219,12 +219,12 @@ def embed(data: Any) -> str:
 def _render_task(task: TaskHistory, run: Run) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     fields = {field.name: _shorten(getattr(task, field.name)) for field in dataclasses.fields(task)}
-    fields["expedition"] = expedition_name(task.expedition) if task.expedition else ""
+    fields["expedition"] = name_expedition(task.expedition) if task.expedition else ""
     expedition_record = run.expeditions.get(task.expedition) if task.expedition else None
     fields["explored"] = _render_expedition(expedition_record) if expedition_record else None
     fields["parents"] = [[task_id, origin, _shorten(query)] for task_id, origin, query in task.parents[:12]]
     for field_name in ("visits", "parent_visits"):
-        visits = getattr(task, field_name)[-VISITS:]
+        visits = getattr(task, field_name)[-MOST_VISITS:]
         fields[field_name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in visits]
     return fields
 
@@ -233,9 +233,11 @@ def _render_expedition(record: Json) -> Json:
     """The record of an expedition for the page: the explorer's context, and the results of its runs."""
     context = record.get("context") or {}
     return {
-        "context": {name: _shorten(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()},
-        "runs": record.get("runs", [])[:LINES],
-        "failures": _shorten(record.get("failures", [])[:LINES]),
+        "context": {
+            name: _shorten(part[:MOST_LINES] if isinstance(part, list) else part) for name, part in context.items()
+        },
+        "runs": record.get("runs", [])[:MOST_LINES],
+        "failures": _shorten(record.get("failures", [])[:MOST_LINES]),
         "error": _shorten(record.get("error", "")),
     }
 
@@ -254,8 +256,8 @@ def _render_draft(name: str, draft: Json) -> Json:
 
 def _shorten(value: Any) -> Any:
     if isinstance(value, str):
-        return shortened_text(value, TEXT)
-    return [_shorten(item) for item in value[:LIST]] if isinstance(value, (list, tuple)) else value
+        return begin_text(value, MOST_TEXT_CHARACTERS)
+    return [_shorten(item) for item in value[:MOST_ENTRIES]] if isinstance(value, (list, tuple)) else value
 
 
 def _read_asset(file_name: str) -> str:

@@ -17,16 +17,16 @@ from cojax.metrics import plain
 from cojax.report.run import Json, Run
 from cojax.storage.files import expect_file, expect_no_link
 
-FOLDER = "report_files"
-TASKS = 250  # tasks in a piece
+PIECES_FOLDER = "report_files"
+PIECE_TASKS = 250  # tasks in a piece
 # Names of pieces and of their temporary files, in former versions too.
 _PIECE_FILE_PATTERN = re.compile(r"\.?(?:episodes-\d{6,}|tasks-\d{4,})\.(?:js|partial|js\.[0-9a-f]{16}\.tmp)")
 
 
-def stamp_of(run: Run) -> str:
+def make_stamp(run: Run) -> str:
     """A hash of the configuration and of the sizes of stored episodes and logs, which is the same for equal runs."""
     log_files = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
-    paths = [*log_files, *(run.episodes.path(step) for step in run.episodes.steps())]
+    paths = [*log_files, *(run.episodes.path(step) for step in run.episodes.list_steps())]
     file_sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
     fingerprint = json.dumps([plain(run.config), file_sizes], sort_keys=True)
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
@@ -40,14 +40,14 @@ def replace_text(path: Path, text: str) -> Path:
     return path
 
 
-def steps_piece(step: int) -> str:
+def name_steps_piece(step: int) -> str:
     """The name of the piece with the episodes of a step."""
     return f"episodes-{step:06d}"
 
 
-def tasks_piece(number: int) -> str:
+def name_tasks_piece(piece_number: int) -> str:
     """The name of the piece with the histories of tasks number × TASKS and following."""
-    return f"tasks-{number:04d}"
+    return f"tasks-{piece_number:04d}"
 
 
 def piece(stamp: str, name: str, content: Any) -> str:
@@ -57,11 +57,11 @@ def piece(stamp: str, name: str, content: Any) -> str:
 
 
 class Pieces:
-    """The pieces of one report: files in FOLDER in `beside`, or without `beside` the scripts by name, in memory."""
+    """The pieces of one report: files in a folder of `report_folder`, or without it the scripts by name, in memory."""
 
-    def __init__(self, stamp: str, beside: Path | None = None) -> None:
+    def __init__(self, stamp: str, report_folder: Path | None = None) -> None:
         self.stamp = stamp
-        self.folder = beside / FOLDER if beside else None
+        self.folder = report_folder / PIECES_FOLDER if report_folder else None
         self.scripts: dict[str, str] = {}
         self.names: set[str] = set()
 
@@ -75,7 +75,7 @@ class Pieces:
             self.folder.mkdir(exist_ok=True)
             replace_text(self.folder / f"{name}.js", script)
 
-    def clear(self) -> None:
+    def remove_old(self) -> None:
         """Removes the pieces of earlier reports, and the folder if that leaves it empty."""
         if self.folder is None or self.folder.is_symlink() or not self.folder.is_dir():
             return
@@ -85,9 +85,9 @@ class Pieces:
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
-    def about(self) -> Json:
+    def describe(self) -> Json:
         """The facts that the page needs to load pieces."""
-        return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
+        return {"folder": PIECES_FOLDER, "stamp": self.stamp, "tasks": PIECE_TASKS}
 
 
 def strict_json(value: Any) -> str:

@@ -45,7 +45,7 @@ class Run:
     @property
     def synthesized_tasks(self) -> tuple[Json, ...]:
         """The tasks that evolution added. Initial tasks have no lineage, or one of step 0."""
-        return tuple(task for task in self.tasks.values() if joined_at(task))
+        return tuple(task for task in self.tasks.values() if find_join_step(task))
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -95,12 +95,12 @@ def read_run(folder: str | Path) -> Run:
     )
 
 
-def expedition_of(draft: Json) -> tuple[int, int] | None:
+def find_expedition(draft: Json) -> tuple[int, int] | None:
     """Step and number of the expedition that proposed a draft; None in a run that did not store it."""
     return (draft["step"], draft["expedition"]) if "expedition" in draft else None
 
 
-def origin_line(origin: Mapping[str, Any]) -> str:
+def describe_origin(origin: Mapping[str, Any]) -> str:
     """Says how a policy began, how many demonstrations it was shown, and how it was trained since.
 
     `origin` is from summary.json. It lacks `shown` for an evaluated model folder, of which no more is known, and for a
@@ -123,7 +123,7 @@ def origin_line(origin: Mapping[str, Any]) -> str:
     return ", ".join(phrases)
 
 
-def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
+def count_verdicts(evolution: Mapping[str, Any]) -> dict[str, int]:
     """The number of drafts by verdict. With a probe, the valid tasks that it left out are NOT_ADMITTED.
 
     The record counts these among the discarded.
@@ -135,17 +135,17 @@ def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
     return {**count_by_status, "discarded": count_by_status["discarded"] - refused_count, NOT_ADMITTED: refused_count}
 
 
-def probe_line(probe: Mapping[str, int]) -> str:
+def describe_probe(probe: Mapping[str, int]) -> str:
     """How much a probe tried, in words."""
     return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"
 
 
-def task_scores(result: Json) -> dict[str, float]:
+def read_scores(result: Json) -> dict[str, float]:
     """Task id → score, of zero_shot.json or final.json."""
     return {task_id: float(score) for task_id, score in (result.get("tasks") or {}).items() if score is not None}
 
 
-def joined_at(task: Json) -> int:
+def find_join_step(task: Json) -> int:
     """The step at which a task joined the pool."""
     return (task.get("lineage") or {}).get("step", 0)
 
@@ -161,23 +161,23 @@ def _read_log(path: Path, *required_keys: str) -> tuple[Json, ...]:
     return records
 
 
-def shortened_text(text: str, most: int) -> str:
-    """The text, or the beginning of one of more than `most` characters."""
-    return text if len(text) <= most else f"{text[:most]} …"
+def begin_text(text: str, most_characters: int) -> str:
+    """The text, or the beginning of one of more than `most_characters` characters."""
+    return text if len(text) <= most_characters else f"{text[:most_characters]} …"
 
 
-def cut_text(text: str, most: int) -> str:
-    """The text, or the beginning of one of more than `most` characters and how many are left out."""
-    return text if len(text) <= most else f"{text[:most]} … [{len(text) - most:,} characters more]"
+def cut_text(text: str, most_length: int) -> str:
+    """The text, or the beginning of one of more than `most_length` characters and how many are left out."""
+    return text if len(text) <= most_length else f"{text[:most_length]} … [{len(text) - most_length:,} characters more]"
 
 
-def read_sound(path: Path, fix: str) -> Json:
-    """Reads the JSON object in a file. Raises StorageError, with the `fix`, if it holds none."""
+def read_sound_json(path: Path, fix_hint: str) -> Json:
+    """Reads the JSON object in a file. Raises StorageError, with the `fix_hint`, if it holds none."""
     try:
         return read_json(path)
     except ValueError as error:
-        raise StorageError(f"{path} is not JSON ({error}). {fix}") from error
+        raise StorageError(f"{path} is not JSON ({error}). {fix_hint}") from error
 
 
 def _read_json(path: Path) -> Json:
-    return read_sound(path, "Restore it from a copy, or delete it.") if path.exists() else {}
+    return read_sound_json(path, "Restore it from a copy, or delete it.") if path.exists() else {}

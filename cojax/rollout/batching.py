@@ -43,7 +43,7 @@ class Session:
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
-    slot: int = -1
+    slot_index: int = -1
     cache_length: int = 0
     version: int | None = None
     reported_count: int = 0
@@ -52,10 +52,10 @@ class Session:
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
+    """One `generate` call. `draw_uniforms` are its random numbers, one for each token that may be sampled.
 
-    `chunk_names` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
-    index `next_chunk` on are still to be computed. Another thread may end `result` early, which aborts the request.
+    `name_chunks` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
+    index `chunk_index` on are still to be computed. Another thread may end `result` early, which aborts the request.
     """
 
     session: Session
@@ -64,7 +64,7 @@ class Request:
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     chunk_names: tuple[bytes, ...] = ()
-    next_chunk: int = 0
+    chunk_index: int = 0
     new_tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if reported
@@ -83,13 +83,13 @@ class Batcher:
         config: ModelConfig,
         slots: int,
         length: int,
-        rows: int,
+        row_count: int,
         chunk_sizes: Sequence[int],
         with_routes: bool,
         mesh: Mesh | None,
     ) -> None:
         self._config, self._slots, self._length, self._routes, self._mesh = config, slots, length, with_routes, mesh
-        self._rows, self._chunk_sizes = rows, tuple(sorted(chunk_sizes))
+        self._rows, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
         self._cache = transformer.make_cache(config, slots, length, mesh)
         self._params: Params = {}
         self._version: int | None = None
@@ -103,10 +103,10 @@ class Batcher:
         self._steps_since_prefill = 0
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._prefilling or self._decoding or self._waiting_for_chunks)
 
-    def use(self, version: int, params: Params) -> None:
+    def load_weights(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped, and their tokens fed again."""
         self._version, self._params = version, params
         self._prefixes = Prefixes()
@@ -116,67 +116,67 @@ class Batcher:
         session = request.session
         if session.version != self._version:
             session.version, session.cache_length = self._version, 0
-        request.chunks.extend(chunks(len(request.prompt) - 1 - session.cache_length, self._chunk_sizes))
+        request.chunks.extend(split_chunks(len(request.prompt) - 1 - session.cache_length, self._chunk_sizes))
         if not session.cache_length:
-            request.chunk_names = chunk_names(request.prompt[:-1], request.chunks)
-            request.next_chunk = len(request.chunk_names)
-        if session.slot < 0:
-            session.slot = self._take_slot(request.chunk_names)
-        self._start(request)
+            request.chunk_names = name_chunks(request.prompt[:-1], request.chunks)
+            request.chunk_index = len(request.chunk_names)
+        if session.slot_index < 0:
+            session.slot_index = self._take_slot(request.chunk_names)
+        self._start_request(request)
 
     def _take_slot(self, chunk_digests: Sequence[bytes]) -> int:
         """Takes a free slot: one that holds the prompt's longest prefix in any slot, otherwise the one freed first."""
-        held_count = leading(chunk_digests, self._prefixes.holders)
+        held_count = count_leading(chunk_digests, self._prefixes.holders)
         holders = self._prefixes.holders[chunk_digests[held_count - 1]] if held_count else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
         self._prefixes.drop(slot, held_count if slot in holders else 0)
         return self._free.pop(self._free.index(slot))
 
-    def _start(self, request: Request) -> None:
+    def _start_request(self, request: Request) -> None:
         """Starts the request: copies the chunks that some slot has, then prefills the rest.
 
         If another request is about to compute further chunks of the same prompt, this one waits for them instead.
         """
-        held_count = leading(request.chunk_names, self._prefixes.holders)
-        if leading(request.chunk_names, self._prefixes.pending) > held_count:
+        held_count = count_leading(request.chunk_names, self._prefixes.holders)
+        if count_leading(request.chunk_names, self._prefixes.pending) > held_count:
             self._waiting_for_chunks.append(request)
             return
-        request.next_chunk = held_count
+        request.chunk_index = held_count
         if held_count:
-            self._reuse(request)
+            self._reuse_chunks(request)
         self._prefixes.pending.update(request.chunk_names[held_count:])
         (self._prefilling if request.chunks else self._decoding).append(request)
 
-    def _reuse(self, request: Request) -> None:
-        """Gives the request's slot the chunks before `next_chunk`, which some slot holds."""
-        session, digests, holders = request.session, request.chunk_names[: request.next_chunk], self._prefixes.holders
+    def _reuse_chunks(self, request: Request) -> None:
+        """Gives the request's slot the chunks before `chunk_index`, which some slot holds."""
+        session, digests, holders = request.session, request.chunk_names[: request.chunk_index], self._prefixes.holders
         source_slot = next(iter(holders[digests[-1]]))
         session.cache_length = sum(request.chunks.popleft() for _ in digests)
         self.reused += session.cache_length
-        if session.slot not in holders[digests[-1]]:
-            self._copies.append((source_slot, session.slot, self._span(session.cache_length)))
+        if session.slot_index not in holders[digests[-1]]:
+            self._copies.append((source_slot, session.slot_index, self._choose_span(session.cache_length)))
         for chunk_name in digests:
             request.routes.append(holders[chunk_name][source_slot])
-            self._prefixes.add(session.slot, chunk_name, holders[chunk_name][source_slot])
+            self._prefixes.add(session.slot_index, chunk_name, holders[chunk_name][source_slot])
 
     def _start_waiting(self) -> None:
         """Starts waiting requests whose chunks some slot has by now, or never will as the other request is gone."""
         requests, self._waiting_for_chunks = self._waiting_for_chunks, []
         for request in requests:
-            self._start(request)
+            self._start_request(request)
 
-    def free(self, session: Session) -> None:
+    def free_slot(self, session: Session) -> None:
         """Frees the session's slot."""
-        if session.slot >= 0:
-            self._free.append(session.slot)
-            session.slot = -1
+        if session.slot_index >= 0:
+            self._free.append(session.slot_index)
+            session.slot_index = -1
 
     def drop_aborted(self) -> None:
         """Drops requests that were aborted."""
         for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
-                self._prefixes.pending.difference_update(request.chunk_names[request.next_chunk :])
+                self._prefixes.pending.difference_update(request.chunk_names[request.chunk_index :])
         self._start_waiting()
 
     def wait(self) -> None:
@@ -186,13 +186,13 @@ class Batcher:
 
     def forward(self) -> list[Request]:
         """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
-        self._copy()
+        self._copy_prefixes()
         if self._prefill_is_due():
             self._prefill()
             return []
         return self._decode()
 
-    def _copy(self) -> None:
+    def _copy_prefixes(self) -> None:
         """Makes the copies that admitted requests need; each program makes at most as many as there are slots.
 
         A copy may be longer than needed: the rest of its target is stale anyway.
@@ -213,18 +213,18 @@ class Batcher:
             return bool(self._prefilling)
         return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _DECODES_PER_PREFILL
 
-    def _prefill_shape(self, request: Request) -> tuple[int, int]:
+    def _choose_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the number of positions that it attends to; both depend on the request only."""
         position_count = min(request.session.cache_length + request.chunks[0], len(request.prompt) - 1)
-        return request.chunks[0], self._span(position_count)
+        return request.chunks[0], self._choose_span(position_count)
 
-    def _span(self, position_count: int) -> int:
+    def _choose_span(self, position_count: int) -> int:
         """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
         return min(max(_LEAST_SPAN, 1 << (position_count - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
-        chunk, span = shape = self._prefill_shape(self._prefilling[0])
-        requests = [request for request in self._prefilling if self._prefill_shape(request) == shape][: self._rows]
+        chunk, span = shape = self._choose_shape(self._prefilling[0])
+        requests = [request for request in self._prefilling if self._choose_shape(request) == shape][: self._rows]
         tokens = np.full((self._rows, chunk), -1, np.int32)
         first_positions = np.zeros(self._rows, np.int32)
         slots = np.full(self._rows, self._slots, np.int32)
@@ -232,7 +232,7 @@ class Batcher:
             session = request.session
             ids = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
             tokens[row, : len(ids)] = ids
-            first_positions[row], slots[row] = session.cache_length, session.slot
+            first_positions[row], slots[row] = session.cache_length, session.slot_index
             session.cache_length += len(ids)
             self.computed += len(ids)
             request.chunks.popleft()
@@ -246,9 +246,9 @@ class Batcher:
             # Of this row alone: a chunk that a slot holds keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
             request.routes.append(row_routes)
-            if request.next_chunk < len(request.chunk_names):
-                self._prefixes.add(request.session.slot, request.chunk_names[request.next_chunk], row_routes)
-                request.next_chunk += 1
+            if request.chunk_index < len(request.chunk_names):
+                self._prefixes.add(request.session.slot_index, request.chunk_names[request.chunk_index], row_routes)
+                request.chunk_index += 1
         self._steps_since_prefill = 0
         self._start_waiting()
 
@@ -257,7 +257,7 @@ class Batcher:
         inputs[1] = self._length  # idle slots write nothing
         draw_settings = np.zeros((2, self._slots), np.float32)
         for request in self._decoding:
-            slot, count = request.session.slot, len(request.new_tokens)
+            slot, count = request.session.slot_index, len(request.new_tokens)
             inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
             draw_settings[:, slot] = request.uniforms[count], request.sampling.temperature
         next_tokens, next_logprobs, self._cache, routes = decode(
@@ -265,19 +265,19 @@ class Batcher:
         )
         tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
         for request in self._decoding:
-            slot = request.session.slot
+            slot = request.session.slot_index
             if not math.isfinite(logprobs[slot]):
                 raise FloatingPointError(f"log-probability {logprobs[slot]} with weights version {self._version}")
             request.session.cache_length += 1
             request.new_tokens.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
             request.routes.append((routes, np.s_[slot : slot + 1]))
-            request.completion = self._completion(request)
+            request.completion = self._complete(request)
         self._steps_since_prefill += 1
         requests, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
         return [request for request in requests if request.completion is not None]
 
-    def _completion(self, request: Request) -> Completion | None:
+    def _complete(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
         at_stop = request.new_tokens[-1] in request.sampling.stop_tokens
         if not at_stop and len(request.new_tokens) < len(request.uniforms):
@@ -285,9 +285,9 @@ class Batcher:
         assert self._version is not None
         finish_reason: Literal["stop", "length"] = "stop" if at_stop else "length"
         tokens, logprobs = tuple(request.new_tokens), tuple(request.logprobs)
-        return Completion(tokens, logprobs, self._version, finish_reason, routes=self._new_routes(request))
+        return Completion(tokens, logprobs, self._version, finish_reason, routes=self._read_new_routes(request))
 
-    def _new_routes(self, request: Request) -> str:
+    def _read_new_routes(self, request: Request) -> str:
         """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""
         if not self._routes:
             return ""
@@ -297,7 +297,7 @@ class Batcher:
         return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - reported_count) :])
 
 
-def chunk_names(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[bytes, ...]:
+def name_chunks(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[bytes, ...]:
     """The names of the whole chunks among those of `chunk_sizes` into which `tokens` are cut, from the first one on."""
     digests: list[bytes] = []
     digest, end = b"", 0
@@ -309,7 +309,7 @@ def chunk_names(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[byte
     return tuple(digests)
 
 
-def leading(names: Sequence[bytes], held_names: Container[bytes]) -> int:
+def count_leading(names: Sequence[bytes], held_names: Container[bytes]) -> int:
     """The number of leading chunks of a prompt up to the last whose name is in `held_names`; 0 if none is."""
     return next((count for count in range(len(names), 0, -1) if names[count - 1] in held_names), 0)
 
@@ -326,20 +326,20 @@ class Prefixes:
         self.holders: dict[bytes, dict[int, Any]] = {}
         self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
 
-    def add(self, slot: int, chunk_name: bytes, routes: Any) -> None:
+    def add(self, slot_index: int, chunk_name: bytes, routes: Any) -> None:
         """The slot now holds the next chunk of its prompt."""
         self.pending.discard(chunk_name)
-        if slot not in self.holders.setdefault(chunk_name, {}):
-            self.holders[chunk_name][slot] = routes
-            self._chunks[slot].append(chunk_name)
+        if slot_index not in self.holders.setdefault(chunk_name, {}):
+            self.holders[chunk_name][slot_index] = routes
+            self._chunks[slot_index].append(chunk_name)
 
-    def drop(self, slot: int, count: int = 0) -> None:
-        """The slot will be overwritten, except for its first `count` chunks."""
-        for chunk_name in self._chunks[slot][count:]:
-            del self.holders[chunk_name][slot]
+    def drop(self, slot_index: int, chunk_count: int = 0) -> None:
+        """The slot will be overwritten, except for its first `chunk_count` chunks."""
+        for chunk_name in self._chunks[slot_index][chunk_count:]:
+            del self.holders[chunk_name][slot_index]
             if not self.holders[chunk_name]:
                 del self.holders[chunk_name]
-        del self._chunks[slot][count:]
+        del self._chunks[slot_index][chunk_count:]
 
 
 def prefill(
@@ -356,7 +356,7 @@ def prefill(
     """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
 
     Returns the cache and, if `with_routes`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
-    marks an unused row. Every position must be below `span`. `mesh` is as in `cached_hidden_states`.
+    marks an unused row. Every position must be below `span`. `mesh` is as in `compute_cached_states`.
 
     Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
     size and span.
@@ -366,10 +366,10 @@ def prefill(
     x, positions = _embed_tokens(config, embedding_params, tokens, start, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
-    for layer_number, (old, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
+    for layer_number, (layer, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = layer_number == len(layers)
-        x, entry, routes = _run_layer(config, arrays, old, x, positions, slots, span, window, last, with_routes, mesh)
-        new_cache.append(entry)
+        x, layer, routes = _run_layer(config, arrays, layer, x, positions, slots, span, window, last, with_routes, mesh)
+        new_cache.append(layer)
         if routes is not None:
             layer_routes.append(routes)
     return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None
@@ -383,11 +383,13 @@ def _embed_tokens(
     return constrain(transformer.embedding_and_head(config, end_params).embed(jnp.maximum(tokens, 0)), mesh), positions
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old")
+@functools.partial(
+    jax.jit, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old_cache"
+)
 def _run_layer(
     config: ModelConfig,
     arrays: Params,
-    old: Cache,
+    old_cache: Cache,
     x: jax.Array,
     positions: jax.Array,
     slots: jax.Array,
@@ -398,8 +400,8 @@ def _run_layer(
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Runs one layer. Nobody reads the output of the last layer (`is_last`), so it is not computed."""
-    x, new_cache, routes = transformer.cached_layer(
-        config, arrays, old, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
+    x, new_cache, routes = transformer.run_cached_layer(
+        config, arrays, old_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
     )
     return None if is_last else x, new_cache, routes
 
@@ -432,7 +434,7 @@ def decode(
     params: Params,
     cache: tuple[Cache, ...],
     inputs: jax.Array,
-    chance: jax.Array,
+    draw_settings: jax.Array,
     with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
@@ -441,14 +443,14 @@ def decode(
     inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. chance float32[2,
     S] holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
     float32[S], the cache and, if `with_routes`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
-    `cached_hidden_states`.
+    `compute_cached_states`.
     """
-    hidden, cache, routes = transformer.cached_hidden_states(
+    hidden, cache, routes = transformer.compute_cached_states(
         config, params, cache, inputs[0][:, None], inputs[1][:, None], with_routes=with_routes, mesh=mesh
     )
     # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
-    scores = constrain(constrain(transformer.logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
-    tokens, logprobs = sample(scores, chance[0], chance[1])
+    scores = constrain(constrain(transformer.compute_logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
+    tokens, logprobs = sample(scores, draw_settings[0], draw_settings[1])
     return tokens, logprobs, cache, None if routes is None else routes[:, 0]
 
 
@@ -496,21 +498,21 @@ def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.
     return jnp.where(jnp.any(is_above, axis=-1), jnp.argmax(is_above, axis=-1), last_possible)
 
 
-def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
+def draw_uniforms(seed: Sequence[int], token_count: int) -> np.ndarray:
     """float32[count] in [0, 1): the request's random numbers, one per token, from the SHA-256 of `seed`.
 
-    A larger `count` appends numbers; the first ones stay the same.
+    A larger `token_count` appends numbers; the first ones stay the same.
     """
     digest = hashlib.sha256(repr(tuple(int(number) for number in seed)).encode()).digest()
-    random_bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
+    random_bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(token_count)
     return ((random_bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
 
 
-def chunks(count: int, sizes: Sequence[int]) -> list[int]:
-    """Sizes of the chunks that hold `count` tokens: each is the largest size that is filled, or else the smallest."""
+def split_chunks(token_count: int, sizes: Sequence[int]) -> list[int]:
+    """Sizes of chunks for `token_count` tokens: each is the largest size that is filled, or else the smallest."""
     chunk_sizes: list[int] = []
-    while count > 0:
-        largest = max((size for size in sizes if size <= count), default=min(sizes))
+    while token_count > 0:
+        largest = max((size for size in sizes if size <= token_count), default=min(sizes))
         chunk_sizes.append(largest)
-        count -= largest
+        token_count -= largest
     return chunk_sizes

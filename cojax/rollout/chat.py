@@ -27,18 +27,18 @@ from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn, nesting, pa
 
 # The marks that decide where a call begins and ends, and whether it lies within a thought.
 _BOUNDARY_PATTERN = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
-_MOST_CHARACTERS = 100_000
-_MOST_NESTING = 32
+_MOST_CALL_LENGTH = 100_000
+_MOST_CALL_NESTING = 32
 
 
-def parse(text: str, thinks: bool = False) -> Action:
+def parse(text: str, starts_thinking: bool = False) -> Action:
     """The action in a text. Every `<tool_call>` must hold {"name": str, "arguments": object}, or no call counts.
 
     Calls within a thought do not count: between `<think>` and `</think>`, after a `<think>` that is never closed, and
-    before a `</think>` whose thought began in the prompt. `thinks` says that the text begins within a thought. Neither
-    mark counts within a string of a call's JSON.
+    before a `</think>` whose thought began in the prompt. `starts_thinking` says that the text begins within a thought.
+    Neither mark counts within a string of a call's JSON.
     """
-    call_bodies = _find_call_bodies(text[:_MOST_CHARACTERS], thinks)
+    call_bodies = _find_call_bodies(text[:_MOST_CALL_LENGTH], starts_thinking)
     if not call_bodies:
         return Action(text, (), NO_CALL)
     calls = []
@@ -47,7 +47,7 @@ def parse(text: str, thinks: bool = False) -> Action:
             call_json = read_json(call_body)
         except ValueError as error:
             # An unfinished call in a thought may leave a string open, which hides the end of the thought.
-            action = parse(text[:_MOST_CHARACTERS].rpartition("</think>")[2]) if "</think>" in call_body else Action()
+            action = parse(text[:_MOST_CALL_LENGTH].rpartition("</think>")[2]) if "</think>" in call_body else Action()
             return Action(text, action.calls, "" if action.calls else f"tool call is {error}")
         if not isinstance(call_json, dict) or not isinstance(call_json.get("name"), str):
             return Action(text, (), "tool call needs a name")
@@ -86,7 +86,7 @@ def read_json(call_body: str) -> Any:
         value = parse_json(call_body)
     except ValueError:
         raise ValueError("not valid JSON") from None
-    if nesting(call_body) > _MOST_NESTING:
+    if nesting(call_body) > _MOST_CALL_NESTING:
         raise ValueError("nested too deeply")
     return value
 
@@ -99,17 +99,17 @@ def _read_template(file_name: str) -> str:
 # The ChatML template that Qwen uses, of tokenizers that are made here (vocabulary.py).
 CHATML = _read_template("chatml.jinja")
 # A character that templates neither trim, replace nor contain.
-MARK = "\ue000"
+TEXT_MARK = "\ue000"
 # A prefix for a template. It writes the tools into the system message, adds one if need be, and hides the tools from
 # the template.
 TOOLS_SECTION = _read_template("tools_section.jinja")
 # The documentation of an example tool, and a call of it.
 _WORD = {"word": {"type": "string", "description": "the word"}}
 _LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
-PROBE: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
-_PROBE_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
-_ASK = {"role": "user", "content": MARK}
-_SYSTEM_MESSAGE = {"role": "system", "content": MARK}
+PROBE_TOOL: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
+_PROBE_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": TEXT_MARK}}}
+_ASK = {"role": "user", "content": TEXT_MARK}
+_SYSTEM_MESSAGE = {"role": "system", "content": TEXT_MARK}
 # What a template, which is third-party code, may raise.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
@@ -155,12 +155,12 @@ def _is_documented(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], 
     return render_messages(tokenizer, messages, tools=[dict(tool)]) != render_messages(tokenizer, messages)
 
 
-def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
+def find_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
     """The text that the template puts before a user's first message, without control literals; "" if none.
 
     Only text that ends like a turn, with the tokenizer's eos_token, is a message.
     """
-    preamble = render_messages(tokenizer, [_ASK]).partition(MARK)[0].rpartition(tokenizer.eos_token)[0]
+    preamble = render_messages(tokenizer, [_ASK]).partition(TEXT_MARK)[0].rpartition(tokenizer.eos_token)[0]
     words = re.sub("|".join(map(re.escape, literals)), " ", preamble).split()
     return " ".join(words[1:] if words[:1] == ["system"] else words)
 
@@ -178,10 +178,10 @@ def render_messages(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str,
 
 
 # The "<" of a literal that begins or ends a tool call or a thought.
-_LITERAL_ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
+_ANGLE_PATTERN = re.compile(r"<(?=/?(?:tool_call|think)>)")
 # Control tokens that end a text or a turn, in the families of models that have them.
 _END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<eos>", "</s>")
-_STUB_MESSAGES = (Message("user", "x"), Message("assistant", MARK))
+_STUB_MESSAGES = (Message("user", "x"), Message("assistant", TEXT_MARK))
 Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
 
 
@@ -238,8 +238,8 @@ class Chat:
         # Padding does not end a text for a policy from scratch, which never learned that.
         texts = () if tokenizer.chat_template == CHATML else _END_TEXTS
         self.stops = (self.end, *(i for text, i in self._control_tokens.ids.items() if text in texts and i != self.end))
-        self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
-        self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
+        self.extend = functools.lru_cache(maxsize=8_192)(self._encode_turn)
+        self._open_cached = functools.lru_cache(maxsize=1_024)(self._open_tokens)
         try:
             self.notes = tuple(self._adapt_template())
             # Whether an action begins within a thought, because the generation prompt ends in <think>.
@@ -251,10 +251,10 @@ class Chat:
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
         # Keys keep the environment's order: models were trained to read them in that order.
-        documents = [document for tool in tools if (document := self.document(tool)) is not None]
+        documents = [render_tool for tool in tools if (render_tool := self.document(tool)) is not None]
         return self._open_cached(messages, json.dumps(documents, ensure_ascii=False))
 
-    def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
+    def _open_tokens(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         documents = json.loads(tools)
 
         def render_template(mask: Mask) -> str:
@@ -263,7 +263,7 @@ class Chat:
 
         return self._control_tokens.render(render_template, tools + _join_contents(messages))
 
-    def _extend(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
+    def _encode_turn(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.
 
         `at_stop` says whether the action ended in the stop token. If not, the stop token comes first.
@@ -275,7 +275,7 @@ class Chat:
     def write(calls: Iterable[Call]) -> str:
         """The text by which the policy makes these calls; within a call "<" of a literal is written as \\u003c."""
         call_objects = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-        call_texts = (_LITERAL_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in call_objects)
+        call_texts = (_ANGLE_PATTERN.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in call_objects)
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in call_texts)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
@@ -303,13 +303,13 @@ class Chat:
 
         Both come from one rendering: a template may write an action differently while it is the last one.
         """
-        before_mark, _, after_mark = self._render((*_STUB_MESSAGES, *messages), generate=True).partition(MARK)
+        before_mark, _, after_mark = self._render((*_STUB_MESSAGES, *messages), generate=True).partition(TEXT_MARK)
         stub_end, end_literal, rest_text = after_mark.partition(self._eos_text)
         return end_literal and before_mark + stub_end, rest_text
 
     def _adapt_template(self) -> Iterator[str]:
         """Adds a tools section to a template that needs one; yields what a user should know about the template."""
-        tool, template = self.document(PROBE), self.tokenizer.get_chat_template()
+        tool, template = self.document(PROBE_TOOL), self.tokenizer.get_chat_template()
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
             self.tokenizer = copy.copy(self.tokenizer)
             self.tokenizer.chat_template = template = TOOLS_SECTION + template
@@ -317,7 +317,7 @@ class Chat:
             require_tools(self.tokenizer, tool)
         if tool and template.startswith(TOOLS_SECTION):
             yield "it does not show tools in the form that cojax parses; cojax adds a section that does"
-        if system_message := injected_system_message(self.tokenizer, self._control_tokens.ids):
+        if system_message := find_system_message(self.tokenizer, self._control_tokens.ids):
             yield f"if a conversation begins without a system message, it adds {system_message!r}"
 
     def _check_template(self) -> None:

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from cojax.environment import Environment, Progress, play, running, runs_policy_code
 from cojax.environment.replay import follow
 from cojax.environment.watch import ADVICE
-from cojax.host.background import Interrupted, on_thread
+from cojax.host.background import Interrupted, run_on_thread
 from cojax.rollout.chat import Actors
 from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
 
@@ -31,7 +31,7 @@ _HANG_OUTCOMES: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
 _CODE_HANG_OUTCOMES: dict[str, Outcome] = {**_HANG_OUTCOMES, "evaluate": "timeout"}
 _NO_EPISODES: Mapping[str, Trajectory] = types.MappingProxyType({})
 # Seconds between two checks of the deadlines.
-_CHECK_INTERVAL = 0.05
+_CHECK_INTERVAL_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,24 +56,25 @@ class Limits:
 class EpisodeRequest:
     """One episode to play: its index in the results, its seed, and the attempt under way.
 
-    `loss` is a lost attempt that its own actions may have caused, until further plays have decided that. `follows` are
-    then the actions of the current play: those of the loss, or none. If it is None, the policy acts.
+    `lost_trajectory` is a lost attempt that its own actions may have caused, until further plays have decided that.
+    `replayed_actions` are then the actions of the current play: those of the loss, or none. If it is None, the policy
+    acts.
     """
 
     index: int
     task: Task
     episode: str
     seed: tuple[int, ...]
-    attempt: int = 0
-    losses: int = 0  # attempts lost to the infrastructure
-    hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
+    attempt_number: int = 0
+    loss_count: int = 0  # attempts lost to the infrastructure
+    has_hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
     progress: Progress = dataclasses.field(default_factory=Progress)
-    loss: Trajectory | None = None
-    follows: tuple[Action, ...] | None = None
+    lost_trajectory: Trajectory | None = None
+    replayed_actions: tuple[Action, ...] | None = None
 
     @property
-    def session(self) -> str:
-        return f"{self.episode}-{self.attempt}"
+    def name_session(self) -> str:
+        return f"{self.episode}-{self.attempt_number}"
 
     def to_trajectory(self, outcome: Outcome, error: str) -> Trajectory:
         """The turns so far, with an outcome that the episode itself did not reach."""
@@ -123,7 +124,7 @@ class EpisodeThreads:
 
     def _start_episode(self, job: EpisodeRequest) -> None:
         """Plays the episode on its own thread, which puts its future into `end_queue`."""
-        progress, session, replayed_actions = job.progress, job.session, job.follows
+        progress, session, replayed_actions = job.progress, job.name_session, job.replayed_actions
 
         def play_episode() -> Trajectory:
             try:
@@ -140,17 +141,17 @@ class EpisodeThreads:
 
         progress.since = running()
         self.running[job.index] = job
-        future = on_thread(f"episode {session}", play_episode)
+        future = run_on_thread(f"episode {session}", play_episode)
         future.add_done_callback(lambda future: self.end_queue.put((job, progress, future)))
 
     def _receive(self, result_by_index: dict[int, Trajectory]) -> None:
         """Waits a moment for an episode to end; if none does, looks for those that exceeded a deadline."""
         try:
-            job, progress, future = self.end_queue.get(timeout=_CHECK_INTERVAL)
+            job, progress, future = self.end_queue.get(timeout=_CHECK_INTERVAL_S)
         except queue.Empty:
             self._end_late(result_by_index)
             return
-        if not progress.abandoned:
+        if not progress.is_abandoned:
             del self.running[job.index]
             self._record_result(job, future.result(), result_by_index)
 
@@ -164,21 +165,21 @@ class EpisodeThreads:
 
     def _attribute_loss(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
         """The result, a timeout if its actions made the environment fail; None while further plays must decide that."""
-        is_suspicious = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
-        if job.loss is None:
+        is_suspicious = job.progress.is_suspect or (job.replayed_actions is not None and result.outcome == "timeout")
+        if job.lost_trajectory is None:
             if is_suspicious:
-                job.loss = result
+                job.lost_trajectory = result
                 self._queue_play(job, tuple(turn.action for turn in result.turns))
             return None if is_suspicious else result
-        if job.follows and is_suspicious:
+        if job.replayed_actions and is_suspicious:
             self._queue_play(job, ())
             return None
         # If an episode without actions is `truncated`, it was evaluated.
-        is_at_fault = job.follows == () and result.outcome == "truncated"
-        prior_loss, job.loss, job.follows = job.loss, None, None
+        is_at_fault = job.replayed_actions == () and result.outcome == "truncated"
+        prior_loss, job.lost_trajectory, job.replayed_actions = job.lost_trajectory, None, None
         if not is_at_fault:
             return prior_loss
-        job.hung = True  # it was played again already
+        job.has_hung = True  # it was played again already
         _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, prior_loss.error)
         return dataclasses.replace(prior_loss, outcome="timeout")
 
@@ -189,48 +190,48 @@ class EpisodeThreads:
         episode lost to the infrastructure is played again while retries are left.
         """
         if result.outcome == "timeout":
-            if job.hung:
+            if job.has_hung:
                 return False
-            job.hung = True
-        elif result.outcome in INFRASTRUCTURE and job.losses < self.limits.retries:
-            job.losses += 1
+            job.has_hung = True
+        elif result.outcome in INFRASTRUCTURE and job.loss_count < self.limits.retries:
+            job.loss_count += 1
         else:
             return False
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
-        job.attempt += 1
+        job.attempt_number += 1
         self._queue_play(job, None)
         return True
 
     def _queue_play(self, job: EpisodeRequest, actions: tuple[Action, ...] | None) -> None:
         """Queues the episode to be played again, with these actions; with None the policy acts."""
-        job.follows, job.progress = actions, Progress()
+        job.replayed_actions, job.progress = actions, Progress()
         self.waiting.append(job)
 
     def _abandon(self, job: EpisodeRequest) -> None:
         """Leaves the episode's thread behind: it ends at the next step of its loop, and its result is not read."""
-        job.progress.abandoned = True
+        job.progress.is_abandoned = True
         del self.running[job.index]
-        self.actors.release(job.session)
+        self.actors.release(job.name_session)
 
     def _end_late(self, result_by_index: dict[int, Trajectory]) -> None:
         """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
         now_s = running()
-        for job in [job for job in self.running.values() if now_s - job.progress.since > self._deadline(job)]:
+        for job in [job for job in self.running.values() if now_s - job.progress.since > self._find_deadline(job)]:
             phase, progress = job.progress.phase, job.progress
             self._abandon(job)
             if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
                 self._record_result(job, progress.result, result_by_index)
                 continue
-            error_text = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
+            error_text = f"{phase} took longer than {self._find_deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
                 error_text += ADVICE
             hang_outcomes = _CODE_HANG_OUTCOMES if self.policy_code else _HANG_OUTCOMES
             outcome: Outcome = hang_outcomes.get(phase, "environment_error")
             trajectory = job.to_trajectory(outcome, error_text)
-            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
+            progress.is_suspect = phase == "evaluate" and outcome == "environment_error" and bool(trajectory.turns)
             self._record_result(job, trajectory, result_by_index)
 
-    def _deadline(self, job: EpisodeRequest) -> float:
+    def _find_deadline(self, job: EpisodeRequest) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
 
 
@@ -271,10 +272,10 @@ class EpisodeCollector:
         `limits.error_rate` of the episodes are lost, and Interrupted soon after `stop` turns true.
         """
         size = self.group_size
-        samples = range(self.first_sample, self.first_sample + size)
+        sample_count = range(self.first_sample, self.first_sample + size)
         jobs = [
             EpisodeRequest(index, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
-            for index, (task, sample) in enumerate(itertools.product(tasks, samples))
+            for index, (task, sample) in enumerate(itertools.product(tasks, sample_count))
         ]
         result_by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
@@ -296,13 +297,13 @@ def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     return dict(sorted(collections.Counter(trajectory.outcome for trajectory in trajectories).items()))
 
 
-def _check_loss_rate(rate: float, trajectories: Sequence[Trajectory]) -> None:
+def _check_loss_rate(most_rate: float, trajectories: Sequence[Trajectory]) -> None:
     losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
-    if len(losses) <= rate * len(trajectories):
+    if len(losses) <= most_rate * len(trajectories):
         return
     cause_counts = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
     cause, cause_count = cause_counts.most_common(1)[0]
     raise RolloutError(
-        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
+        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {most_rate:.0%} that "
         f"error_rate allows; {cause_count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
     )

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 # Characters used as placeholders while the template runs, except those that the input text contains.
 _PRIVATE_CODES = range(0xF0000, 0x10FFFE)
-_PRIVATE_CHARACTERS = re.compile("[\U000f0000-\U0010fffd]")
+_PRIVATE_PATTERN = re.compile("[\U000f0000-\U0010fffd]")
 # Words of JSON schemas. A template may compare values with them, so they are not masked in a tool's documentation.
 _SCHEMA_WORDS = frozenset((
     "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "default",
@@ -56,7 +56,7 @@ class ControlTokens:
         literals are masked, so that harmless text has the same tokens as without a mask. But if that changes the
         control tokens, every character of a literal is masked.
         """
-        private_codes = frozenset(map(ord, _PRIVATE_CHARACTERS.findall(input_text)))
+        private_codes = frozenset(map(ord, _PRIVATE_PATTERN.findall(input_text)))
         mask_literals, mask_characters, restore = self._cached_placeholders(private_codes)
         by_literal, by_character = template(mask_literals), template(mask_characters)
         inspects_input = restore(by_literal) != restore(by_character)
@@ -124,7 +124,7 @@ class ControlTokens:
         placeholder_by_literal = dict(zip(self.ids, map(chr, codes), strict=False))
         letters = dict(zip(self._literal_characters, map(chr, codes[len(self.ids) :]), strict=True))
         character_table = str.maketrans(letters)
-        meaning = {ord(placeholder): text for text, placeholder in (placeholder_by_literal | letters).items()}
+        by_code = {ord(placeholder): text for text, placeholder in (placeholder_by_literal | letters).items()}
 
         def clean(text: str) -> str:
             return _valid_unicode(text).translate(replacement_by_code) if replacement_by_code else _valid_unicode(text)
@@ -132,7 +132,7 @@ class ControlTokens:
         def mask_literals(text: str) -> str:
             return self._pattern.sub(lambda match: placeholder_by_literal[match[0]], clean(text))
 
-        return mask_literals, lambda text: clean(text).translate(character_table), lambda text: text.translate(meaning)
+        return mask_literals, lambda text: clean(text).translate(character_table), lambda text: text.translate(by_code)
 
 
 def _valid_unicode(text: str) -> str:

@@ -27,20 +27,20 @@ ChatReply = tuple[str, tuple[tuple[str, str, str], ...]]
 Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], ChatReply]
 
 
-def chat_endpoint(
+def make_chat_endpoint(
     url: str,
     model: str,
     *,
     temperature: float = 0.0,
     max_tokens: int = 4096,
-    deadline: float = 300.0,
-    attempts: int = 6,
+    timeout_s: float = 300.0,
+    most_attempts: int = 6,
 ) -> Complete:
     """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may ask for them.
 
-    One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address. Asking
-    raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can be
-    obtained or it is no longer wanted.
+    One reply takes at most `timeout_s` seconds and `most_attempts` requests. Raises ValueError for an invalid address.
+    Asking raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply
+    can be obtained or it is no longer wanted.
     """
     url, outage = url.rstrip("/"), ""  # why no further request can succeed
     api = ApiClient(url, model, "--endpoint", "--endpoint_model")
@@ -49,7 +49,7 @@ def chat_endpoint(
         messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], cancel_event: threading.Event
     ) -> ChatReply:
         nonlocal outage
-        until = time.monotonic() + deadline
+        until = time.monotonic() + timeout_s
         request: JsonObject = {"model": model, "messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         request |= {"temperature": temperature, "max_tokens": max_tokens}
 
@@ -58,23 +58,23 @@ def chat_endpoint(
                 raise EngineError(f"{url}: nobody waits for the reply any more")
             if outage:
                 raise EngineError(outage)
-            return api.chat(request, max(0.1, until - time.monotonic()), lambda reply: _first_choice(reply, api.redact))
+            return api.chat(request, max(0.1, until - time.monotonic()), lambda reply: _read_choice(reply, api.redact))
 
         try:
-            return with_retries(request_reply, attempts, lambda: until - time.monotonic(), cancel_event.wait)
+            return with_retries(request_reply, most_attempts, lambda: until - time.monotonic(), cancel_event.wait)
         except CallFailed as failure:
             if failure.kind == "too_long":
                 raise OutOfContext(failure.reason) from None
             reason = f"{url}: {failure.reason}"
             if failure.kind == "unauthorised":
                 outage = reason
-            suffix = f"; given up after {failure.attempts} attempts" if failure.passing else ""
+            suffix = f"; given up after {failure.attempts} attempts" if failure.may_pass else ""
             raise EngineError(reason + suffix) from None
 
     return complete
 
 
-def _first_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
+def _read_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
     """A completion's first choice, redacted. Raises KeyError, IndexError, TypeError or AttributeError if it has none.
 
     A lone surrogate, which UTF-8 cannot encode, becomes a question mark.
@@ -110,12 +110,12 @@ class EndpointActors:
             nonlocal tools, waiting_ids
             if not history:
                 tools = tuple(ask(episode.tools))
-            history.extend(environment_messages(messages, waiting_ids))
+            history.extend(make_environment_messages(messages, waiting_ids))
             start_time = time.perf_counter()
             reply = self.complete(history, tools, cancel_event)
             engine_seconds = time.perf_counter() - start_time
-            action = action_of(reply)
-            message, waiting_ids = assistant_message(reply, action, turn=len(history))
+            action = parse_reply(reply)
+            message, waiting_ids = make_assistant_message(reply, action, turn_index=len(history))
             history.append(message)
             return Turn(action, engine_seconds=engine_seconds)
 
@@ -126,7 +126,7 @@ class EndpointActors:
             cancel_event.set()
 
 
-def action_of(reply: ChatReply) -> Action:
+def parse_reply(reply: ChatReply) -> Action:
     """The action of a reply: the calls it asks for, or else those written in its text, as in a policy's reply.
 
     Never raises. If one call cannot be parsed, the action has no calls.
@@ -146,7 +146,7 @@ def action_of(reply: ChatReply) -> Action:
     return Action(text, tuple(calls))
 
 
-def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
+def make_assistant_message(reply: ChatReply, action: Action, turn_index: int) -> tuple[JsonObject, tuple[str, ...]]:
     """The reply as a message of the history, and the ids of its calls, which wait for results.
 
     Calls that cannot be parsed are written as text: many servers refuse a history with invalid JSON arguments.
@@ -156,7 +156,7 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
         return {"role": "assistant", "content": action.text}, ()
     call_ids = [call_id for call_id, _, _ in reply_calls]
     if len(set(call_ids)) < len(call_ids) or not all(call_ids):
-        call_ids = [f"call_{turn}_{index}" for index in range(len(call_ids))]
+        call_ids = [f"call_{turn_index}_{index}" for index in range(len(call_ids))]
     calls = [
         {"id": call_id, "type": "function", "function": {"name": tool_name, "arguments": arguments_json}}
         for call_id, (_, tool_name, arguments_json) in zip(call_ids, reply_calls, strict=True)
@@ -164,7 +164,7 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
     return {"role": "assistant", "content": text, "tool_calls": calls}, tuple(call_ids)
 
 
-def environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]) -> list[JsonObject]:
+def make_environment_messages(messages: Sequence[Message], waiting_ids: Sequence[str]) -> list[JsonObject]:
     """New messages of the environment as messages of the history.
 
     Each waiting call gets one result, and the last one also gets any extra results. If no call waits, results become

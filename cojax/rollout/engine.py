@@ -77,13 +77,13 @@ class Weights:
     save: Callable[[str, str], None] | None = None
 
 
-def check_length(max_length: int, positions: int) -> None:
+def check_length(most_tokens: int, position_count: int) -> None:
     """Raises ValueError for conversations longer than the model's positions."""
-    if max_length > positions:
-        raise ValueError(f"max_length {max_length} exceeds the model's max_position_embeddings {positions}")
+    if most_tokens > position_count:
+        raise ValueError(f"max_length {most_tokens} exceeds the model's max_position_embeddings {position_count}")
 
 
-def checked_prompt(prompt: Iterable[int], vocabulary: int, context_length: int) -> list[int]:
+def check_prompt(prompt: Iterable[int], vocabulary_size: int, context_length: int) -> list[int]:
     """The tokens of a prompt.
 
     Raises ValueError for a prompt that no engine can continue, OutOfContext for one as long as `context_length`.
@@ -94,8 +94,8 @@ def checked_prompt(prompt: Iterable[int], vocabulary: int, context_length: int) 
     tokens = list(map(int, prompt_tokens))
     if not tokens:
         raise ValueError("the prompt is empty; give at least one token")
-    if min(tokens) < 0 or max(tokens) >= vocabulary:
-        raise ValueError(f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
+    if min(tokens) < 0 or max(tokens) >= vocabulary_size:
+        raise ValueError(f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary_size - 1}")
     if len(tokens) + 1 > context_length:
         raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {context_length}")
     return tokens
@@ -153,7 +153,7 @@ class BusyTime:
         self._running_blocks, self._busy_since, self._total_seconds = 0, 0.0, 0.0
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         with self._lock:
             return self._total_seconds + (time.perf_counter() - self._busy_since if self._running_blocks else 0.0)
 

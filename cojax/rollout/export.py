@@ -24,9 +24,9 @@ from cojax.durable import sync_folder, sync_tree
 from cojax.policy import pretrained
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, parameters
-from cojax.policy.saved_params import read_saved, reader_of_arrays, saved_outlines
-from cojax.storage.checkpoint import disk_error
-from cojax.storage.files import LARGEST_JSON, explain, is_number, read_json, write_json
+from cojax.policy.saved_params import list_saved_outlines, make_reader, read_array
+from cojax.storage.checkpoint import find_disk_error
+from cojax.storage.files import MOST_JSON_BYTES, explain, is_number, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,9 +38,9 @@ _EXPONENT_BITS: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7C00),
 }
 _LABEL = "served.json"
-_TOKENIZER_FILES = (".json", ".txt", ".model", ".jinja")
+_TOKENIZER_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 # Names of folders that are about to become a version, and of versions that are about to be removed.
-_TEMPORARY_NAME = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
+_TEMPORARY_PATTERN = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
 _PARAMS, _SIZES_FILE = "params", "files.json"
 _DTYPE_FIELDS = ("dtype", "param_dtype")  # fields of a shape that do not change which arrays a model has
 _SLICE_LENGTH = 1 << 18  # numbers checked at a time: they fit into the processor's cache
@@ -57,7 +57,7 @@ def write_tokenizer(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the package tokenizers raises no other type
-        if (cause := disk_error(error)) is not None:
+        if (cause := find_disk_error(error)) is not None:
             raise explain(cause, folder) from error
         raise
 
@@ -83,8 +83,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     for path in folder.glob("*.*"):
-        if path.suffix in _TOKENIZER_FILES and not (path.is_file() and path.stat().st_size <= LARGEST_JSON):
-            raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {LARGEST_JSON:,} bytes")
+        if path.suffix in _TOKENIZER_SUFFIXES and not (path.is_file() and path.stat().st_size <= MOST_JSON_BYTES):
+            raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {MOST_JSON_BYTES:,} bytes")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for template_name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
@@ -104,7 +104,7 @@ def write_weights(
     config: ModelConfig,
     arrays: Iterable[tuple[str, np.ndarray]],
     dtype: str = "",
-    file_bytes: int = pretrained.LARGEST_FILE,
+    most_file_bytes: int = pretrained.MOST_FILE_BYTES,
     label: str = "",
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
@@ -116,7 +116,7 @@ def write_weights(
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     with replace_folder(folder, label) as new_folder:
-        pretrained.write_arrays(new_folder, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), file_bytes)
+        pretrained.write_arrays(new_folder, config, _cast_finite(arrays, np.dtype(config.param_dtype)), most_file_bytes)
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def replace_folder(folder: Path, label: str = "") -> Iterator[Path]:
     folder = folder.absolute()
     new_folder, old_folder = (folder.with_name(f".{folder.name}.{os.getpid()}.{role}.tmp") for role in ("new", "old"))
     for path in folder.parent.glob(".*.tmp"):  # what a killed writer left behind
-        if _TEMPORARY_NAME.fullmatch(path.name):
+        if _TEMPORARY_PATTERN.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True)
     try:
         new_folder.mkdir(parents=True)
@@ -153,9 +153,9 @@ def check_weights(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if a server could not load all of `folder`. Reads only the headers."""
     if not (folder / pretrained.CONFIG).exists():
         raise FileNotFoundError(f"no {pretrained.CONFIG} in {folder}; expected a model folder in HF format")
-    file_names = {pretrained.SINGLE}
+    file_names = {pretrained.ONE_FILE}
     if (folder / pretrained.INDEX).exists():
-        file_names = set(pretrained.weight_map(folder).values())
+        file_names = set(pretrained.read_weight_map(folder).values())
     for file_name in sorted(file_names):
         if not (folder / file_name).exists():
             raise FileNotFoundError(f"no {file_name} in {folder}; expected a whole model folder. Write it again.")
@@ -183,7 +183,7 @@ def prune_weights(folder: Path, kept_folders: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+def _cast_finite(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the arrays cast to `dtype`. Raises ValueError for one that is not finite."""
     for hf_name, array in arrays:
         cast_array = array.astype(dtype, copy=False)
@@ -210,12 +210,12 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
         try:
             save(str(new_folder / _PARAMS), config.param_dtype)
         except Exception as error:
-            if (cause := disk_error(error)) is not None:
+            if (cause := find_disk_error(error)) is not None:
                 raise cause from error
             raise
         sync_tree(new_folder / _PARAMS)
         write_json(new_folder / pretrained.CONFIG, config.to_hf())
-        write_json(new_folder / _SIZES_FILE, _file_sizes(new_folder / _PARAMS))
+        write_json(new_folder / _SIZES_FILE, _list_file_sizes(new_folder / _PARAMS))
 
 
 def is_item(folder: Path) -> bool:
@@ -225,7 +225,7 @@ def is_item(folder: Path) -> bool:
 
 def check_item(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if the files are not those that were written. Reads no arrays."""
-    sizes, record = _file_sizes(folder / _PARAMS), read_json(folder / _SIZES_FILE)
+    sizes, record = _list_file_sizes(folder / _PARAMS), read_json(folder / _SIZES_FILE)
     if wrong_names := sorted(path for path in sizes.keys() | record.keys() if sizes.get(path) != record.get(path)):
         path = wrong_names[0]
         size, full_size = sizes.get(path, "no"), record.get(path, "no")
@@ -236,7 +236,7 @@ def check_item(folder: Path) -> None:
 
 def item_bytes(folder: Path) -> int:
     """The size of the parameters on disk."""
-    return sum(_file_sizes(folder / _PARAMS).values())
+    return sum(_list_file_sizes(folder / _PARAMS).values())
 
 
 def other_model(folder: Path, config: ModelConfig) -> str:
@@ -253,24 +253,24 @@ def restore_item(item: Path, folder: Path, label: str) -> None:
     """
     config = ModelConfig.from_hf(item)
     specs = {parameter.path: (parameter.shape(config), config.param_dtype) for parameter in parameters(config)}
-    outlines = saved_outlines(item / _PARAMS)
+    outlines = list_saved_outlines(item / _PARAMS)
     if wrong_paths := sorted(path for path in specs.keys() | outlines.keys() if specs.get(path) != outlines.get(path)):
         path = wrong_paths[0]
         raise pretrained.DamagedFile(
             f"{'/'.join(path)} in {item / _PARAMS} is {outlines.get(path, 'missing')}, expected "
             f"{specs.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
-    write_weights(folder, config, _restored_arrays(config, item / _PARAMS), label=label)
+    write_weights(folder, config, _restore_arrays(config, item / _PARAMS), label=label)
 
 
-def _restored_arrays(config: ModelConfig, params_folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    reader = reader_of_arrays()
+def _restore_arrays(config: ModelConfig, params_folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    reader = make_reader()
     for parameter in parameters(config):
-        stacked_array = read_saved(reader, params_folder, parameter.path, parameter.shape(config), config.param_dtype)
+        stacked_array = read_array(reader, params_folder, parameter.path, parameter.shape(config), config.param_dtype)
         for layer_index, hf_name in parameter.hf_names(config):
             yield hf_name, parameter.to_hf(stacked_array[layer_index], config)
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
+def _list_file_sizes(folder: Path) -> dict[str, int]:
     """File → bytes."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}

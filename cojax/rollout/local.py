@@ -11,7 +11,7 @@ Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
 on one machine type, one mesh, one number of threads, lanes and slots, and one set of versions.
 
-On a mesh each replica (`cojax.policy.sharding.replicas`) has a copy of the weights, spread over its devices by the
+On a mesh each replica (`sharding.list_replicas`) has a copy of the weights, spread over its devices by the
 rules of training, and its own lanes. Lanes of different replicas share no device. All this was measured on CPU devices
 only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would then be
 the same to rounding only.
@@ -33,19 +33,19 @@ from cojax.environment import EngineError, waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
-from cojax.policy.parameters import Parameter, compute_dtype
-from cojax.policy.sharding import check_divides, partition, replicas
+from cojax.policy.parameters import Parameter, choose_dtype
+from cojax.policy.sharding import check_divides, list_replicas, partition
 from cojax.policy.transformer import Params, unstack
-from cojax.rollout.batching import Batcher, Request, Session, uniforms
-from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
+from cojax.rollout.batching import Batcher, Request, Session, draw_uniforms
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, check_prompt
 from cojax.settings.tree import Settings
 
 
 class Lane:
     """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
 
-    def __init__(self, batcher: Batcher, busy: BusyTime, on_failure: Callable[[str], None]) -> None:
-        self._busy, self._on_failure = busy, on_failure
+    def __init__(self, batcher: Batcher, busy_time: BusyTime, on_failure: Callable[[str], None]) -> None:
+        self._busy, self._on_failure = busy_time, on_failure
         self.batcher = batcher  # used by the thread; others only read its counts
         # Shared with callers, under the lock.
         self._condition = threading.Condition()
@@ -74,7 +74,7 @@ class Lane:
             self._condition.notify_all()
             return future
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
         with self._condition:
             self._is_resting, self._is_idle = True, False
@@ -163,18 +163,18 @@ class Lane:
                     continue
                 self.batcher.drop_aborted()
                 for session in self._released_sessions:
-                    self.batcher.free(session)
+                    self.batcher.free_slot(session)
                 self._released_sessions.clear()
-                if self._pending_weights is not None and not self.batcher.busy:
+                if self._pending_weights is not None and not self.batcher.is_busy:
                     version, params, future = self._pending_weights
-                    self.batcher.use(version, params)
+                    self.batcher.load_weights(version, params)
                     self._pending_weights = None
                     future.set_result(None)
                     self._condition.notify_all()
                 while self._queue and self._pending_weights is None:
                     if not (request := self._queue.popleft()).result.done():
                         self.batcher.admit(request)
-                if self.batcher.busy:
+                if self.batcher.is_busy:
                     return True
                 self._condition.wait()
             return False
@@ -225,7 +225,7 @@ class LocalEngine:
         check_length(max_length, config.max_position_embeddings)
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
-        self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else replicas(mesh)
+        self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else list_replicas(mesh)
         self._has_device_groups = mesh is not None and mesh.size > len(self._replicas)
         if self._has_device_groups and lanes > 1:
             raise ValueError(
@@ -253,7 +253,7 @@ class LocalEngine:
     @property
     def busy_seconds(self) -> float:
         """Wall time spent in forwards so far."""
-        return self._busy.seconds
+        return self._busy.total_seconds
 
     @property
     def computed_tokens(self) -> int:
@@ -298,7 +298,7 @@ class LocalEngine:
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
             return tuple(copies)
 
-        tree = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place_array)
+        tree = parameters.from_hf(self._config, weights.arrays(), choose_dtype, place_array)
         map_copies = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
         return [unstack(self._config, map_copies(lambda leaf, i=i: leaf[i], tree)) for i in range(len(self._replicas))]
 
@@ -308,8 +308,8 @@ class LocalEngine:
         Raises OutOfContext if the prompt leaves no room for a token, ValueError for a prompt that does not extend the
         session or another wrong argument, EngineError if the engine fails, is closed, or the session is released.
         """
-        tokens = checked_prompt(prompt, self._config.vocab_size, self._max_length)
-        uniform_numbers = uniforms(seed, min(sampling.max_tokens, self._max_length - len(tokens)))
+        tokens = check_prompt(prompt, self._config.vocab_size, self._max_length)
+        uniform_numbers = draw_uniforms(seed, min(sampling.max_tokens, self._max_length - len(tokens)))
         self._wait_for_slot(session)
         with self._lock:
             # Look-up and submission share the lock: a session released in between would never free its slot.
@@ -336,7 +336,7 @@ class LocalEngine:
         """
         if self._has_device_groups:
             for lane in self._lanes:
-                lane.rest()
+                lane.pause()
 
     def close(self) -> None:
         """Stops the threads; waiting callers get EngineError. May be called twice."""

@@ -5,8 +5,8 @@ punctuation and keys around a tool call is also one token, so that a call takes 
 the same tokens in a sentence and in JSON, without spaces, so that a small policy can copy them; other words include the
 spaces around them. An unknown word is one `<unk>`.
 
-`byte_tokenizer` is for any environment: byte-pair encoding over bytes, so that every text can be encoded and decodes
-unchanged.
+`train_byte_tokenizer` is for any environment: byte-pair encoding over bytes, so that every text can be encoded and
+decodes unchanged.
 """
 
 import re
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cojax.rollout.chat import CHATML
 
-CONTROLS = (
+CONTROL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 # One digit | a name or word with the space before it | punctuation as JSON runs it together | white space.
@@ -50,13 +50,13 @@ def word_tokenizer(
     return _add_template(tokenizer, unk_token="<unk>")
 
 
-def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
+def train_byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Byte-pair encoding over bytes, trained on `texts`: lossless on any text, deterministic in `texts`.
 
     It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
     a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
-    minimum = 256 + len(CONTROLS)
+    minimum = 256 + len(CONTROL_TOKENS)
     if size < minimum:
         raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {minimum}: bytes and controls")
     tokenizer = Tokenizer(models.BPE())
@@ -68,7 +68,7 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(CONTROLS),
+        vocab_size=size - len(CONTROL_TOKENS),
         min_frequency=2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -79,7 +79,7 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 def _add_template(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
     """The tokenizer with the control tokens and the template that writes them."""
-    tokenizer.add_tokens([AddedToken(literal, special=True, normalized=False) for literal in CONTROLS])
+    tokenizer.add_tokens([AddedToken(literal, special=True, normalized=False) for literal in CONTROL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", chat_template=CHATML, **options
     )

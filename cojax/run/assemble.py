@@ -19,31 +19,31 @@ from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import Ending
 from cojax.host.stopwatch import Stopwatch
-from cojax.learner.learner import Learner, required_route_shape
+from cojax.learner.learner import Learner, find_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
-from cojax.learner.rehearsal import AUTO, fastest_that_fits
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
 from cojax.learner.update import TrainState
 from cojax.loop import Loop
 from cojax.loop.groups import PlayedCount
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.parameters import get_leaf, parameters
 from cojax.policy.sharding import SAMPLING_AXES, copies
 from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
 from cojax.quality import EMBEDDINGS, EmbeddingError, describe_pool
 from cojax.registry import find
-from cojax.report.console import bar
+from cojax.report.console import show_bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
 from cojax.run.engines import check_routes
-from cojax.run.entries import entry, made_environment, made_signals, objective_of, reads_initial
-from cojax.run.parts import Parts, check_evolution, kinds, limits, own_tasks, sampling
-from cojax.run.processes import as_text, mesh_of
-from cojax.run.summary import dev_score
+from cojax.run.entries import build_environment, build_signals, entry, objective_of, reads_initial
+from cojax.run.parts import Parts, check_evolution, draw_own_tasks, make_limits, make_sampling, read_kinds
+from cojax.run.processes import as_text, make_mesh_of
+from cojax.run.summary import measure_development
 from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
 from cojax.storage.files import Log
@@ -56,7 +56,7 @@ _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not passed to the learner under their own names.
 _OBJECTIVE_SETTINGS = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
 # Settings without a section that are passed to the loop under their own names.
-_LOOP_SETTINGS = (
+_OWN_LOOP_SETTINGS = (
     "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
 )  # fmt: skip
@@ -69,28 +69,28 @@ def build_parts(config: ConfigDict) -> Parts:
 
     Raises ValueError or OSError, with what to do about it.
     """
-    environment = made_environment(config)
+    environment = build_environment(config)
     check_evolution(config, environment)
-    Ending.of(environment, explorers.ending(config, environment))  # raises before any expedition is paid for
-    tokenizer, model = policies.tokenizer_and_shape(config, environment)
+    Ending.of(environment, explorers.find_ending(config, environment))  # raises before any expedition is paid for
+    tokenizer, model = policies.read_model(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
-    mesh = mesh_of(config)
-    required_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
+    mesh = make_mesh_of(config)
+    find_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
     evaluation = config.evaluation
     return Parts(
         environment,
-        made_environment(config) if traits_of(environment).reuses else environment,
+        build_environment(config) if traits_of(environment).reuses else environment,
         chat,
         model,
         mesh,
         engine,
-        limits(config, environment),
+        make_limits(config, environment),
         environment.tasks(evaluation.split, evaluation.tasks, evaluation.seed),
         environment.tasks(evaluation.dev_split, evaluation.dev_tasks),
         environment.tasks(evaluation.challenge_split, evaluation.challenge_tasks) if evaluation.challenge_tasks else (),
-        kinds(environment, made_signals(config)),
+        read_kinds(environment, build_signals(config)),
     )
 
 
@@ -98,10 +98,10 @@ def build_learner(config: ConfigDict, parts: Parts, params: Params) -> Learner:
     """Builds the learner of a policy that starts from `params`. If `learner.remat` is "auto", see `choose_remat`."""
     hosts = parts.together.hosts
     with hosts.operation("build", as_text(parts.model), params):
-        return learner_on(config, parts.model, parts.mesh, params, hosts)
+        return make_learner(config, parts.model, parts.mesh, params, hosts)
 
 
-def learner_on(
+def make_learner(
     config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
 ) -> Learner:
     """Builds the learner of a model on a mesh. `params` may be outlines, as in `Learner.init`."""
@@ -112,7 +112,7 @@ def learner_on(
         method, round_settings = method_and_settings
         # The number of updates of a round is not known in advance, so the learning rate stays constant.
         optimizer |= {"learning_rate": round_settings.learning_rate, "decay_steps": 0}
-        loss = methods.loss_of_rounds(method, round_settings)
+        loss = methods.find_round_loss(method, round_settings)
     return Learner(
         config=model,
         optimizer=adamw(**optimizer),
@@ -125,10 +125,10 @@ def learner_on(
         loss=loss[0],
         loss_settings=loss[1],
         round_reference=method_and_settings[1].reference if method_and_settings else "",
-        hard=methods.hard_negatives(config),
+        hard=methods.make_hard_negatives(config),
         advantage_settings=entry(config, "learner.advantage").overrides,
         weighting_settings=entry(config, "learner.weighting").overrides,
-        remat="layers" if config.learner.remat == AUTO else config.learner.remat,
+        remat="layers" if config.learner.remat == AUTO_REMAT else config.learner.remat,
         **settings(config.learner, "remat", "lora", *_OBJECTIVE_SETTINGS),
     )
 
@@ -139,14 +139,14 @@ def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Lea
     The engine's copies of the weights and a second agent's state must fit too. Several processes would have to agree on
     the free memory, so their learner recomputes every layer.
     """
-    if config.learner.remat != AUTO or learner.hosts is not ONE_PROCESS:
+    if config.learner.remat != AUTO_REMAT or learner.hosts is not ONE_PROCESS:
         return learner
     params, specs = learner.reference if learner.lora else state.params, parameters(learner.config)
     assert params is not None
-    weight_bytes = sum(leaf_of(params, spec).nbytes * copies(spec, learner.mesh, SAMPLING_AXES) for spec in specs)
+    weight_bytes = sum(get_leaf(params, spec).nbytes * copies(spec, learner.mesh, SAMPLING_AXES) for spec in specs)
     if methods.has_second_agent(config):
         weight_bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    fastest_learner = fastest_that_fits(learner, state, methods.update_sizes(config), beside=weight_bytes)
+    fastest_learner = choose_fastest(learner, state, methods.list_sizes(config), beside=weight_bytes)
     _LOG.info("learner.remat=%s: what fits", fastest_learner.remat)
     return fastest_learner
 
@@ -162,29 +162,29 @@ def initial_policy(
     def score(step: int) -> float:
         # Without development tasks, success on D_0 decides when the warm start ends.
         tasks = parts.development or find_d0().tasks
-        return dev_score(config, parts, step, tasks[: config.warm_start.check_tasks])["success"]
+        return measure_development(config, parts, step, tasks[: config.warm_start.check_tasks])["success"]
 
     params, origin = initial_policies.initial_policy(config, parts, score, lambda: find_d0().tasks)
     return perturb(params, config.perturbation), origin
 
 
-def initial(config: ConfigDict, parts: Parts) -> Synthesis:
+def find_initial_tasks(config: ConfigDict, parts: Parts) -> Synthesis:
     """Finds D_0 by unguided exploration; where nothing can be synthesized, D_0 is the environment's own tasks.
 
     The search is deterministic: equal settings and equal replies of a model give equal tasks.
     """
     if traits_of(parts.environment).incomparable:
-        return own_tasks(config, parts.environment, reserved_tasks(config, parts))
-    chosen_explorer = explorer(config, parts, explorers.initial(config))
+        return draw_own_tasks(config, parts.environment, find_reserved_tasks(config, parts))
+    chosen_explorer = build_explorer(config, parts, explorers.name_initial(config))
     try:
-        with bar("D_0: drafts examined") as advance:
+        with show_bar("D_0: drafts examined") as advance:
             return initial_tasks(
                 parts.environment,
                 chosen_explorer,
-                validation(config, parts, chosen_explorer),
+                build_validation(config, parts, chosen_explorer),
                 config.initial_tasks,
                 seed=(config.seed, "initial"),
-                weights=popularity(parts.environment),
+                weights=find_popularity(parts.environment),
                 per_context=config.synthesis.per_context if isinstance(chosen_explorer, Metered) else 1,
                 near_duplicates=NearDuplicates(config.validation.pool_similarity),
                 examined=advance,
@@ -196,18 +196,18 @@ def initial(config: ConfigDict, parts: Parts) -> Synthesis:
         raise
 
 
-def explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
+def build_explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """Builds the explorer `name`, by default config.explorer.name. If `journal` is given, it replaces the run's."""
     make_explorer = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
     return make_explorer(config, parts, journal or Journal(Path(config.workdir) / "journal.jsonl"))
 
 
-def validation(config: ConfigDict, parts: Parts, chosen_explorer: Explorer) -> Validation:
+def build_validation(config: ConfigDict, parts: Parts, chosen_explorer: Explorer) -> Validation:
     """Builds the validation of this explorer's drafts."""
-    return explorers.validation(config, parts, chosen_explorer, reserved_tasks(config, parts))
+    return explorers.validation(config, parts, chosen_explorer, find_reserved_tasks(config, parts))
 
 
-def popularity(environment: Environment) -> Mapping[str, float] | None:
+def find_popularity(environment: Environment) -> Mapping[str, float] | None:
     """How often each tool is used, as the environment reports it; None if it does not."""
     return environment.popularity() if isinstance(environment, Charted) else None
 
@@ -219,9 +219,9 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         score_every = config.evaluation.every
         if not score_every or step % score_every or not parts.development:
             return None
-        return dev_score(config, parts, step, parts.development)
+        return measure_development(config, parts, step, parts.development)
 
-    chosen_explorer = explorer(config, parts)
+    chosen_explorer = build_explorer(config, parts)
     evolve = entry(config, "evolve").bind() if methods.evolves(config) else evolutions.static
     prefix_replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bind()
@@ -231,7 +231,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         chat=parts.chat,
         learner=learner,
         explorer=chosen_explorer,
-        validate=validation(config, parts, chosen_explorer),
+        validate=build_validation(config, parts, chosen_explorer),
         detectors={
             **parts.signals,
             **({"visits": RecentScores()} if curriculum else {}),
@@ -243,19 +243,19 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         evolve=evolve,
         reads=reads(evolve),
         admission=entry(config, "synthesis.admit").bind()(),
-        popularity=popularity(parts.environment),
-        sampling=sampling(config, parts.chat, config.sampling.temperature),
+        popularity=find_popularity(parts.environment),
+        sampling=make_sampling(config, parts.chat, config.sampling.temperature),
         limits=parts.limits,
         clock=clock,
         score=score,
-        quality=quality(config, parts.evaluation),
+        quality=build_quality(config, parts.evaluation),
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bind(),
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),
-        **{setting: config[setting] for setting in _LOOP_SETTINGS},
+        **{setting: config[setting] for setting in _OWN_LOOP_SETTINGS},
         **({"prefix": prefix_replay.prefix} if prefix_replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
@@ -264,10 +264,10 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
 def build_rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
     """Builds the rounds of a run that learns in rounds; None for any other run."""
     plan = methods.rounds_of(config)
-    return Rounds(loop, *plan, longest=min(config.engine.max_length, config.learner.row_length)) if plan else None
+    return Rounds(loop, *plan, most_tokens=min(config.engine.max_length, config.learner.row_length)) if plan else None
 
 
-def reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
+def find_reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
     """Returns the tasks that must never be trained on.
 
     These are all tasks of the splits that the run evaluates, and of those that the environment reserves for
@@ -275,14 +275,14 @@ def reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
     desk's, only the tasks that the run evaluates are reserved.
     """
     evaluated_tasks = (*parts.evaluation, *parts.development, *parts.challenge)
-    splits: tuple[str, ...] = worlds.reserved_splits(config.environment.name)
+    splits: tuple[str, ...] = worlds.list_reserved(config.environment.name)
     if splits:
         splits = (*splits, *(config.evaluation[key] for key in ("split", "dev_split", "challenge_split")))
     split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _MOST_TASKS))
     return tuple({task.id: task for task in (*evaluated_tasks, *split_tasks)}.values())
 
 
-def quality(config: ConfigDict, evaluation_tasks: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
+def build_quality(config: ConfigDict, evaluation_tasks: Sequence[Task]) -> Callable[[Iterable[Task]], dict[str, Any]]:
     """Returns a function that measures the pool against these evaluation tasks, and keeps only numbers of them.
 
     If the embedding fails, the run logs a warning, leaves out the figures that need it, and goes on. An endpoint's

@@ -14,7 +14,7 @@ from cojax.openai_api import check_address
 from cojax.quality import EMBEDDINGS
 from cojax.run import engines, entries, explorers, methods, policies, processes
 from cojax.run.processes import LAST_PORT, check_mesh
-from cojax.settings.base import attempts
+from cojax.settings.base import count_attempts
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import LEAVES
 
@@ -34,19 +34,19 @@ def check_run(config: ConfigDict) -> None:
             f"environment.name is empty; name one of {', '.join(worlds.available())}, or a module of your own: "
             "--config.environment.name=package.module"
         )
-    check(config)
+    check_settings(config)
     engines.check_servers(config)
     policies.check_folder(config)
     _check_pretrained(config)
-    if "llm" in (config.explorer.name, explorers.initial(config)):
+    if "llm" in (config.explorer.name, explorers.name_initial(config)):
         check_address(config.llm.base_url, config.llm.model, "llm.base_url", "llm.model")
     check_mesh(config)
 
 
-def check(config: ConfigDict) -> None:
+def check_settings(config: ConfigDict) -> None:
     """Raises ValueError for settings out of their ranges, and for settings that exclude each other."""
     check_ranges(config)
-    processes.check(config)
+    processes.check_processes(config)
     _check_entries(config)
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
@@ -59,7 +59,7 @@ def check(config: ConfigDict) -> None:
     _check_groups(config)
     _check_row_capacity(config)
     _check_warm_start(config)
-    methods.check(config)
+    methods.check_method(config)
     if config.evaluation.reflect and config.evaluation.trials == 1:
         raise ValueError(
             "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
@@ -77,12 +77,12 @@ def check(config: ConfigDict) -> None:
 
 def _check_entries(config: ConfigDict) -> None:
     """Raises ValueError for an unknown entry, for invalid settings of one, and for an entry that fails when tried."""
-    for _ in entries.chosen_entries(config):
+    for _ in entries.list_entries(config):
         pass
     entries.objective_of(config)
-    entries.made_signals(config)
+    entries.build_signals(config)
     entry_trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda curriculum: [pool.task_weight(curriculum, scores) for scores in _TRIAL_SCORES],
+        "curriculum": lambda curriculum: [pool.weigh_task(curriculum, scores) for scores in _TRIAL_SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_TRIAL_LENGTHS), _TRIAL_LENGTHS),
     }
     for setting, try_entry in entry_trials.items():
@@ -111,7 +111,7 @@ def _check_groups(config: ConfigDict) -> None:
             f"dynamic_sampling is {most_groups}, but with quorum={config.quorum} whether a group is live depends on "
             "who is slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
         )
-    if most_groups and entries.objective_of(config).loss.uses_flat:
+    if most_groups and entries.objective_of(config).loss.takes_flat:
         raise ValueError(
             f"dynamic_sampling is {most_groups}, but learner.loss={config.learner.loss} as it is set also learns from "
             "groups whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to "
@@ -177,7 +177,7 @@ def _check_row_capacity(config: ConfigDict) -> None:
             "hold the longest episode, so make row_length at least max_length"
         )
     subject, peer_count = f"loss {loss.name!r}", 2 if loss.is_paired else config.group_size if loss.needs_groups else 1
-    if peer_count == 1 and methods.hard_negatives(config):
+    if peer_count == 1 and methods.make_hard_negatives(config):
         subject, peer_count = "preference.hard_negatives", 2
     if section.micro_rows * (section.row_length // config.engine.max_length) < peer_count:
         raise ValueError(
@@ -212,13 +212,13 @@ def _check_validation(config: ConfigDict) -> None:
     override_texts = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     override_texts += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
     override_texts += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if override_texts and not any(map(_is_worded_by_model, (config.explorer.name, explorers.initial(config)))):
+    if override_texts and not any(map(_is_worded_by_model, (config.explorer.name, explorers.name_initial(config)))):
         raise ValueError(
             f"{override_texts[0]}, but only queries that a model words are judged or attempted, and the explorer "
             f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
             f"{', '.join(sorted(_MODEL_EXPLORERS))}, or unset it"
         )
-    if section.attempter != "explorer" and not attempts(config):
+    if section.attempter != "explorer" and not count_attempts(config):
         raise ValueError(
             f"validation.attempter is {section.attempter!r}, but validation.attempts is {section.attempts}: none is "
             "made; raise it, or set --config.validation.attempter=explorer"
@@ -232,7 +232,7 @@ def _is_worded_by_model(explorer_name: str) -> bool:
 
 def _check_explorers(config: ConfigDict) -> None:
     """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
-    section, initial_name = config.explorer, explorers.initial(config)
+    section, initial_name = config.explorer, explorers.name_initial(config)
     if section.separator and not section.separator.strip():
         raise ValueError(
             f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
@@ -272,13 +272,13 @@ def _check_evolution(config: ConfigDict) -> None:
     evolution by signals where `signals` is empty.
     """
     joining_evolution = config.evolve if ":" in config.evolve else "frontier"
-    for setting, value, required, why in (
+    for setting, setting_value, required, why in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),
         ("evolve", config.evolve, joining_evolution, "only frontier finds joined tasks"),
         ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
     ):
-        if config.synthesis.prefix_replay and value != required:
-            reason = f"synthesis.prefix_replay is True, but {setting} is {value!r}: {why}"
+        if config.synthesis.prefix_replay and setting_value != required:
+            reason = f"synthesis.prefix_replay is True, but {setting} is {setting_value!r}: {why}"
             raise ValueError(f"{reason}; set --config.{setting}={required}, or --config.synthesis.prefix_replay=False")
     admission_name, evolves = config.synthesis.admit, methods.evolves(config)
     if admission_name != "all" and not (evolves and config.evolve != "none"):

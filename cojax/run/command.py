@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from cojax.host.processes import end_descendants_at_exit
-from cojax.settings.flags import parse
+from cojax.settings.flags import parse_flags
 
 flags.DEFINE_string("workdir", None, "The run directory; without --config, that of the run to resume.")
-_CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
+_CHECK_FLAG = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 
 
 def train(argv: Sequence[str]) -> None:
@@ -27,21 +27,21 @@ def train(argv: Sequence[str]) -> None:
     # Imported here, so that a wrong flag need not wait for JAX.
     from cojax.report.console import CONSOLE
     from cojax.run import configuration, hosts, preflight
-    from cojax.run.processes import EXPECTED, in_words, keep_compiled
+    from cojax.run.processes import EXPECTED_ERRORS, describe_error, keep_programs
     from cojax.run.train import run
 
     end_descendants_at_exit()
     try:
-        keep_compiled()
-        config = configuration.configuration()
-        with hosts.together(config, preflight=_CHECK.value) as processes:
+        keep_programs()
+        config = configuration.read_configuration()
+        with hosts.connect_together(config, preflight=_CHECK_FLAG.value) as processes:
             if isinstance(processes, hosts.Following):
                 sys.exit(processes.follow(config))
-            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
-    except EXPECTED as error:
+            sys.exit(preflight.run_preflight(config, processes) if _CHECK_FLAG.value else run(config, processes))
+    except EXPECTED_ERRORS as error:
         logging.getLogger("cojax").info("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {in_words(error)}", style="bold red")
+        CONSOLE.print(f"error: {describe_error(error)}", style="bold red")
         sys.exit(1)
 
 
-main = functools.partial(app.run, train, flags_parser=parse)
+main = functools.partial(app.run, train, flags_parser=parse_flags)

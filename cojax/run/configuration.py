@@ -25,35 +25,35 @@ from ml_collections import ConfigDict, config_flags
 from cojax import imports, worlds
 from cojax.registry.annotations import RegistryError, quote
 from cojax.run import entries
-from cojax.run.entries import CHOICES, SIGNAL, signal_name
+from cojax.run.entries import CHOICES, SIGNAL, shorten_signal
 from cojax.settings import compatibility, presets
 from cojax.settings.base import at
-from cojax.settings.config_file import EXPERIMENTS, locate, source
-from cojax.settings.flags import CONFIG, CONTINUED, OF_ENTRIES, TRUSTED
-from cojax.settings.tree import LEAVES, NAMES
+from cojax.settings.config_file import EXPERIMENTS, locate_file, record_source
+from cojax.settings.flags import CONFIG, CONTINUED_FILE, ENTRY_FLAGS, TRUST_FLAG
+from cojax.settings.tree import LEAVES, SETTING_NAMES
 from cojax.storage.files import read_json
 
 
-def configuration() -> ConfigDict:
+def read_configuration() -> ConfigDict:
     """Returns the configuration that the flags give, with its preset applied.
 
     Raises ValueError for an unknown preset or a missing folder, and RegistryError for an unknown entry or for code that
     the run directory names but the flags do not.
     """
     config_flag = flags.FLAGS["config"]
-    flag_names = (*config_flags.get_override_values(config_flag), *OF_ENTRIES)
+    flag_names = (*config_flags.get_override_values(config_flag), *ENTRY_FLAGS)
     config = CONFIG.value
-    make_importable(TRUSTED.value)
-    workdir = _continued_run()
+    make_importable(TRUST_FLAG.value)
+    workdir = _find_continued_run()
     if workdir:
-        check_trust(config, workdir, flag_names, TRUSTED.value)
+        check_trust(config, workdir, flag_names, TRUST_FLAG.value)
     # The configuration of a resumed run already holds its preset's settings, or what flags once set instead.
-    if not workdir or config.policy != compatibility.settings_of(workdir)["policy"]:
-        config = presets.resolve(config, flag_names)
-    return entries.apply_flags(config, OF_ENTRIES)
+    if not workdir or config.policy != compatibility.read_run_settings(workdir)["policy"]:
+        config = presets.apply_preset(config, flag_names)
+    return entries.apply_flags(config, ENTRY_FLAGS)
 
 
-def file_record() -> dict[str, dict[str, str]]:
+def make_file_record() -> dict[str, dict[str, str]]:
     """Records for config.json where the configuration's file comes from. A run resumed by its folder keeps its record.
 
     The record is empty if the user gave no file, as when a program passes an object.
@@ -61,28 +61,28 @@ def file_record() -> dict[str, dict[str, str]]:
     config_flag = flags.FLAGS["config"]
     if not config_flag.present:
         return {}
-    if workdir := _continued_run():
+    if workdir := _find_continued_run():
         record = read_json(workdir / "config.json").get("file")
         return {"file": record} if isinstance(record, dict) else {}
-    file_path = locate(config_flags.get_config_filename(config_flag).partition(":")[0])
-    return {} if file_path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": source(file_path)}
+    file_path = locate_file(config_flags.get_config_filename(config_flag).partition(":")[0])
+    return {} if file_path.resolve() == (EXPERIMENTS / "given.py").resolve() else {"file": record_source(file_path)}
 
 
-def _continued_run() -> Path | None:
+def _find_continued_run() -> Path | None:
     """Returns the folder of the run that is resumed with its own settings; None for an experiment's file."""
     experiment_file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
-    return Path(workdir) if locate(experiment_file).resolve() == Path(CONTINUED).resolve() else None
+    return Path(workdir) if locate_file(experiment_file).resolve() == Path(CONTINUED_FILE).resolve() else None
 
 
 # Settings that a run directory alone may not decide, and why.
 _REFUSAL_REASONS = {
-    **dict.fromkeys(NAMES["programs"], "decides which program runs"),
-    **dict.fromkeys(NAMES["places"], "decides where data and keys go, or what else is read and written"),
+    **dict.fromkeys(SETTING_NAMES["programs"], "decides which program runs"),
+    **dict.fromkeys(SETTING_NAMES["places"], "decides where data and keys go, or what else is read and written"),
 }
 # Settings of cojax's own environments that may name a function as package.module:function.
 _FUNCTION_SETTINGS = ("environment.affordances", "environment.state")
-_MOST_CHARACTERS = 300  # an error quotes a folder of at most this many characters unchanged
-_OUR_PACKAGES = ("cojax", *imports.SHARED)
+_MOST_FOLDER_LENGTH = 300  # an error quotes a folder of at most this many characters unchanged
+_OUR_PACKAGES = ("cojax", *imports.SHARED_NAMES)
 
 
 def make_importable(folders: Sequence[str]) -> None:
@@ -100,48 +100,48 @@ def check_trust(config: ConfigDict, workdir: Path, flag_names: Collection[str], 
     `flag_names` are the settings on the command line, `folders` those of --trust-code. Nothing is imported until every
     name is known to come from a trusted folder.
     """
-    imports.with_current_folder()
-    trusted_folders = {*_start_folders(), *(os.path.realpath(folder) for folder in folders)}
+    imports.add_current_folder()
+    trusted_folders = {*_list_start_folders(), *(os.path.realpath(folder) for folder in folders)}
     path = workdir / "config.json"
-    outside_entries = [item for item in _outside_entries(config) if item[0].partition(" ")[0] not in flag_names]
+    outside_entries = [item for item in _list_outside_entries(config) if item[0].partition(" ")[0] not in flag_names]
     for setting, entry, _ in outside_entries:
         module_name = entry.partition(":")[0]
         if module_name.partition(".")[0] in sys.stdlib_module_names or _is_our_module(module_name):
-            raise _refusal(path, setting, entry, "is code of this installation, and no entry that it lists")
-        module_folders = imports.places(module_name)
+            raise _make_refusal(path, setting, entry, "is code of this installation, and no entry that it lists")
+        module_folders = imports.find_folders(module_name)
         if not module_folders:
             raise RegistryError(
                 f"{path}: {setting} is {quote(entry)}, which is in no folder of code that this command is to trust; if "
                 f"you trust the one that it came from, add --trust-code={_quote_folder(_code_folder(path, setting))}"
             )
         if foreign_folders := [folder for folder in module_folders if folder not in trusted_folders]:
-            raise _refusal(path, setting, entry, f"lies in {foreign_folders[0]}, a folder that is not trusted")
+            raise _make_refusal(path, setting, entry, f"lies in {foreign_folders[0]}, a folder that is not trusted")
         if any(_package_holds_run(folder, module_name, workdir) for folder in module_folders):
-            raise _refusal(path, setting, entry, "is of a package that holds the run's own folder")
+            raise _make_refusal(path, setting, entry, "is of a package that holds the run's own folder")
     for setting, reason in _REFUSAL_REASONS.items():
         is_applicable = setting in LEAVES or _is_own_world(config)
-        if setting not in flag_names and (value := _setting_value(config, setting)) and is_applicable:
-            raise _refusal(path, setting, value, reason)
+        if setting not in flag_names and (value := _read_setting(config, setting)) and is_applicable:
+            raise _make_refusal(path, setting, value, reason)
     for setting, entry, find_entry in outside_entries:
         if not _is_defined_in(find_entry(entry), trusted_folders):
-            raise _refusal(path, setting, entry, "is defined elsewhere than in a folder that is trusted")
+            raise _make_refusal(path, setting, entry, "is defined elsewhere than in a folder that is trusted")
 
 
-def _outside_entries(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
+def _list_outside_entries(config: ConfigDict) -> Iterator[tuple[str, str, Callable[[str], Any]]]:
     """Yields each entry from outside: its setting (followed by a signal's name), its name, and what finds it."""
     for setting, choice in CHOICES.items():
         entry_name = at(config, setting)
-        if entry_name and entry_name not in choice.names():
-            full_name = worlds.full_name(entry_name) if setting == "environment.name" else entry_name
+        if entry_name and entry_name not in choice.list_names():
+            full_name = worlds.complete_name(entry_name) if setting == "environment.name" else entry_name
             if ":" in full_name:
                 yield setting, full_name, choice.find
     for entry_name in filter(None, map(str.strip, config.signals.split(","))):
         if ":" in entry_name:
-            yield f"signals {signal_name(entry_name)}", entry_name, SIGNAL.find
+            yield f"signals {shorten_signal(entry_name)}", entry_name, SIGNAL.find
     for setting in _FUNCTION_SETTINGS if _is_own_world(config) else ():
-        value = _setting_value(config, setting)
+        value = _read_setting(config, setting)
         if isinstance(value, str) and ":" in value and value[0] not in "{[":  # JSON is a call to the server
-            yield setting, value, functools.partial(worlds.function, setting)
+            yield setting, value, functools.partial(worlds.find_function, setting)
 
 
 def _is_own_world(config: ConfigDict) -> bool:
@@ -150,13 +150,13 @@ def _is_own_world(config: ConfigDict) -> bool:
     return environment_name in worlds.available() or _is_our_module(environment_name.partition(":")[0])
 
 
-def _is_our_module(module: str) -> bool:
-    return module.partition(".")[0] in _OUR_PACKAGES
+def _is_our_module(module_name: str) -> bool:
+    return module_name.partition(".")[0] in _OUR_PACKAGES
 
 
-def _package_holds_run(folder: str, module: str, workdir: Path) -> bool:
+def _package_holds_run(folder: str, module_name: str, workdir: Path) -> bool:
     """Whether the module's package in that folder is or contains the run directory: any folder can be a package."""
-    package_folder = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
+    package_folder = os.path.realpath(os.path.join(folder, module_name.partition(".")[0]))
     return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package_folder, ""))
 
 
@@ -165,11 +165,11 @@ def _is_defined_in(function: Any, trusted_folders: Collection[str]) -> bool:
     if not inspect.isroutine(function) and not inspect.isclass(function):
         return True  # an object, such as a partial, that the module created
     module_name = str(function.__module__)
-    module_folders = imports.places(module_name)
+    module_folders = imports.find_folders(module_name)
     return bool(module_folders) and set(module_folders) <= set(trusted_folders) and not _is_our_module(module_name)
 
 
-def _start_folders() -> set[str]:
+def _list_start_folders() -> set[str]:
     """Returns the import path's folders, without those of the standard library and of installed packages."""
     installed_folders = [sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed_folders += [*site.getsitepackages(), site.getusersitepackages()]
@@ -178,12 +178,12 @@ def _start_folders() -> set[str]:
     return {folder for folder in folders if not os.path.join(folder, "").startswith(prefixes)} | {os.path.realpath("")}
 
 
-def _setting_value(config: ConfigDict, setting: str) -> Any:
+def _read_setting(config: ConfigDict, setting: str) -> Any:
     section, _, setting_name = setting.partition(".")
     return config[section].get(setting_name)
 
 
-def _refusal(config_path: Path, entry_setting: str, value: object, reason: str) -> RegistryError:
+def _make_refusal(config_path: Path, entry_setting: str, value: object, reason: str) -> RegistryError:
     setting = entry_setting.partition(" ")[0]
     return RegistryError(
         f"{config_path}: {setting} is {quote(value)}, which {reason}; if you mean it, say so on the command line: "
@@ -202,5 +202,5 @@ def _quote_folder(folder: object) -> str:
     """Quotes a folder for a shell; FOLDER and a shortened text if it is long or holds control characters."""
     if not isinstance(folder, str) or not folder:
         return "FOLDER"
-    is_plain = folder.isprintable() and len(folder) <= _MOST_CHARACTERS
+    is_plain = folder.isprintable() and len(folder) <= _MOST_FOLDER_LENGTH
     return shlex.quote(folder) if is_plain else f"FOLDER; it says {quote(folder)}"

@@ -24,10 +24,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.learner.rehearsal import GIB, free_bytes
+from cojax.learner.rehearsal import GIB, measure_free_bytes
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
-from cojax.policy.sharding import SAMPLING_AXES, copies, replicas
+from cojax.policy.sharding import SAMPLING_AXES, copies, list_replicas
 from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
@@ -35,11 +35,11 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
 from cojax.run import methods
-from cojax.run.processes import mesh_of
+from cojax.run.processes import make_mesh_of
 from cojax.settings import base
 from cojax.settings.base import settings
 from cojax.settings.tree import SGLangSettings
-from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import read_json, write_json
 
 # Found, not imported: importing it takes seconds.
@@ -49,13 +49,13 @@ _T = TypeVar("_T")
 _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 
 
-def local(config: ConfigDict, model: ModelConfig) -> Engine:
+def build_local(config: ConfigDict, model: ModelConfig) -> Engine:
     """Builds the engine in this process, on the learner's mesh."""
-    engine_settings, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
+    engine_settings, mesh = settings(config.engine, "name", "slots"), make_mesh_of(config)
     return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings)
 
 
-def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
+def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
     """Builds the engine on SGLang servers: those of sglang.urls, or servers that it launches."""
     section = config.sglang
     # A server keeps its parameters in the dtype that it computes with.
@@ -81,14 +81,14 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         urls=urls,
         launch=servers,
         settings=dataclasses.replace(
-            SGLangSettings(**settings(section)), sync=sync(config), router=section.router.strip().rstrip("/")
+            SGLangSettings(**settings(section)), sync=choose_sync(config), router=section.router.strip().rstrip("/")
         ),
-        deadline=config.limits.engine_deadline,
-        routes=asks_routes(config),
+        timeout_s=config.limits.engine_deadline,
+        wants_routes=asks_routes(config),
     )
 
 
-def sync(config: ConfigDict) -> Literal["folder", "orbax"]:
+def choose_sync(config: ConfigDict) -> Literal["folder", "orbax"]:
     """How weights reach servers: by default, several processes save them together if the servers follow."""
     is_spread = config.sglang.follow and jax.process_count() > 1
     return config.sglang.sync or ("orbax" if is_spread else "folder")
@@ -132,12 +132,12 @@ def launch(config: ConfigDict, log_folder: Path, dtype: str) -> LaunchSettings:
     """How to launch servers. Without sglang.python they run on the interpreter of `make sglang`, on the CPU."""
     section = config.sglang
     return LaunchSettings(
-        section.python or str(default_python()),
+        section.python or str(find_default_python()),
         log_folder,
         config.engine.max_length,
         dtype,
         device=section.device or ("" if section.python else "cpu"),
-        max_running=config.engine.slots or MOST_SLOTS,
+        most_requests=config.engine.slots or MOST_SLOTS,
         routes=asks_routes(config),
         **{setting: section[setting] for setting in ("flags", "port", "release_memory", "servers")},
     )
@@ -147,7 +147,7 @@ def check_servers(config: ConfigDict) -> None:
     """Raises ValueError if SGLang servers are to be launched but the interpreter has no SGLang."""
     if config.engine.name != "sglang" or config.sglang.urls or config.sglang.router:
         return
-    python = config.sglang.python or str(default_python())
+    python = config.sglang.python or str(find_default_python())
     try:
         probe_process = subprocess.run(
             [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S
@@ -163,12 +163,12 @@ def check_servers(config: ConfigDict) -> None:
         )
 
 
-def default_python() -> Path:
+def find_default_python() -> Path:
     """The interpreter that `make sglang` installs."""
-    return warm_start.cache().absolute() / "sglang" / "bin" / "python"
+    return warm_start.find_cache().absolute() / "sglang" / "bin" / "python"
 
 
-ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": local, "sglang": sglang}
+ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": build_local, "sglang": build_sglang_engine}
 
 
 MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
@@ -183,7 +183,7 @@ class CacheTooLarge(ValueError):
         super().__init__(f"{reason}; {flag_hint}")
         self.reason, self.fitting_slots = reason, fitting_slots
 
-    def for_resumed_run(self) -> ValueError:
+    def to_resumed_error(self) -> ValueError:
         """Returns the error for a run or evaluation that has begun, whose engine and lengths can no longer change."""
         if not self.fitting_slots:
             return ValueError(f"{self.reason}; it can only be continued on a machine with more free memory")
@@ -200,17 +200,17 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     needs. Raises CacheTooLarge, which names flags that fit, if a number that is set does not fit, or not even one slot
     per lane. If free memory is not reported, nothing is refused. Without `trains`, no memory is kept free for training.
     """
-    section, set_count, mesh = config.engine, config.engine.slots, mesh_of(config)
+    section, set_count, mesh = config.engine, config.engine.slots, make_mesh_of(config)
     # Without a mesh the engine's arrays are on the first device; CPU devices share the host's memory.
-    available_bytes = free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
-    slot_bytes = cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
-    replica_count = 1 if mesh is None else len(replicas(mesh))
+    available_bytes = measure_free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
+    slot_bytes = count_cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
+    replica_count = 1 if mesh is None else len(list_replicas(mesh))
     lane_count = section.lanes * replica_count
     counts = [lane_count << k for k in range(8) if lane_count << k <= max(MOST_SLOTS, lane_count)]
     wanted_count = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
     if available_bytes is None:
         return set_count or wanted_count
-    weight_bytes, training_bytes = _weight_bytes(config, model, mesh)
+    weight_bytes, training_bytes = _count_weight_bytes(config, model, mesh)
     budget_bytes, beside = available_bytes - weight_bytes, "the weights"
     if set_count and set_count * slot_bytes <= budget_bytes:
         return set_count
@@ -253,9 +253,9 @@ def keep_slots(
     except CacheTooLarge as error:
         if not resume:
             raise
-        raise error.for_resumed_run() from error
+        raise error.to_resumed_error() from error
     if run_config.engine.slots is None and (chosen_count := slots_of(engine_owner)):
-        write_json(path, with_checksum({"slots": chosen_count}))
+        write_json(path, add_checksum({"slots": chosen_count}))
     return engine_owner
 
 
@@ -273,24 +273,24 @@ def read_slots(path: Path) -> int | None:
         raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are then chosen again.") from error
 
 
-def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
-    """Bytes of the KV cache of `count` slots of `length` tokens."""
+def count_cache_bytes(model: ModelConfig, slot_count: int, token_count: int) -> int:
+    """Bytes of the KV cache of `slot_count` slots of `token_count` tokens."""
     arrays = jax.tree.leaves(jax.eval_shape(lambda: make_cache(model, 1, 1)))
-    return count * length * sum(array.size * array.dtype.itemsize for array in arrays)
+    return slot_count * token_count * sum(array.size * array.dtype.itemsize for array in arrays)
 
 
-def _suggest_flags(section: ConfigDict, slot_count: int, replicas: int, tokens: int) -> str:
-    """Suggests flags that fit: fewer slots, or else one on each of the `replicas`, of `tokens` tokens together."""
+def _suggest_flags(section: ConfigDict, slot_count: int, replicas: int, token_count: int) -> str:
+    """Suggests flags that fit: fewer slots, or else one on each of the `replicas`, of `token_count` tokens together."""
     hint = "or sample on servers by --config.engine=sglang"
     if slot_count:
         return f"set --config.engine.slots={slot_count}, {hint}"
-    if (cap := min(section.max_length, tokens // replicas // _LENGTH_STEP * _LENGTH_STEP)) >= _LENGTH_STEP:
+    if (cap := min(section.max_length, token_count // replicas // _LENGTH_STEP * _LENGTH_STEP)) >= _LENGTH_STEP:
         return f"set --config.engine.slots={replicas} --config.engine.lanes=1 --config.engine.max_length={cap}, {hint}"
     mesh_hint = "give mesh.tensor devices of mesh.data or mesh.fsdp, " if replicas > 1 else ""
     return f"{mesh_hint}choose a smaller model, {hint}"
 
 
-def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> tuple[int, int]:
+def _count_weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> tuple[int, int]:
     """Bytes of the weights that the policy and the engine hold, and of what training adds to them."""
     specs = parameters.parameters(model)
     policy_size = sum(math.prod(spec.shape(model)) * copies(spec, mesh) for spec in specs)

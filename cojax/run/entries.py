@@ -15,11 +15,11 @@ from cojax import registry, worlds
 from cojax.environment import Environment
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, bind, objective
+from cojax.learner.objective import DEFAULT_ADVANTAGE, DEFAULT_WEIGHTING, Objective, bind_loss, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.pool import CURRICULA
 from cojax.registry.annotations import RegistryError, from_text, quote
-from cojax.registry.source import source
+from cojax.registry.source import describe_source
 from cojax.run import methods
 from cojax.run.engines import ENGINES
 from cojax.run.explorers import EXPLORERS
@@ -35,15 +35,15 @@ from cojax.synthesis import ADMISSIONS, EVOLUTIONS, MEMORIES, SELECTIONS, reads
 class Choice:
     """A setting that names an entry.
 
-    `kind` is the entry's kind, `section` holds the entry's settings, and `takes` are the arguments that the entry is
-    called with. `takes` is None if the names of the entry's parameters decide them.
+    `kind` is the entry's kind, `section` holds the entry's settings, and `argument_names` are the arguments that the
+    entry is called with. `argument_names` is None if the names of the entry's parameters decide them.
     """
 
     kind: str
     find: Callable[[str], Callable[..., Any]]
-    names: Callable[[], Sequence[str]]
+    list_names: Callable[[], Sequence[str]]
     section: str = ""
-    takes: tuple[str, ...] | None = None
+    argument_names: tuple[str, ...] | None = None
 
 
 def _choice_of(kind: str, table: Mapping[str, Any], section: str = "", takes: tuple[str, ...] | None = None) -> Choice:
@@ -90,7 +90,7 @@ class ChosenEntry:
         declarations = registry.settings(self.function) if self.overrides or self.kind in _DECLARING_KINDS else {}
         values = {setting: declaration.default for setting, declaration in declarations.items()} | dict(self.overrides)
         json_values = {setting: _to_json(value) for setting, value in values.items() if isinstance(value, _JSON_TYPES)}
-        return {"name": self.name, **source(self.name, self.function), "settings": json_values}
+        return {"name": self.name, **describe_source(self.name, self.function), "settings": json_values}
 
 
 # Types of the settings that config.json records.
@@ -115,25 +115,25 @@ def entry(config: ConfigDict, setting: str) -> ChosenEntry:
     checked_overrides: dict[str, Any] = {}
     if choice.section:
         # Without the section's own leaves, such as environment.name.
-        section_values = settings(at(config, choice.section), *_own_leaves(choice.section))
+        section_values = settings(at(config, choice.section), *_list_own_leaves(choice.section))
         overrides = {**PAPER.get(setting, {}).get(entry_name, {}), **section_values}
         checked_overrides = registry.check_settings(choice.kind, entry_name, function, overrides, f"{choice.section}.")
-    if choice.takes is not None:
-        argument_names = (*choice.takes, *reads(function)) if setting == "evolve" else choice.takes
+    if choice.argument_names is not None:
+        argument_names = (*choice.argument_names, *reads(function)) if setting == "evolve" else choice.argument_names
         registry.check_call(choice.kind, entry_name, function, argument_names, checked_overrides)
     if setting == "environment.name":
-        worlds.examine(entry_name, checked_overrides)
-    full_name = worlds.full_name(entry_name) if setting == "environment.name" else entry_name
+        worlds.check_settings(entry_name, checked_overrides)
+    full_name = worlds.complete_name(entry_name) if setting == "environment.name" else entry_name
     return ChosenEntry(choice.kind, full_name, function, checked_overrides)
 
 
 def objective_of(config: ConfigDict) -> Objective:
     """Combines loss, advantage and weighting. Raises ValueError if they cannot be combined."""
     if method_and_settings := methods.rounds_of(config):
-        loss, loss_settings = methods.loss_of_rounds(*method_and_settings)
-        return objective(bind(loss, LOSSES, loss_settings), ADVANTAGE, {}, WEIGHTING, {}, 1)
+        loss, loss_settings = methods.find_round_loss(*method_and_settings)
+        return objective(bind_loss(loss, LOSSES, loss_settings), DEFAULT_ADVANTAGE, {}, DEFAULT_WEIGHTING, {}, 1)
     loss_entry, advantage, weighting = (entry(config, f"learner.{part}") for part in ("loss", "advantage", "weighting"))
-    bound_loss = bind(loss_entry.name, LOSSES, loss_entry.overrides)
+    bound_loss = bind_loss(loss_entry.name, LOSSES, loss_entry.overrides)
     part_count = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
     return objective(bound_loss, advantage.name, advantage.overrides, weighting.name, weighting.overrides, part_count)
 
@@ -145,7 +145,7 @@ def reads_initial(config: ConfigDict) -> bool:
     return bool(config.learner.lora.rank) or ("reference_logprobs" in objective_of(config).loss.uses and not is_renewed)
 
 
-def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
+def find_signals(config: ConfigDict) -> dict[str, ChosenEntry]:
     """The active signals by name, from a list as "forgetting,my.module:thing": ours first, in the registry's order.
 
     The name of a signal from outside is the part after the colon. Raises RegistryError.
@@ -154,7 +154,7 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
     full_names.sort(key=lambda full_name: list(SIGNALS).index(full_name) if full_name in SIGNALS else len(SIGNALS))
     entries: dict[str, ChosenEntry] = {}
     for full_name in full_names:
-        alias = signal_name(full_name)
+        alias = shorten_signal(full_name)
         if alias in entries and entries[alias].name != full_name:
             raise RegistryError(f"signals {entries[alias].name!r} and {full_name!r} have one name; rename one of them")
         entries[alias] = _find_signal(config, full_name)
@@ -163,16 +163,16 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
             continue
         if alias not in SIGNALS:
             all_names = list(dict.fromkeys((*SIGNALS, *entries)))
-            hint = registry.did_you_mean(alias, all_names, f"{_SIGNAL_SECTION}.")
+            hint = registry.suggest_names(alias, all_names, f"{_SIGNAL_SECTION}.")
             raise RegistryError(f"signal_settings.{alias} belongs to no signal; {hint}there are {', '.join(all_names)}")
         _find_signal(config, alias)
     return entries
 
 
-def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
+def build_signals(config: ConfigDict) -> dict[str, SignalKind]:
     """Builds the active signals, by kind. Raises RegistryError for an entry that makes no signal."""
     kind_by_name: dict[str, SignalKind] = {}
-    for signal in signals(config).values():
+    for signal in find_signals(config).values():
         try:
             kind = check(signal.bind()(), _RESERVED_NAMES)
         except (ValueError, TypeError) as error:
@@ -183,25 +183,25 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
     return kind_by_name
 
 
-def signal_name(full_name: str) -> str:
+def shorten_signal(full_name: str) -> str:
     """The name of a signal in `signal_settings`."""
     return full_name.rpartition(":")[2]
 
 
-def chosen_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
+def list_entries(config: ConfigDict) -> Iterator[tuple[str, ChosenEntry]]:
     """Yields each setting that names an entry, with that entry. Raises RegistryError."""
     for setting in CHOICES:
         if at(config, setting) or setting not in _OPTIONAL_SETTINGS:
             yield setting, entry(config, setting)
-    for alias, signal_entry in signals(config).items():
+    for alias, signal_entry in find_signals(config).items():
         yield f"signals.{alias}", signal_entry
 
 
 def describe(config: ConfigDict) -> dict[str, Any]:
     """Describes the entry of each setting for config.json."""
-    kinds = dict(zip(signals(config), made_signals(config).values(), strict=True))
+    kinds = dict(zip(find_signals(config), build_signals(config).values(), strict=True))
     kind_records = {f"signals.{alias}": {"kind": kind.name, "colour": kind.colour} for alias, kind in kinds.items()}
-    return {leaf: named_entry.describe() | kind_records.get(leaf, {}) for leaf, named_entry in chosen_entries(config)}
+    return {leaf: named_entry.describe() | kind_records.get(leaf, {}) for leaf, named_entry in list_entries(config)}
 
 
 def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
@@ -215,7 +215,7 @@ def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
         for setting, choice in CHOICES.items():
             if choice.section and setting in flags and flags[setting] != at(config, setting):
                 section = at(config, choice.section)
-                put(config, choice.section, ConfigDict({key: section[key] for key in _own_leaves(choice.section)}))
+                put(config, choice.section, ConfigDict({key: section[key] for key in _list_own_leaves(choice.section)}))
                 put(config, setting, flags[setting])
         for setting, flag_text in flags.items():
             if setting in LEAVES and setting not in CHOICES:
@@ -226,7 +226,7 @@ def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     return config
 
 
-def defaults(config: ConfigDict) -> dict[str, Any]:
+def list_defaults(config: ConfigDict) -> dict[str, Any]:
     """Returns the default of every setting, and of each entry's setting that the configuration overrides."""
     default_config = base.get_config()
     with default_config.unlocked(), default_config.ignore_type():
@@ -245,7 +245,7 @@ def _find_owner(config: ConfigDict, setting: str) -> tuple[Callable[..., Any], M
     section = setting.rpartition(".")[0]
     if section.startswith(f"{_SIGNAL_SECTION}."):
         alias = section.removeprefix(f"{_SIGNAL_SECTION}.")
-        full_names = {signal_name(full_name.strip()): full_name.strip() for full_name in config.signals.split(",")}
+        full_names = {shorten_signal(full_name.strip()): full_name.strip() for full_name in config.signals.split(",")}
         function = SIGNAL.find(full_names.get(alias, alias))
         if alias not in config.signal_settings:
             config.signal_settings[alias] = ConfigDict()
@@ -259,13 +259,13 @@ def _find_owner(config: ConfigDict, setting: str) -> tuple[Callable[..., Any], M
     )
 
 
-def _own_leaves(section: str) -> list[str]:
+def _list_own_leaves(section: str) -> list[str]:
     """The settings of the section itself, without those of the entry that shares the section."""
     return [setting.removeprefix(f"{section}.") for setting in LEAVES if setting.rpartition(".")[0] == section]
 
 
 def _find_signal(config: ConfigDict, full_name: str) -> ChosenEntry:
-    alias, function = signal_name(full_name), SIGNAL.find(full_name)
+    alias, function = shorten_signal(full_name), SIGNAL.find(full_name)
     section = config.signal_settings.get(alias, ConfigDict())
     if not isinstance(section, ConfigDict):
         raise RegistryError(f"{_SIGNAL_SECTION}.{alias} is {quote(section)}; expected the section of a signal")
@@ -276,10 +276,10 @@ def _find_signal(config: ConfigDict, full_name: str) -> ChosenEntry:
 def check_cluster(config: ConfigDict) -> None:
     """Raises ValueError for a cluster that is not an address, or if it needs Ray and Ray is not installed."""
     if config.environment.cluster:
-        worlds.part("cluster").check(config.environment.cluster)
+        worlds.import_part("cluster").check(config.environment.cluster)
 
 
-def made_environment(config: ConfigDict) -> Environment:
+def build_environment(config: ConfigDict) -> Environment:
     """Builds the environment in this process and its workers, or on the nodes of a Ray cluster.
 
     Raises ValueError or EnvironmentFailure if it cannot be made.
@@ -287,4 +287,4 @@ def made_environment(config: ConfigDict) -> Environment:
     world_entry = entry(config, "environment.name")
     if not config.environment.cluster:
         return world_entry.bind()()
-    return worlds.part("cluster").place(config.environment.cluster, world_entry.name, world_entry.overrides)
+    return worlds.import_part("cluster").place(config.environment.cluster, world_entry.name, world_entry.overrides)

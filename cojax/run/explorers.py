@@ -16,9 +16,9 @@ from cojax.explorer.llm.chat_model import Budget, ChatModel, Journal
 from cojax.explorer.llm.explorer import LLMExplorer, judge
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.rollout.chat import PolicyActors
-from cojax.run.parts import Parts, sampling, similarity, width
-from cojax.settings.base import JUDGES, attempts, choose, settings
-from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, leaves_of
+from cojax.run.parts import Parts, choose_threshold, choose_width, make_sampling
+from cojax.settings.base import JUDGE_MODES, choose, count_attempts, settings
+from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, read_leaves
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempters, Attempts, Exclusions, Validation
@@ -28,12 +28,12 @@ from cojax.validation import Attempters, Attempts, Exclusions, Validation
 _MODEL_WIDTH = 2
 
 
-def initial(config: ConfigDict) -> str:
+def name_initial(config: ConfigDict) -> str:
     """The name of the explorer that finds D_0."""
     return config.initial_explorer or config.explorer.name
 
 
-def ending(config: ConfigDict, environment: Environment) -> str:
+def find_ending(config: ConfigDict, environment: Environment) -> str:
     """The tool that ends an episode: the one that the environment states, else explorer.ending.
 
     Raises ValueError if both are set and differ.
@@ -54,52 +54,52 @@ def scripted(config: ConfigDict, parts: Parts, journal: Journal) -> ScriptedExpl
     return ScriptedExplorer(
         neighbours=parts.environment.neighbours if isinstance(parts.environment, Charted) else no_neighbours,
         play=watched_play(parts.limits.environment_deadline),
-        width=width(config, parts.environment, 1),
+        width=choose_width(config, parts.environment, 1),
         guidance=guidance(parts.signals),
-        ending=ending(config, parts.environment),
-        **_explorer_keywords(config.explorer, ScriptedSettings),
+        ending=find_ending(config, parts.environment),
+        **_read_keywords(config.explorer, ScriptedSettings),
     )
 
 
-def _explorer_keywords(explorer_section: ConfigDict, settings_class: type) -> dict[str, Any]:
+def _read_keywords(explorer_section: ConfigDict, settings_class: type) -> dict[str, Any]:
     """Returns the settings that every explorer has, and those of `settings_class`, as keywords."""
-    return {setting: explorer_section[setting] for setting in ("runs", "steps", *leaves_of(settings_class))}
+    return {setting: explorer_section[setting] for setting in ("runs", "steps", *read_leaves(settings_class))}
 
 
-def llm(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
+def build_llm_explorer(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _llm_explorer(config, parts, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
+    return _build_llm_explorer(config, parts, "llm", ChatClient(LLMSettings(**settings(config.llm)), journal))
 
 
-def policy(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
+def build_policy_explorer(config: ConfigDict, parts: Parts, journal: Journal) -> Explorer:
     """Builds the explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.chat_client import PolicyModel
 
     model_name, llm_settings = Path(config.model.path).name or "self", LLMSettings(**settings(config.llm))
     chat_model = PolicyModel(parts.engine, parts.chat, model_name, journal, llm_settings, parts.limits.engine_deadline)
-    return _llm_explorer(config, parts, "policy", chat_model)
+    return _build_llm_explorer(config, parts, "policy", chat_model)
 
 
-def _llm_explorer(config: ConfigDict, parts: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
+def _build_llm_explorer(config: ConfigDict, parts: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
     return LLMExplorer(
         chat_model,
-        ending=ending(config, parts.environment),
-        width=width(config, parts.environment, _MODEL_WIDTH),
+        ending=find_ending(config, parts.environment),
+        width=choose_width(config, parts.environment, _MODEL_WIDTH),
         # A model has its own deadlines; it may wait for its turn and between attempts.
         play=watched_play(parts.limits.environment_deadline, act_timeout_s=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=parts.limits.max_turns,
         guidance=guidance(parts.signals),
-        **_explorer_keywords(config.explorer, ModelExplorerSettings),
+        **_read_keywords(config.explorer, ModelExplorerSettings),
     )
 
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution samples the policy; the weights must then not change before the evolution ends."""
     explorer_name = config.explorer.name
-    has_attempts = config.validate and explorer_name == "llm" and attempts(config) > 0
+    has_attempts = config.validate and explorer_name == "llm" and count_attempts(config) > 0
     # An explorer from outside may sample it, and probes do.
     may_sample = explorer_name == "policy" or ":" in explorer_name or config.synthesis.admit != "all"
     return may_sample or (has_attempts and config.validation.attempter == "policy")
@@ -115,16 +115,16 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
     play = watched_play(parts.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = watched_play(parts.limits.environment_deadline, act_timeout_s=config.llm.deadline + config.llm.timeout)
-        if attempt_count := attempts(config):
+        if attempt_count := count_attempts(config):
             attempters = choose(ATTEMPTERS, validation_section.attempter, "validation.attempter")(config, parts)
             draft_attempts = Attempts(attempters, attempt_count, parts.limits.max_turns)
-        has_veto = choose(JUDGES, validation_section.judge, "validation.judge")
+        has_veto = choose(JUDGE_MODES, validation_section.judge, "validation.judge")
         ask_judge = None if has_veto is None else functools.partial(judge, explorer.chat_model, has_veto)
     return Validation(
         parts.environment,
         Exclusions.of(
             reserved_tasks,
-            similarity(config, parts.environment, reserved_tasks),
+            choose_threshold(config, parts.environment, reserved_tasks),
             validation_section.evaluation_words,
             parts.evaluation if parts.from_initial else (),
         ),
@@ -139,7 +139,7 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
 
 
 def _make_policy_attempters(config: ConfigDict, parts: Parts) -> Attempters:
-    policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
+    policy_sampling = make_sampling(config, parts.chat, config.sampling.temperature)
     make_actor = PolicyActors(parts.engine, parts.chat, policy_sampling)
 
     @contextlib.contextmanager
@@ -175,7 +175,7 @@ class PolicyAttempt:
     close: Callable[[], None]
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if self.budget.closed or self.budget.seconds <= 0:
+        if self.budget.is_closed or self.budget.seconds <= 0:
             raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
         return self.act(episode, messages)
 
@@ -187,6 +187,6 @@ ATTEMPTERS: dict[str, Callable[[ConfigDict, Parts], Attempters]] = {
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer] | str] = {
     "scripted": scripted,
     "careless": "experiments.study.careless:careless",
-    "llm": llm,
-    "policy": policy,
+    "llm": build_llm_explorer,
+    "policy": build_policy_explorer,
 }

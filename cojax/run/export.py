@@ -34,13 +34,13 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     be written.
     """
     policy = trained.cast(policy, policy.model.param_dtype)
-    with new_folder(folder) as temporary_folder:
+    with make_new_folder(folder) as temporary_folder:
         write_model(temporary_folder, policy.model, policy.params)
         save_tokenizer(temporary_folder, policy.tokenizer)
 
 
 @contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def make_new_folder(folder: Path) -> Iterator[Path]:
     """Yields a folder to fill. When the block ends, it becomes `folder` on disk; if the block fails, nothing is left.
 
     Raises FileExistsError for a folder that holds anything, and OSError, with what to do about it, if the files cannot

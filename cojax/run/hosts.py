@@ -1,6 +1,6 @@
 """Connects the processes of a run, and lets process 0 lead. The others follow it until it ends.
 
-A process that follows runs those `operations` that process 0 names.
+A process that follows runs those `make_operations` that process 0 names.
 """
 
 import atexit
@@ -21,20 +21,20 @@ from typing import Any, TextIO
 import jax
 from ml_collections import ConfigDict
 
-from cojax.distributed.operations import Follower, Lead, lead_array_files
-from cojax.distributed.start import admit, ask_admission, find_devices, start
+from cojax.distributed.operations import Follower, Lead, make_array_files
+from cojax.distributed.start import admit, ask_admission, connect_processes, find_devices
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
-from cojax.learner.placement import advance, copy_arrays, finite, gather_leaf, replicate
+from cojax.learner.placement import advance_step, check_finite, copy_arrays, gather_leaf, replicate
 from cojax.learner.update import TrainState, join_states, split_states
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import fingerprint
+from cojax.policy.parameters import hash_leaves
 from cojax.policy.saved_params import save_params
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods, processes
 from cojax.run.entries import describe
-from cojax.run.machine import versions_and_commit
+from cojax.run.machine import read_versions
 from cojax.run.policies import with_absolute_path
 from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
@@ -57,7 +57,7 @@ class Leading:
         self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
         self._lead = Lead(self.wire, process_count - 1)
         self.together = Together(
-            self._lead, lead_array_files(self._lead), on_stop=lambda signal_number: os.kill(os.getpid(), signal_number)
+            self._lead, make_array_files(self._lead), on_stop=lambda signal_number: os.kill(os.getpid(), signal_number)
         )
         self._is_built.set()
 
@@ -66,23 +66,23 @@ class Leading:
         if is_error := 0 < status < _FIRST_SIGNAL_STATUS:
             _exit_alone(status)
         self.wire.send({"kind": "failed" if is_error else "end", "status": status, "line": line or "process 0 failed"})
-        self.wire.part()
+        self.wire.say_farewell()
 
     def _beat(self) -> None:
         self._is_built.wait()
         if (busy_since := self._lead.busy_since) and time.monotonic() - busy_since > self._timeout_s:
             self._fail(f"a computation of all processes takes longer than {_word_timeout(self._timeout_s)}: one hangs")
 
-    def _on_message(self, process: int, message: Message) -> bool:
+    def _on_message(self, process_id: int, message: Message) -> bool:
         if message.get("kind") == "stop":
             self._is_built.wait()
             self.together.on_stop(int(message["signal"]))
         elif message.get("kind") == "failed":
-            self._fail(f"process {process} failed: {message['line']}")
+            self._fail(f"process {process_id} failed: {message['line']}")
         return message.get("kind") in ("stop", "failed")
 
-    def _on_loss(self, process: int, reason: str) -> None:
-        self._fail(f"process {process} is gone: {reason}. {_RESTART_HINT}")
+    def _on_loss(self, process_id: int, reason: str) -> None:
+        self._fail(f"process {process_id} is gone: {reason}. {_RESTART_HINT}")
 
     def _fail(self, error_line: str) -> None:
         self._is_built.wait()
@@ -99,8 +99,8 @@ class Leading:
 class Following:
     """One of the other processes."""
 
-    def __init__(self, config: ConfigDict, number: int, connections: Mapping[int, socket.socket]) -> None:
-        self.number, self._timeout_s, self._signal_number = number, config.distributed.deadline, 0
+    def __init__(self, config: ConfigDict, process_id: int, connections: Mapping[int, socket.socket]) -> None:
+        self.number, self._timeout_s, self._signal_number = process_id, config.distributed.deadline, 0
         self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
         self._follower = Follower(self.wire, {})
         for signal_number in (signal.SIGINT, signal.SIGTERM):
@@ -108,7 +108,7 @@ class Following:
 
     def follow(self, config: ConfigDict) -> int:
         """Runs the operations that process 0 names; returns its exit status."""
-        self._follower.operations = operations(config)
+        self._follower.operations = make_operations(config)
         CONSOLE.print(f"process {self.number}: follows process 0")
         try:
             status = self._follower.follow()
@@ -117,7 +117,7 @@ class Following:
             time.sleep(_LOSS_NOTICE_S if isinstance(error, jax.errors.JaxRuntimeError) else 0.0)
             self.wire.send({"kind": "failed", "line": " ".join(f"{type(error).__name__}: {error}".split())[:1000]})
             raise
-        self.wire.part()
+        self.wire.say_farewell()
         CONSOLE.print(f"process {self.number}: ended with process 0")
         return status
 
@@ -133,12 +133,12 @@ class Following:
         if (busy_since := self._follower.busy_since) and time.monotonic() - busy_since > self._timeout_s:
             _fail_now(f"a computation of all processes takes longer than {_word_timeout(self._timeout_s)}: one hangs")
 
-    def _on_message(self, process: int, message: Message) -> bool:
+    def _on_message(self, process_id: int, message: Message) -> bool:
         if message.get("kind") == "failed":
             _fail_now(f"process 0 ended: {message['line']}")
         return False
 
-    def _on_loss(self, process: int, reason: str) -> None:
+    def _on_loss(self, process_id: int, reason: str) -> None:
         _fail_now(f"process 0 is gone: {reason}. {_RESTART_HINT}")
 
 
@@ -168,32 +168,32 @@ def _exit_alone(status: int) -> None:
 
 
 @contextlib.contextmanager
-def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together | Following]:
+def connect_together(config: ConfigDict, preflight: bool = False) -> Iterator[Together | Following]:
     """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError.
 
     A preflight neither locks the workdir nor leaves one behind.
     """
     if processes.is_enabled(config):
         check_ranges(config)  # before waiting for the others
-    processes.check(config)
+    processes.check_processes(config)
     if not processes.is_enabled(config):
         yield ALONE
         return
     distributed, workdir = config.distributed, Path(config.workdir)
-    lock_file = None if preflight or distributed.process is None else _lock(workdir, distributed.process)
+    lock_file = None if preflight or distributed.process is None else _lock_workdir(workdir, distributed.process)
     if lock_file and not distributed.process:
         lock_file.close()  # the run takes it again once all processes are connected
-    process, process_count, connections = start(DistributedSettings(**distributed))
+    process_id, process_count, connections = connect_processes(DistributedSettings(**distributed))
     if process_count == 1:
         yield ALONE
         return
-    shared_facts = {**_common_facts(config), "check": preflight}
-    if process:
-        following = Following(config, process, connections)
+    shared_facts = {**_gather_facts(config), "check": preflight}
+    if process_id:
+        following = Following(config, process_id, connections)
         try:
             ask_admission(following.wire, shared_facts, distributed.startup)
             find_devices()
-            lock_file = lock_file or (None if preflight else _lock(workdir, process))
+            lock_file = lock_file or (None if preflight else _lock_workdir(workdir, process_id))
             yield following
         except Exception:
             _exit_alone(1)
@@ -204,8 +204,8 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
     leading = Leading(config, process_count, connections)
     exit_status, error_line = 1, ""
     try:
-        folders = processes.shared_folders(config)
-        admit(leading.wire, process_count, shared_facts, folders, distributed.startup, keep=not preflight)
+        folders = processes.list_shared_folders(config)
+        admit(leading.wire, process_count, shared_facts, folders, distributed.startup, keeps_folders=not preflight)
         find_devices()
         processes.check_several(config)
         yield leading.together
@@ -222,35 +222,35 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Together |
         leading.end(exit_status, error_line)
 
 
-def _lock(workdir: Path, process: int) -> TextIO | None:
+def _lock_workdir(workdir: Path, process_id: int) -> TextIO | None:
     """Locks an existing folder, so that a second process of this number does not disturb the first one's run."""
     if not workdir.is_dir():
         return None
-    return lock_folder(workdir, "--config.workdir", f".lock-{process}" if process else ".lock")
+    return lock_folder(workdir, "--config.workdir", f".lock-{process_id}" if process_id else ".lock")
 
 
-def _common_facts(config: ConfigDict) -> dict[str, Any]:
+def _gather_facts(config: ConfigDict) -> dict[str, Any]:
     """Returns the facts that must be equal in all processes."""
     run_settings = json.loads(json.dumps(config.to_dict()))
     del run_settings["distributed"]
     code = {setting: {"name": entry["name"], "hash": entry.get("hash")} for setting, entry in describe(config).items()}
-    return json.loads(json.dumps({"settings": run_settings, **versions_and_commit(), "code": code}))
+    return json.loads(json.dumps({"settings": run_settings, **read_versions(), "code": code}))
 
 
-def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
+def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """Returns the operations of a run by name. `build` adds those of the learner."""
     config = methods.apply_method(with_absolute_path(config))
     operation_by_name: dict[str, Callable[..., Any]] = {}
-    shapes: list[TrainState] = []  # those of the initial state
+    states: list[TrainState] = []  # those of the initial state
 
     def load(model_folder: str, seed: int, shape_text: str) -> Params:
-        operation_by_name["gather_leaf"] = functools.partial(gather_leaf, shape(shape_text))
-        return processes.read_params(ALONE, model_folder, shape(shape_text), seed, processes.mesh_of(config))
+        operation_by_name["gather_leaf"] = functools.partial(gather_leaf, parse_shape(shape_text))
+        return processes.read_params(ALONE, model_folder, parse_shape(shape_text), seed, processes.make_mesh_of(config))
 
     def build(shape_text: str, params: Params) -> None:
-        learner = assemble.learner_on(config, shape(shape_text), processes.mesh_of(config), params)
+        learner = assemble.make_learner(config, parse_shape(shape_text), processes.make_mesh_of(config), params)
         operation_by_name.update(
-            advance=advance,
+            advance=advance_step,
             copy=copy_arrays,
             prepare=learner.prepare,
             update=learner.update_once,
@@ -258,13 +258,13 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
             policy_fingerprint=learner.fingerprint,
             replicate=replicate,
             gather_leaf=functools.partial(gather_leaf, learner.config),
-            finite=functools.partial(finite, learner.config),
+            finite=functools.partial(check_finite, learner.config),
             save_params=save_params,
         )
 
         def init(params: Params, seed: int) -> TrainState:
             state = learner.init(params, seed)
-            shapes[:] = [processes.outlines(state)]
+            states[:] = [processes.make_outlines(state)]
             return state
 
         operation_by_name["init"] = init
@@ -273,12 +273,12 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
         save_arrays(Path(checkpoint_folder), join_states(train_state, second_state))
 
     def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return split_states(restore_arrays(Path(folder), join_states(shapes[0], shapes[0] if with_second else None)))
+        return split_states(restore_arrays(Path(folder), join_states(states[0], states[0] if with_second else None)))
 
-    operation_by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": fingerprint}
+    operation_by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": hash_leaves}
     return operation_by_name
 
 
-def shape(shape_text: str) -> ModelConfig:
+def parse_shape(shape_text: str) -> ModelConfig:
     """Parses the model's shape that process 0 sent."""
     return ModelConfig(**json.loads(shape_text))

@@ -18,23 +18,23 @@ from cojax import warm_start
 from cojax.environment import Demonstrated, Environment
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO, fastest_that_fits, rehearse
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest, rehearse
 from cojax.policy.adapters import Lora, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
-from cojax.report.console import CONSOLE, bar, percent
-from cojax.report.run import origin_line
+from cojax.report.console import CONSOLE, percent, show_bar
+from cojax.report.run import describe_origin
 from cojax.rollout.export import load_params
 from cojax.run import trained
-from cojax.run.machine import decides_bits
+from cojax.run.machine import find_bit_facts
 from cojax.run.parts import Parts
-from cojax.run.policies import held_out
+from cojax.run.policies import find_held_out
 from cojax.run.processes import read_params
 from cojax.settings.base import settings
 from cojax.types import Action, Task, content_hash
 
 # The value of warm_start.split that stands for the run's own initial tasks.
-INITIAL = "initial"
+INITIAL_SPLIT = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 # Share of the batches over which the rate rises, on pretrained weights; from scratch it rises over 50 batches.
 _WARMUP_SHARE = 0.1
@@ -53,13 +53,13 @@ def initial_policy(
     section, model_path, chat = config.warm_start, config.model.path, parts.chat
     if not section.steps:
         origin = {"folder": model_path, "shown": 0}
-        CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)")
+        CONSOLE.print(f"policy: {describe_origin(origin)} (warm_start.steps=0)")
         return read_params(parts.together, model_path, parts.model, config.seed, parts.mesh), origin
     if model_path:
         plan = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {model_path}, to be shown {plan}, once for all runs")
-    solve = functools.partial(demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks))
-    weights_digest = weights_hash(Path(model_path)) if model_path else ""
+    solve = functools.partial(find_demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks))
+    weights_digest = hash_weights(Path(model_path)) if model_path else ""
     cache_key = {
         "environment": parts.environment.name,
         "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
@@ -77,10 +77,10 @@ def initial_policy(
         ],
         # The code of this file chooses the optimiser.
         "code": content_hash(
-            [warm_start.fingerprint(), warm_start.without_prose(inspect.getsource(sys.modules[__name__]))]
+            [warm_start.hash_code(), warm_start.strip_prose(inspect.getsource(sys.modules[__name__]))]
         ),
-        "machine": decides_bits(),
-        **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
+        "machine": find_bit_facts(),
+        **({"initial_tasks": config.initial_tasks} if section.split == INITIAL_SPLIT else {}),
     }
     if model_path:
         cache_key |= {
@@ -95,13 +95,13 @@ def initial_policy(
             ],
         }
     folder, _ = warm_start.obtain(cache_key, lambda: _train(config, parts, solve, score), parts.model, chat.tokenizer)
-    CONSOLE.print(f"warm start: {warm_start.describe(folder)}")
-    origin = trained.warm_start_origin(model_path, weights_digest, warm_start.read_record(folder))
-    CONSOLE.print(f"policy: {origin_line(origin)}")
+    CONSOLE.print(f"warm start: {warm_start.describe_model(folder)}")
+    origin = trained.make_origin(model_path, weights_digest, warm_start.read_record(folder))
+    CONSOLE.print(f"policy: {describe_origin(origin)}")
     return read_params(parts.together, str(folder), parts.model, config.seed, parts.mesh), origin
 
 
-def weights_hash(folder: Path) -> str:
+def hash_weights(folder: Path) -> str:
     """SHA-256 of the weights in a model folder, whatever its name. Raises FileNotFoundError if there are none."""
     digest, weight_files = hashlib.sha256(), sorted(folder.glob("*.safetensors"))
     if not weight_files:
@@ -112,7 +112,7 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def demonstrations(
+def find_demonstrations(
     config: ConfigDict,
     environment: Environment,
     noise_range: tuple[float, float],
@@ -124,7 +124,7 @@ def demonstrations(
     ValueError if there is no solution, and for a split that shares a task with the evaluation.
     """
     section = config.warm_start
-    if section.split == INITIAL:
+    if section.split == INITIAL_SPLIT:
         solved_tasks = [(task, task.solution) for task in find_tasks() if task.solution]
         if not solved_tasks:
             raise ValueError(
@@ -151,12 +151,12 @@ def demonstrations(
             f"split {section.split!r} of environment {environment.name!r} brings no solutions to learn from; "
             "name another in --config.warm_start.split, or set --config.warm_start.steps=0"
         )
-    exclusions = held_out(config, environment)
-    if overlap := sum(bool(exclusions.why(task)) for task in tasks):
+    exclusions = find_held_out(config, environment)
+    if overlap := sum(bool(exclusions.find_rule(task)) for task in tasks):
         raise ValueError(
             f"{overlap} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
             f"{config.evaluation.split!r}, or hardly differ from a task there: what was learned by heart cannot be "
-            f"evaluated. Choose another --config.evaluation.split, or --config.warm_start.split={INITIAL}"
+            f"evaluated. Choose another --config.evaluation.split, or --config.warm_start.split={INITIAL_SPLIT}"
         )
     return [(task, task.solution) for task in tasks]
 
@@ -164,25 +164,25 @@ def demonstrations(
 def _train(
     config: ConfigDict,
     parts: Parts,
-    solve: Callable[[tuple[float, float]], Demonstrations],
+    find_demonstrations: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
 ) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, parts.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    played_count, fitting_examples = _play_demonstrations(config, parts, solve, schedule.batch_size)
+    played_count, fitting_examples = _play_demonstrations(config, parts, find_demonstrations, schedule.batch_size)
     group_sizes = [1] * schedule.batch_size
     base_params = (
         load_params(Path(config.model.path), model, parts.mesh) if config.model.path else initialize(model, config.seed)
     )
     learner = _build_learner(config, model, schedule.steps, base_params, parts.mesh)
     state = learner.init(base_params, config.seed)
-    if config.model.path and config.learner.remat == AUTO:
-        learner = fastest_that_fits(learner, state, group_sizes)
+    if config.model.path and config.learner.remat == AUTO_REMAT:
+        learner = choose_fastest(learner, state, group_sizes)
     if learner.lora is None:
         del base_params  # the state holds a copy
     state = rehearse(learner, state, group_sizes)
-    with bar("warm start", schedule.steps) as advance:
-        state, checks, shown_count = warm_start.train(
+    with show_bar("warm start", schedule.steps) as advance:
+        state, checks, shown_count = warm_start.train_policy(
             state,
             learner,
             parts.engine,
@@ -202,12 +202,12 @@ def _train(
 
 
 def _play_demonstrations(
-    config: ConfigDict, parts: Parts, solve: Callable[[tuple[float, float]], Demonstrations], batch_size: int
+    config: ConfigDict, parts: Parts, list_pairs: Callable[[tuple[float, float]], Demonstrations], batch_size: int
 ) -> tuple[int, list[warm_start.Demonstration]]:
     """Plays demonstrations; returns their number and those that fit a row. Raises ValueError if a batch needs more."""
     section = config.warm_start
-    pairs = solve((section.noise_low, section.noise_high))
-    with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
+    pairs = list_pairs((section.noise_low, section.noise_high))
+    with show_bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         all_examples = []
         for demonstration in warm_start.demonstrate(parts.environment, parts.chat, pairs):
             all_examples.append(demonstration)
@@ -232,7 +232,7 @@ def _build_learner(config: ConfigDict, model: ModelConfig, step_count: int, base
         lora = Lora(**settings(section.lora, "learning_rate")) if section.lora.rank else None
         rate = section.lora.learning_rate if lora else section.pretrained_learning_rate
         warmup_steps = round(_WARMUP_SHARE * step_count)
-        remat = "layers" if config.learner.remat == AUTO else config.learner.remat
+        remat = "layers" if config.learner.remat == AUTO_REMAT else config.learner.remat
         extra_keywords = {"reference": base if lora else None, "lora": lora, "mesh": mesh, "remat": remat}
     return Learner(
         config=model,

@@ -29,7 +29,7 @@ _CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
 _TABLES = tomllib.loads(Path(__file__).with_name("machine.toml").read_text("utf-8"))
 _FLAG_FIELDS = ("flags", "Features")
 # Instructions by which products, sums and functions are computed.
-_ARITHMETIC_FLAGS = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
+_ARITHMETIC_PATTERN = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
 _LETTERS = {"Data": "d", "Instruction": "i"}
 _KIB = 1024
 # Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, because
@@ -41,7 +41,7 @@ _DIGEST_DIGITS = 12
 ArrayPair = tuple[jax.Array, jax.Array]
 
 
-def machine() -> dict[str, Any]:
+def read_machine() -> dict[str, Any]:
     """Returns the machine's facts by name. A fact that the system does not report is missing."""
     fields = _read_processor()
     field_of = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
@@ -50,26 +50,26 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": {
             **{name: fields[field] for name, field in field_of.items()},
-            **({"instructions": [flag for flag in cpu_flags if _ARITHMETIC_FLAGS.search(flag)]} if cpu_flags else {}),
+            **({"instructions": [flag for flag in cpu_flags if _ARITHMETIC_PATTERN.search(flag)]} if cpu_flags else {}),
             **({"flags": _hash(" ".join(cpu_flags).encode())} if cpu_flags else {}),
         },
         "caches": dict(_read_caches()),
         "usable_cores": usable_cores(),
         "environment": variable_values,
-        **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
+        **({"arithmetic": hash_arithmetic()} if jax.default_backend() == "cpu" else {}),
     }
 
 
-def decides_bits() -> dict[str, Any]:
+def find_bit_facts() -> dict[str, Any]:
     """Returns the facts that distinguish machines and settings of XLA that give different bits for the same program.
 
     Runs with equal facts share a warm start.
     """
-    return {name: fact for name, fact in machine().items() if name in ("environment", "arithmetic")}
+    return {name: fact for name, fact in read_machine().items() if name in ("environment", "arithmetic")}
 
 
 @functools.cache
-def arithmetic() -> str:
+def hash_arithmetic() -> str:
     """Returns a digest of the bits of products, sums and functions of fixed numbers; takes under a second.
 
     Two machines with different digests give different bits for some programs. With equal digests they probably give
@@ -94,7 +94,7 @@ def _compute(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: j
     return product_values, jnp.matmul(gradient[0].T, gradient[1]), function_values, x.sum(), x.sum(axis=0)
 
 
-def processor_name() -> str:
+def read_processor_name() -> str:
     """The name that the processor gives itself; several models may share one."""
     return _read_processor().get("model name", "unknown")
 
@@ -126,21 +126,21 @@ def _hash(*pieces: bytes) -> str:
 _CODE_PATTERNS = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
 
 
-def facts() -> dict[str, Any]:
+def read_facts() -> dict[str, Any]:
     """Returns versions, commit and hardware, so that the run directory alone suffices as a bug report."""
     return {
-        **versions_and_commit(),
+        **read_versions(),
         "hardware": {
             "machine": platform.machine(),
-            "processor": processor_name(),
+            "processor": read_processor_name(),
             "cores": os.cpu_count(),
             "devices": [str(device.device_kind) for device in jax.devices()],
-            **machine(),
+            **read_machine(),
         },
     }
 
 
-def versions_and_commit() -> dict[str, Any]:
+def read_versions() -> dict[str, Any]:
     """Returns versions and commit, without the hardware."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
     version_by_package = {"python": platform.python_version()}
@@ -153,4 +153,4 @@ def versions_and_commit() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(machine(), indent=1))
+    print(json.dumps(read_machine(), indent=1))

@@ -7,13 +7,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.learner.objective import HardNegatives
-from cojax.preference import METHODS, Method, coefficients, weights
+from cojax.preference import METHODS, Method, read_coefficients, weights
 from cojax.settings.base import at
-from cojax.settings.tree import LEAVES, NAMES, RoundsSettings
+from cojax.settings.tree import LEAVES, SETTING_NAMES, RoundsSettings
 
 # Settings of the section `preference` that rounds read.
 _ROUND_SETTINGS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
-_BEST_OF_TRIALS = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
+_BEST_OF_TRIAL_COUNT = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
 _PAIR_EPISODES = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
 _POLICY_SETTINGS = frozenset({"epochs", "batch_size", "learning_rate"})
@@ -37,7 +37,7 @@ def apply_method(config: ConfigDict) -> ConfigDict:
         return config
     config.steps = 0
     if config.evaluation.trials == LEAVES["evaluation.trials"].default:
-        config.evaluation.trials = _BEST_OF_TRIALS
+        config.evaluation.trials = _BEST_OF_TRIAL_COUNT
     return config
 
 
@@ -66,15 +66,15 @@ def evolves(config: ConfigDict) -> bool:
     return rounds_of(config) is None or config.preference.tasks == "growing"
 
 
-def loss_of_rounds(method: Method, settings: RoundsSettings) -> tuple[str, Mapping[str, Any]]:
+def find_round_loss(method: Method, settings: RoundsSettings) -> tuple[str, Mapping[str, Any]]:
     """The loss of rounds and its settings. λ_DPO is not one of them: it is the weight of the target's pairs."""
     if method.loss == "sft":
         return "sft", {}
-    dpo_weight, sft_weight = coefficients(settings)
+    dpo_weight, sft_weight = read_coefficients(settings)
     return "dpo", {"beta": settings.beta, "sft_coefficient": sft_weight / dpo_weight}
 
 
-def hard_negatives(config: ConfigDict) -> HardNegatives | None:
+def make_hard_negatives(config: ConfigDict) -> HardNegatives | None:
     """The loss of hard negatives, which is added to that of the groups; None if its weight is 0."""
     preference = config.preference
     if not preference.hard_negatives:
@@ -82,13 +82,13 @@ def hard_negatives(config: ConfigDict) -> HardNegatives | None:
     return HardNegatives(preference.hard_negatives, beta=preference.beta, least_partial=preference.hard)
 
 
-def update_sizes(config: ConfigDict) -> list[int]:
+def list_sizes(config: ConfigDict) -> list[int]:
     """Numbers of trajectories of a step's groups, or of an update's examples, which decide the rows of a batch."""
     method_and_settings = rounds_of(config)
     return [1] * method_and_settings[1].batch_size if method_and_settings else [config.group_size] * config.batch_size
 
 
-def check(config: ConfigDict) -> None:
+def check_method(config: ConfigDict) -> None:
     """Raises ValueError for settings that the method does not read or cannot work with."""
     method_and_settings = rounds_of(config)
     overrides = {setting for setting in config.preference if not _is_default(setting, config.preference[setting])}
@@ -111,7 +111,7 @@ def check(config: ConfigDict) -> None:
             f"preference.{unread_settings[0]} is {config.preference[unread_settings[0]]!r}, but method "
             f"{config.method!r} does not read it; unset it, or set --config.method=coevolving"
         )
-    for setting in NAMES["of_grpo"]:
+    for setting in SETTING_NAMES["of_grpo"]:
         if (value := at(config, setting)) != (default := LEAVES[setting].default):
             raise ValueError(
                 f"{setting} is {value!r}, but method {config.method!r} learns in rounds, which do not read it; set "

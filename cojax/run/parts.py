@@ -15,8 +15,8 @@ from cojax.run.methods import evolves
 from cojax.run.processes import ALONE, Together
 from cojax.settings.base import settings
 from cojax.signals import SignalKind
-from cojax.signals.tools import by_verb
-from cojax.similarity import usual_similarity
+from cojax.signals.tools import read_by_verb
+from cojax.similarity import measure_usual_similarity
 from cojax.synthesis import Synthesis
 from cojax.types import Task
 
@@ -48,10 +48,10 @@ class Parts:
 # Above this cosine, wording does not distinguish tasks.
 _MOST_TELLING_COSINE = 0.95
 # The split to train on if nothing is synthesized.
-TRAIN = "train"
+TRAIN_SPLIT = "train"
 
 
-def limits(config: ConfigDict, environment: Environment) -> Limits:
+def make_limits(config: ConfigDict, environment: Environment) -> Limits:
     """Returns an episode's limits: at most the environment's concurrency, and its deadline if none is set."""
     environment_traits, limit_settings = traits_of(environment), settings(config.limits)
     if environment_traits.concurrency is not None:
@@ -63,12 +63,12 @@ def limits(config: ConfigDict, environment: Environment) -> Limits:
     return Limits(**limit_settings)
 
 
-def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+def make_sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
     """How the policy is sampled at this temperature."""
     return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
 
 
-def width(config: ConfigDict, environment: Environment, usual_width: int) -> int:
+def choose_width(config: ConfigDict, environment: Environment, usual_width: int) -> int:
     """How many expeditions run in parallel: explorer.width, `usual_width` if unset, at most the environment's limit."""
     set_width = usual_width if config.explorer.width is None else config.explorer.width
     most_parallel = traits_of(environment).concurrency
@@ -86,29 +86,29 @@ def check_evolution(config: ConfigDict, environment: Environment) -> None:
         )
 
 
-def own_tasks(config: ConfigDict, environment: Environment, reserved_tasks: Sequence[Task]) -> Synthesis:
+def draw_own_tasks(config: ConfigDict, environment: Environment, reserved_tasks: Sequence[Task]) -> Synthesis:
     """Returns D_0 where nothing is synthesized: at most initial_tasks tasks of the environment's split `train`.
 
     Evaluation tasks are left out. Raises ValueError if no other task remains.
     """
     reserved_ids = {task.id for task in reserved_tasks}
-    candidates = environment.tasks(TRAIN, config.initial_tasks + len(reserved_ids), config.seed)
+    candidates = environment.tasks(TRAIN_SPLIT, config.initial_tasks + len(reserved_ids), config.seed)
     tasks = tuple(task for task in candidates if task.id not in reserved_ids)[: config.initial_tasks]
     if not tasks:
         raise ValueError(
-            f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
+            f"environment {environment.name!r} has no task in its split {TRAIN_SPLIT!r} that is not evaluated on, and "
             "nothing can be synthesized in it; expected tasks of its own to train on"
         )
     return Synthesis(tasks)
 
 
-def kinds(environment: Environment, signals: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
+def read_kinds(environment: Environment, signals: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
     """Returns the kinds of signals; if tools take whole commands as text, the kinds go by the commands' verbs."""
     commands = traits_of(environment).commands
-    return {signal_name: by_verb(kind, commands) for signal_name, kind in signals.items()} if commands else signals
+    return {signal_name: read_by_verb(kind, commands) for signal_name, kind in signals.items()} if commands else signals
 
 
-def similarity(config: ConfigDict, environment: Environment, evaluation_tasks: Sequence[Task]) -> float:
+def choose_threshold(config: ConfigDict, environment: Environment, evaluation_tasks: Sequence[Task]) -> float:
     """Returns the cosine above which a query counts as an evaluation task's; 0 compares no wording.
 
     It is validation.evaluation_similarity, or a measured value in an environment that words its tasks alike.
@@ -126,6 +126,6 @@ def similarities(config: ConfigDict, environment: Environment, evaluation_tasks:
     least_threshold = config.validation.evaluation_similarity
     if not (least_threshold and evaluation_tasks and traits_of(environment).worded_alike):
         return {}
-    measured_cosine = usual_similarity([task.query for task in evaluation_tasks])
+    measured_cosine = measure_usual_similarity([task.query for task in evaluation_tasks])
     threshold = max(least_threshold, measured_cosine) if measured_cosine <= _MOST_TELLING_COSINE else 0.0
     return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured_cosine}

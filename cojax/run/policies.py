@@ -14,12 +14,12 @@ from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
 from cojax.environment.replay import follow
 from cojax.environment.watch import HangingCall, run_watched
 from cojax.policy.config import ModelConfig
-from cojax.report.console import CONSOLE, bar
+from cojax.report.console import CONSOLE, show_bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
-from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
-from cojax.run.parts import limits
-from cojax.run.trained import from_scratch, stored_shape
+from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
+from cojax.run.parts import make_limits
+from cojax.run.trained import make_scratch_shape, read_stored_shape
 from cojax.settings.base import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
@@ -62,18 +62,18 @@ def check_folder(config: ConfigDict) -> None:
         )
 
 
-def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
+def read_model(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
     """Reads them from the folder model.path, or builds them for the environment. Raises ValueError or OSError."""
     if config.model.path:
         folder = Path(config.model.path)
         check_folder(config)
-        return load_tokenizer(folder), stored_shape(config, folder)
+        return load_tokenizer(folder), read_stored_shape(config, folder)
     make_tokenizer = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make_tokenizer(config, environment)
-    return tokenizer, from_scratch(settings(config.model), tokenizer)
+    return tokenizer, make_scratch_shape(settings(config.model), tokenizer)
 
 
-def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+def make_word_tokenizer(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
     """Builds the word-level tokenizer of an environment that can name its words."""
     if not isinstance(environment, Demonstrated):
         raise ValueError(
@@ -85,24 +85,24 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
     return word_tokenizer(argument_words, [*lexicon_texts, *queries], environment.tools())
 
 
-def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+def train_tokenizer(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
     """Trains the byte-level tokenizer on the environment's documentation and its development tasks.
 
     A development task that is also evaluated is left out. Without development tasks, setups replace them. Raises
     EnvironmentFailure if a call takes longer than the run's deadline.
     """
-    exclusions = held_out(config, environment)
+    exclusions = find_held_out(config, environment)
     development_tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
-    tasks = [task for task in development_tasks if not exclusions.why(task)]
+    tasks = [task for task in development_tasks if not exclusions.find_rule(task)]
     if not development_tasks:
         tasks = list(environment.tasks("seed", _MOST_SETUPS))
-    with bar("tokenizer: replays", len(tasks)) as advance:
+    with show_bar("tokenizer: replays", len(tasks)) as advance:
         try:
-            timeout_s = limits(config, environment).environment_deadline
+            timeout_s = make_limits(config, environment).environment_deadline
             corpus_texts = run_watched(environment, timeout_s, lambda world: list(texts(world, tasks, advance)))
         except HangingCall as error:
             raise EnvironmentFailure(str(error)) from error
-    return byte_tokenizer(corpus_texts, config.model.vocabulary)
+    return train_byte_tokenizer(corpus_texts, config.model.vocabulary)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, has_begun: bool, is_lost: bool = True) -> None:
@@ -126,8 +126,8 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, has_begun: 
 
 
 TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {
-    "words": closed_world,
-    "bytes": open_world,
+    "words": make_word_tokenizer,
+    "bytes": train_tokenizer,
 }
 
 
@@ -140,7 +140,7 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
         yield from (json.dumps(render(tool), ensure_ascii=False) for render in (whole_document, names_only))
     for task in tasks:
         if task.solution:
-            trajectory = warm_start.perform(environment, task, follow(task.solution), len(task.solution))
+            trajectory = warm_start.play_actions(environment, task, follow(task.solution), len(task.solution))
             yield from (message.content for message in trajectory.opening)
             for turn in trajectory.turns:
                 yield Chat.write(turn.action.calls)
@@ -148,11 +148,11 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
         elif task.query:
             yield task.query
         else:
-            yield from _setup_texts(environment, task)
+            yield from _list_setup_texts(environment, task)
         advance()
 
 
-def _setup_texts(environment: Environment, setup: Task) -> Iterator[str]:
+def _list_setup_texts(environment: Environment, setup: Task) -> Iterator[str]:
     """Yields the texts with which an episode on a bare setup opens, and its calls. Raises EnvironmentFailure."""
     episode = environment.start(setup)
     try:
@@ -163,7 +163,7 @@ def _setup_texts(environment: Environment, setup: Task) -> Iterator[str]:
         episode.close()
 
 
-def held_out(config: ConfigDict, environment: Environment) -> Exclusions:
+def find_held_out(config: ConfigDict, environment: Environment) -> Exclusions:
     """Returns the evaluation tasks, whose queries and solutions must not be learned, as exclusions.
 
     A query that contains another one is allowed, because both are the benchmark's.

@@ -15,39 +15,39 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.compile.programs import in_one_line, report
-from cojax.compile.targets import chip_of
+from cojax.compile.programs import describe_in_one_line, report
+from cojax.compile.targets import find_chip
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.learner.advantages import token_advantages
+from cojax.learner.advantages import spread_entries
 from cojax.learner.batch import RowShape
 from cojax.learner.placement import Placement
 from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang.client import RELEASED_MEMORY
+from cojax.rollout.sglang.client import MEMORY_FILE
 from cojax.run import assemble, checks, initial_policy, methods, processes
-from cojax.run.parts import Parts, sampling
+from cojax.run.parts import Parts, make_sampling
 from cojax.run.processes import ALONE, Together, read_params
-from cojax.run.states import second_agent_in_memory
-from cojax.storage.files import missing_folders, read_json, remove_empty, write_json
+from cojax.run.states import hold_second_agent
+from cojax.storage.files import list_missing_folders, read_json, remove_empty_folders, write_json
 from cojax.types import Group, Message, Task
 
 _VERSIONS_ON_DISK = 3  # the most versions of the weights on disk at once, while a server takes a new one
 _MOST_LOG_BYTES = 200 * 2**20
 
 
-def check(config: ConfigDict, together: Together = ALONE) -> int:
+def run_preflight(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all pass, else 1."""
     results: dict[str, Any] = {"together": together}
     config = methods.apply_method(config).copy_and_resolve_references()
     weights_folder = Path(config.sglang.folder or config.workdir).absolute()
     # The workdir may hold a run. Servers that follow read only the folder that they were started with.
     scratch_folder = None if config.sglang.follow else weights_folder / f".check-{secrets.token_hex(8)}"
-    missing_ancestors = missing_folders(weights_folder)
+    missing_ancestors = list_missing_folders(weights_folder)
     if scratch_folder is not None:
         config.sglang.folder = str(scratch_folder)
         _copy_notes(weights_folder, scratch_folder)
@@ -66,7 +66,7 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     if scratch_folder is not None:
         _copy_notes(scratch_folder, weights_folder)
         shutil.rmtree(scratch_folder, ignore_errors=True)
-    remove_empty(missing_ancestors)
+    remove_empty_folders(missing_ancestors)
     return int(has_failure)
 
 
@@ -74,7 +74,7 @@ def _copy_notes(source: Path, target: Path) -> None:
     """Copies the notes of servers that a killed run left asleep: the check wakes them, and updates the notes."""
     # The examination that needs the file reports one that cannot be read or written.
     with contextlib.suppress(OSError, ValueError):
-        write_json(target / RELEASED_MEMORY, read_json(source / RELEASED_MEMORY))
+        write_json(target / MEMORY_FILE, read_json(source / MEMORY_FILE))
 
 
 def _require(results: dict[str, Any], key: str, noun: str) -> Any:
@@ -95,7 +95,7 @@ def _pick_task(parts: Parts) -> Task:
 def _configuration(config: ConfigDict, results: dict[str, Any]) -> str:
     checks.check_run(config)
     parts = results["parts"] = dataclasses.replace(assemble.build_parts(config), together=results["together"])
-    devices_text = processes.devices_in_words(Placement(parts.model, parts.mesh).devices, jax.devices())
+    devices_text = processes.describe_devices(Placement(parts.model, parts.mesh).devices, jax.devices())
     policy_text = f"preset {config.policy}, " if config.policy else ""
     return f"{policy_text}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices_text}"
 
@@ -134,9 +134,9 @@ def _policy(config: ConfigDict, results: dict[str, Any]) -> str:
     params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
     if config.warm_start.steps:
         # Without noise. Raises if nothing can be learned from. Initial tasks yet to be synthesized will have solutions.
-        if config.warm_start.split != initial_policy.INITIAL or traits_of(parts.environment).incomparable:
-            initial_policy.demonstrations(
-                config, parts.environment, (0.0, 0.0), lambda: assemble.initial(config, parts).tasks
+        if config.warm_start.split != initial_policy.INITIAL_SPLIT or traits_of(parts.environment).incomparable:
+            initial_policy.find_demonstrations(
+                config, parts.environment, (0.0, 0.0), lambda: assemble.find_initial_tasks(config, parts).tasks
             )
         folder_text = f"{origin_text}, " if config.model.path else ""
         origin_text = f"{folder_text}to be warm-started on {config.warm_start.split or 'demonstrations'}"
@@ -152,7 +152,7 @@ def _engine(config: ConfigDict, results: dict[str, Any]) -> str:
     learner = results["learner"] = assemble.choose_remat(config, learner, train_state)
     weights: Weights = learner.weights(train_state, 0)
     parts.engine.load(weights)
-    policy_sampling = sampling(config, parts.chat, config.sampling.temperature)
+    policy_sampling = make_sampling(config, parts.chat, config.sampling.temperature)
     actor = PolicyActors(parts.engine, parts.chat, policy_sampling)("preflight", (config.seed,))
     trajectory = play(parts.environment, _pick_task(parts), actor, max_turns=2)
     parts.engine.release("preflight")
@@ -171,7 +171,7 @@ def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
     episode, learner = _require(results, "episode", "episode"), results["learner"]
     copies = tuple(dataclasses.replace(episode, reward=float(repeat % 2)) for repeat in range(config.group_size))
     try:
-        token_advantages(learner.objective.advantage(copies), copies)
+        spread_entries(learner.objective.advantage(copies), copies)
     except Exception as error:  # a function may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
@@ -179,15 +179,15 @@ def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
     token_total = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
     full = learner.shape
     shape = RowShape(min(full.length, token_total * config.group_size), min(full.micro, config.group_size), full.routes)
-    batches, _ = learner.objective.batches([group], (config.seed, 0), shape)
+    batches, _ = learner.objective.pack_batches([group], (config.seed, 0), shape)
     token_count = sum(int((batch.weights > 0).sum()) for batch in batches)
     return f"{learner.loss} would learn from {token_count} tokens of {config.group_size} such episodes"
 
 
 def _explorer(config: ConfigDict, results: dict[str, Any]) -> str:
     # Not the journal in the workdir, which is the run's.
-    explorer = assemble.explorer(config, results["parts"], journal=Journal())
-    assemble.validation(config, results["parts"], explorer)
+    explorer = assemble.build_explorer(config, results["parts"], journal=Journal())
+    assemble.build_validation(config, results["parts"], explorer)
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
     # With a schema, as in most calls of an evolution, because an endpoint may refuse it.
@@ -203,32 +203,32 @@ def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
     train_state, learner = _require(results, "train_state", "policy"), results["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
-    if (chip := chip_of(learner.placement.devices)) is None:
+    if (chip := find_chip(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
-    group_sizes, agent_count = methods.update_sizes(config), methods.agents(config)
-    return in_one_line(report(learner, train_state, group_sizes, chip, agents=agent_count))
+    group_sizes, agent_count = methods.list_sizes(config), methods.agents(config)
+    return describe_in_one_line(report(learner, train_state, group_sizes, chip, agents=agent_count))
 
 
 def _memory(config: ConfigDict, results: dict[str, Any]) -> str:
     train_state, learner = _require(results, "train_state", "policy"), results["learner"]
     del results["train_state"]
     results["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
-    with second_agent_in_memory(config, learner, train_state):
-        rehearse(learner, train_state, methods.update_sizes(config))
+    with hold_second_agent(config, learner, train_state):
+        rehearse(learner, train_state, methods.list_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 
 def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
     workdir = Path(config.workdir).absolute()
     _check_writable(workdir)
-    _check_writable(warm_start.cache())
+    _check_writable(warm_start.find_cache())
     # A new checkpoint is written before the oldest is deleted.
     needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MOST_LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _check_writable(folder)
-        target = workdir if _ancestor(folder).stat().st_dev == _ancestor(workdir).stat().st_dev else folder
+        target = workdir if _find_ancestor(folder).stat().st_dev == _find_ancestor(workdir).stat().st_dev else folder
         dtype_bytes = np.dtype(config.sglang.dtype or results["parts"].model.dtype).itemsize
         needed_bytes[target] = needed_bytes.get(target, 0) + results.get("count", 0) * dtype_bytes * _VERSIONS_ON_DISK
     return "; ".join(_describe_room(folder, needed) for folder, needed in needed_bytes.items())
@@ -236,7 +236,7 @@ def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
 
 def _describe_room(folder: Path, need: int) -> str:
     """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
-    free = shutil.disk_usage(_ancestor(folder)).free
+    free = shutil.disk_usage(_find_ancestor(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")
     return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
@@ -250,12 +250,12 @@ def _metrics(config: ConfigDict, results: dict[str, Any]) -> str:
     return f"metrics.jsonl, TensorBoard and W&B project {config.wandb.project}"
 
 
-def _ancestor(folder: Path) -> Path:
+def _find_ancestor(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _check_writable(folder: Path) -> None:
-    ancestor = _ancestor(folder)
+    ancestor = _find_ancestor(folder)
     if not (ancestor.is_dir() and os.access(ancestor, os.W_OK)):
         raise OSError(f"cannot write {folder}: {ancestor} is not a writable folder. Choose another one.")
 

@@ -19,26 +19,26 @@ from ml_collections import ConfigDict
 
 from cojax import warm_start
 from cojax.distributed.start import DistributedError
-from cojax.durable import own_file
+from cojax.durable import open_own_file
 from cojax.environment import EngineError, EnvironmentFailure, InstallError
-from cojax.learner.placement import ONE_PROCESS, Hosts, hf_arrays
+from cojax.learner.placement import ONE_PROCESS, Hosts, gather_arrays
 from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
-from cojax.policy.sharding import make_mesh, replicas
+from cojax.policy.sharding import list_replicas, make_mesh
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.collect import RolloutError
 from cojax.rollout.export import load_params, write_weights
 from cojax.settings import base
 from cojax.settings.base import settings
-from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
+from cojax.storage.checkpoint import ORBAX_FILES, ArrayFiles
 from cojax.storage.files import CheckpointError, RunDirectoryError
 from cojax.unicode_forms import plain
 
 LAST_PORT = 65_535
 # Errors of a command that say in one line what was found and what to do.
-EXPECTED = (
+EXPECTED_ERRORS = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
     EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError, MemoryError,
 )  # fmt: skip
@@ -53,7 +53,7 @@ class Together:
     """
 
     hosts: Hosts = ONE_PROCESS
-    array_files: ArrayFiles = OF_ORBAX
+    array_files: ArrayFiles = ORBAX_FILES
     on_stop: Callable[[int], None] = lambda number: None
 
 
@@ -65,7 +65,7 @@ def is_enabled(config: ConfigDict) -> bool:
     return bool(config.distributed.enabled or config.distributed.coordinator)
 
 
-def check(config: ConfigDict) -> None:
+def check_processes(config: ConfigDict) -> None:
     """Raises ValueError for settings of several processes that exclude each other."""
     section = config.distributed
     port_match = re.fullmatch(r"[^\s/]+:(\d{1,5})", section.coordinator)
@@ -89,7 +89,7 @@ def check(config: ConfigDict) -> None:
         check_several(config)
 
 
-def shared_folders(config: ConfigDict) -> dict[str, Path]:
+def list_shared_folders(config: ConfigDict) -> dict[str, Path]:
     """The folders that every process writes to or reads, by the setting that names them."""
     folder_by_setting = {"workdir": Path(config.workdir)}
     if config.engine.name == "sglang" and config.sglang.folder and config.sglang.sync != "folder":
@@ -118,7 +118,7 @@ def check_several(config: ConfigDict) -> None:
         )
 
 
-def as_of_one(config: ConfigDict) -> ConfigDict:
+def drop_distributed(config: ConfigDict) -> ConfigDict:
     """Returns the configuration as a run stores it, without the settings by which this start found its processes."""
     config = config.copy_and_resolve_references()
     config.distributed = base.get_config().distributed
@@ -136,10 +136,10 @@ def write_params(folder: Path, model: ModelConfig, params: Params, together: Tog
     if together is ALONE:
         write_model(folder, model, params)
     else:
-        write_weights(folder, model, hf_arrays(model, lambda: params, together.hosts))
+        write_weights(folder, model, gather_arrays(model, lambda: params, together.hosts))
 
 
-def outlines(tree: Any) -> Any:
+def make_outlines(tree: Any) -> Any:
     """Replaces arrays by their shapes, dtypes and shardings."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), tree)
 
@@ -156,16 +156,16 @@ class _PlainFormatter(logging.Formatter):
         return plain(super().format(record))
 
 
-def keep_compiled() -> None:
+def keep_programs() -> None:
     """Keeps compiled programs on disk: a second start takes seconds where the first took half a minute."""
-    jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(warm_start.find_cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def log_to(path: Path) -> None:
     """Logs everything to the file at `path`, and warnings to the terminal as well."""
     file_handler = logging.FileHandler(path, delay=True)
-    file_handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
+    file_handler.setStream(open(path, "a", opener=open_own_file))  # noqa: SIM115  the handler closes it
     file_handler.setFormatter(_PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root_logger = logging.getLogger()
     for console_handler in list(root_logger.handlers):
@@ -175,7 +175,7 @@ def log_to(path: Path) -> None:
     logging.getLogger("cojax").setLevel(logging.INFO)
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Words an error for the user of a command, as an error of memory may have no text of its own."""
     if not isinstance(error, MemoryError):
         return str(error)
@@ -183,13 +183,13 @@ def in_words(error: BaseException) -> str:
     return f"this host's memory is used up{detail}: free some, then run the same command again to go on"
 
 
-def mesh_of(config: ConfigDict) -> Mesh | None:
+def make_mesh_of(config: ConfigDict) -> Mesh | None:
     """The mesh over which the policy is sharded, None for one device."""
     axis_sizes = settings(config.mesh)
     return None if all(size == 1 for size in axis_sizes.values()) else make_mesh(**axis_sizes)
 
 
-def devices_in_words(used_devices: Sequence[jax.Device], all_devices: Sequence[jax.Device]) -> str:
+def describe_devices(used_devices: Sequence[jax.Device], all_devices: Sequence[jax.Device]) -> str:
     """Describes the devices that a run computes on, among those available: their number, kind and platform."""
     counts = Counter((device.device_kind, device.platform) for device in used_devices)
     total = f" of {len(all_devices)}" if len(all_devices) > len(used_devices) else ""
@@ -209,11 +209,11 @@ def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
 
 def check_mesh(config: ConfigDict) -> None:
     """Raises ValueError for rows or slots that the mesh cannot split evenly, and for sampling that could hang on it."""
-    mesh = mesh_of(config)
+    mesh = make_mesh_of(config)
     check_rows(config, mesh)
     if mesh is None or config.engine.name != "local":
         return
-    replica_meshes = replicas(mesh)
+    replica_meshes = list_replicas(mesh)
     lanes, slots = config.engine.lanes, config.engine.slots
     if (devices := replica_meshes[0].size) > 1:
         why = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"

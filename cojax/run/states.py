@@ -22,19 +22,19 @@ from cojax.learner.placement import copy_arrays
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.update import TrainState, join_states, split_states
 from cojax.loop import Loop, State
-from cojax.loop.evolution import evolution_record
+from cojax.loop.evolution import make_evolution_record
 from cojax.loop.records import save
 from cojax.policy.transformer import Params
-from cojax.pool import TaskPool, task_from_record, task_record
-from cojax.preference.rounds import version
-from cojax.report.console import CONSOLE, explorer_line
-from cojax.report.run import origin_line
+from cojax.pool import TaskPool, make_task_record, read_task_record
+from cojax.preference.rounds import number_version
+from cojax.report.console import CONSOLE, describe_explorer
+from cojax.report.run import describe_origin
 from cojax.rollout.local import LocalEngine
 from cojax.run import assemble, engines, methods, policies, trained
 from cojax.run.entries import reads_initial
 from cojax.run.parts import Parts
 from cojax.run.processes import read_params
-from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Checkpoint
@@ -43,7 +43,7 @@ from cojax.types import Task, content_hash, normalise, setup_hash
 
 HELD_OUT = "held_out.json"
 # The share of D_0 that is held out, and the limits on the number of tasks of an evaluation.
-_HELD_OUT_SHARE, _FEWEST_TASKS, _MOST_TASKS = 0.2, 20, 200
+_HELD_OUT_SHARE, _FEWEST_TASKS, _MOST_EVALUATION_TASKS = 0.2, 20, 200
 
 
 def begin(
@@ -57,7 +57,7 @@ def begin(
     with loop.clock("feedback"):
         synthesis = find_d0()
         directory.add_evolution(synthesis)
-        write_json(directory.folder / "initial.json", evolution_record(synthesis, 0)["evolution"])
+        write_json(directory.folder / "initial.json", make_evolution_record(synthesis, 0)["evolution"])
         directory.files.note(name for name in ("initial.json", HELD_OUT) if (directory.folder / name).exists())
     second_state = None
     if methods.has_second_agent(config):
@@ -67,7 +67,7 @@ def begin(
         CONSOLE.print(f"second agent: begins as the policy, {size_mib:,.0f} MiB of parameters and moments")
     state = State(0, train_state, TaskPool.of(synthesis.tasks), signals.init(loop.detectors), second=second_state)
     save(loop, state, directory)
-    cost = f"; {explorer_line(synthesis.figures)}" if synthesis.figures else ""
+    cost = f"; {describe_explorer(synthesis.figures)}" if synthesis.figures else ""
     reason = traits_of(loop.environment).incomparable
     source_text = f"of the environment's own, and nothing is synthesized: {reason}"
     CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source_text if reason else 'by unguided exploration'}{cost}")
@@ -77,19 +77,19 @@ def begin(
 def prove_fit(config: ConfigDict, loop: Loop, train_state: TrainState, second: TrainState | None = None) -> TrainState:
     """Rehearses a step's largest batch beside the loaded engine, so that both are known to fit; returns the state.
 
-    `second` is as in `second_agent_in_memory`.
+    `second` is as in `hold_second_agent`.
     """
     with loop.clock("sync"):
         step = int(train_state.step)
-        loop.engine.load(loop.learner.weights(train_state, version(step) if methods.rounds_of(config) else step))
+        loop.engine.load(loop.learner.weights(train_state, number_version(step) if methods.rounds_of(config) else step))
         if not loop.staleness:
             loop.engine.rest()
-    with loop.clock("update"), second_agent_in_memory(config, loop.learner, train_state, second):
-        return rehearse(loop.learner, train_state, methods.update_sizes(config))
+    with loop.clock("update"), hold_second_agent(config, loop.learner, train_state, second):
+        return rehearse(loop.learner, train_state, methods.list_sizes(config))
 
 
 @contextlib.contextmanager
-def second_agent_in_memory(
+def hold_second_agent(
     config: ConfigDict, learner: Learner, train_state: TrainState, second_state: TrainState | None = None
 ) -> Iterator[None]:
     """Holds a second agent in memory within the block, if the configuration has one.
@@ -149,7 +149,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
     is_lost = checkpoint is None or directory.files.lacks(tokenizer_folder.name)
     policies.keep_tokenizer(tokenizer, tokenizer_folder, has_begun=checkpoint is not None, is_lost=is_lost)
     if checkpoint is not None:
-        directory.files.prove(tokenizer_folder.name)
+        directory.files.check_remade(tokenizer_folder.name)
 
 
 def initial_policy(
@@ -162,12 +162,12 @@ def initial_policy(
     """
     folder = run.folder
     if checkpoint is not None and config.warm_start.steps and (folder / "model.json").exists():
-        origin = trained.origin_of(folder)
+        origin = trained.read_origin(folder)
         params = trained.kept_base(folder, parts.model, parts.mesh, parts.together)
         if params is None and not reads_initial(config) and run.files.has_zero_shot:
             params = read_params(parts.together, config.model.path, parts.model, config.seed, parts.mesh)
         if params is not None:
-            CONSOLE.print(f"policy: {origin_line(origin)}")
+            CONSOLE.print(f"policy: {describe_origin(origin)}")
             return params, origin
     return assemble.initial_policy(config, parts, find_d0)
 
@@ -187,15 +187,15 @@ def keep_model(
     trained.keep(directory.folder, parts.model, params, plain, has_begun, origin, reads_initial(config), parts.together)
     if checkpoint is not None:
         for entry_name in entry_names:
-            directory.files.prove(entry_name)
+            directory.files.check_remade(entry_name)
 
 
-def initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
+def find_initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
     """Finds D_0, which may take minutes; returns what to train on, and the tasks that are held out.
 
     Tasks are held out if the environment has no evaluation tasks, together with their drafts.
     """
-    synthesis = assemble.initial(config, parts)
+    synthesis = assemble.find_initial_tasks(config, parts)
     if parts.evaluation:
         return synthesis, ()
     training_tasks, evaluation_tasks = hold_out(synthesis.tasks)
@@ -204,18 +204,18 @@ def initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Ta
     return dataclasses.replace(synthesis, tasks=training_tasks, drafts=drafts), evaluation_tasks
 
 
-def with_held_out_tasks(
-    parts: Parts, path: Path, has_begun: bool, find_tasks: Callable[[], tuple[Synthesis, tuple[Task, ...]]]
+def add_held_out_tasks(
+    parts: Parts, held_out_path: Path, has_begun: bool, find_tasks: Callable[[], tuple[Synthesis, tuple[Task, ...]]]
 ) -> Parts:
     """Makes held-out tasks the evaluation tasks of a run whose environment has none; returns its parts.
 
-    They are stored at `path`, where a run that has begun reads them. `find_tasks` is `initial_tasks`.
+    They are stored at `held_out_path`, where a run that has begun reads them. `find_tasks` is `find_initial_tasks`.
     """
     if has_begun:
-        evaluation_tasks = read_held_out(path)
+        evaluation_tasks = read_held_out(held_out_path)
     else:
         training_synthesis, evaluation_tasks = find_tasks()
-        write_json(path, with_checksum({"tasks": [task_record(task) for task in evaluation_tasks]}))
+        write_json(held_out_path, add_checksum({"tasks": [make_task_record(task) for task in evaluation_tasks]}))
         CONSOLE.print(_describe_evaluation(len(training_synthesis.tasks), len(evaluation_tasks)))
     return dataclasses.replace(parts, evaluation=evaluation_tasks, from_initial=True)
 
@@ -227,25 +227,25 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     worded like a task to train on is in neither part. None is held out if fewer than a fifth, or than 20, would remain,
     or if training would lose more than two fifths.
     """
-    target_count = min(_MOST_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
+    held_out_count = min(_MOST_EVALUATION_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
     tasks_by_setup: dict[str, list[Task]] = {}
-    for task in tasks if target_count >= _FEWEST_TASKS else ():
+    for task in tasks if held_out_count >= _FEWEST_TASKS else ():
         tasks_by_setup.setdefault(setup_hash(task), []).append(task)
     wording_by_id = {task.id: normalise(task.query) for task in tasks}
     candidate_by_id: dict[str, Task] = {}
     for setup in sorted(tasks_by_setup, key=lambda setup: content_hash(["held out", setup])):
-        if len(candidate_by_id) + len(tasks_by_setup[setup]) > 2 * target_count:
+        if len(candidate_by_id) + len(tasks_by_setup[setup]) > 2 * held_out_count:
             continue
         candidate_by_id |= {task.id: task for task in tasks_by_setup[setup]}
         training_tasks = tuple(task for task in tasks if task.id not in candidate_by_id)
         training_wordings = {wording_by_id[task.id] for task in training_tasks}
         test_tasks = tuple(task for task in candidate_by_id.values() if wording_by_id[task.id] not in training_wordings)
-        if len(test_tasks) >= target_count:
-            return training_tasks, test_tasks[:_MOST_TASKS]
+        if len(test_tasks) >= held_out_count:
+            return training_tasks, test_tasks[:_MOST_EVALUATION_TASKS]
     return tuple(tasks), ()
 
 
-def held_out_by(checkpoint: str) -> tuple[Task, ...]:
+def read_held_out_of(checkpoint: str) -> tuple[Task, ...]:
     """Returns the tasks held out by the run that a checkpoint, or its folder, belongs to; none if it held out none."""
     folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
     held_out_path = next((folder / HELD_OUT for folder in folders if (folder / HELD_OUT).exists()), None)
@@ -257,7 +257,7 @@ def read_held_out(path: Path) -> tuple[Task, ...]:
     try:
         record = read_json(path)
         has_valid_checksum(record)
-        return tuple(task_from_record(task) for task in record["tasks"])
+        return tuple(read_task_record(task) for task in record["tasks"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}). Restore it from a copy, or start in a new workdir."

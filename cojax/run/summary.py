@@ -12,21 +12,21 @@ from cojax.environment import Environment
 from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
-from cojax.preference import KINDS
+from cojax.preference import PAIR_KINDS
 from cojax.registry import find
-from cojax.report.console import CONSOLE, bar
-from cojax.report.run import verdicts_of
+from cojax.report.console import CONSOLE, show_bar
+from cojax.report.run import count_verdicts
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
-from cojax.run.parts import Parts, sampling
-from cojax.run.trained import origin_of
-from cojax.scoring import score, success_by, success_by_kind
+from cojax.run.parts import Parts, make_sampling
+from cojax.run.trained import read_origin
+from cojax.scoring import compute_score, measure_by_kind, measure_success_by
 from cojax.signals.tools import tools_of
 from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Group, Status, Task, Trajectory
 
-SHOWN_TASKS = 24  # a run stores the episodes of at most this many evaluation tasks, for its report
+MOST_SHOWN_TASKS = 24  # a run stores the episodes of at most this many evaluation tasks, for its report
 
 
 # How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
@@ -36,20 +36,20 @@ Retry = Callable[..., tuple[list[Group], list[dict[str, Any]]]]
 RETRIALS: dict[str, Retry | str] = {"reflexion": "experiments.study.reflexion:retry_failures"}
 
 
-def dev_score(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
+def measure_development(config: ConfigDict, parts: Parts, step: int, tasks: Sequence[Task]) -> dict[str, float]:
     """Measures success on these development tasks, overall and for each value of evaluation.by, as in metrics.jsonl.
 
     Without a development split, they are tasks to train on.
     """
     environment = parts.evaluated_in if parts.development else parts.environment
-    collector = _collector(config, parts, config.evaluation.temperature, environment)
+    collector = _make_collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    split_result, by_value = score(groups), _success_by_value(config, groups)
+    split_result, by_value = compute_score(groups), _measure_values(config, groups)
     value_fields = {f"success/{kind_name}": success for kind_name, success in by_value.items()}
     return {"success": split_result.success, "partial": split_result.partial, "lost": split_result.lost, **value_fields}
 
 
-def held_out_score(
+def measure_held_out(
     config: ConfigDict, parts: Parts, description: str, trials: int = 1
 ) -> tuple[dict[str, Any], Sequence[Trajectory]]:
     """Measures success on the evaluation split, as in final.json; returns it with episodes of at most SHOWN_TASKS.
@@ -71,9 +71,9 @@ def held_out_score(
         temperature = config.sampling.temperature if trial_count else section.temperature
         # The machinery may lose as many episodes as when all tasks are played.
         error_rate = min(1.0, parts.limits.error_rate * len(parts.evaluation) / len(tasks))
-        with bar(f"{description}, {label}" if trial_count else description, len(tasks)) as advance:
+        with show_bar(f"{description}, {label}" if trial_count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
-                _collector(config, parts, temperature, environment),
+                _make_collector(config, parts, temperature, environment),
                 limits=dataclasses.replace(parts.limits, error_rate=error_rate),
             )
             seed = (config.seed, 0, trial_count) if trial_count else (config.seed, 0)
@@ -82,55 +82,55 @@ def held_out_score(
         return groups
 
     groups = play(parts.evaluated_in, parts.evaluation, "eval")
-    split_result = score(groups)
+    result = compute_score(groups)
     record: dict[str, Any] = {
-        "success": split_result.success,
-        "error": split_result.error,
-        "partial": split_result.partial,
-        "lost": split_result.lost,
-        "bounds": list(split_result.bounds),
-        "by": _success_by_value(config, groups),
-        "by_tool": success_by_tool(groups, config.explorer.ending),
-        "tasks": _scores(groups),
+        "success": result.success,
+        "error": result.error,
+        "partial": result.partial,
+        "lost": result.lost,
+        "bounds": list(result.bounds),
+        "by": _measure_values(config, groups),
+        "by_tool": measure_tools(groups, config.explorer.ending),
+        "tasks": _list_scores(groups),
     }
     if trials == 1:
         return record, sample_trajectories(groups)
     # Notes are bounded in characters. A token has at least one or two, so half of the context is left for notes.
     retry = find("retrial", "reflexion", RETRIALS)
     last_groups, records = retry(play, parts.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
-    return {**record, "trials": records, "tasks_at_last": _scores(last_groups)}, sample_trajectories(groups)
+    return {**record, "trials": records, "tasks_at_last": _list_scores(last_groups)}, sample_trajectories(groups)
 
 
 def sample_trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """Returns the first episode of at most SHOWN_TASKS groups, spread evenly over all, whatever their outcome."""
-    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN_TASKS))]]
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // MOST_SHOWN_TASKS))]]
 
 
-def _collector(config: ConfigDict, parts: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
+def _make_collector(config: ConfigDict, parts: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
     """Builds the collector that plays one episode of each task with the engine's policy."""
-    actors = PolicyActors(parts.engine, parts.chat, sampling(config, parts.chat, temperature))
+    actors = PolicyActors(parts.engine, parts.chat, make_sampling(config, parts.chat, temperature))
     return EpisodeCollector(actors, environment, parts.limits)
 
 
-def _scores(groups: Sequence[Group]) -> dict[str, float]:
+def _list_scores(groups: Sequence[Group]) -> dict[str, float]:
     return {group.task.id: group.score for group in groups if group.valid}
 
 
-def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
+def measure_tools(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
     """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
 
     def find_tools(task: Task) -> set[str]:
         return {tool for action in task.solution for tool in tools_of(action, task.environment)} - {ending}
 
-    return success_by_kind(groups, find_tools)
+    return measure_by_kind(groups, find_tools)
 
 
-def _success_by_value(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
-    return success_by(groups, config.evaluation.by) if config.evaluation.by else {}
+def _measure_values(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+    return measure_success_by(groups, config.evaluation.by) if config.evaluation.by else {}
 
 
-def summarise(
-    steps: int,
+def build_summary(
+    step_count: int,
     directory: RunDirectory,
     zero_shot: float | None,
     final: Mapping[str, Any],
@@ -151,44 +151,44 @@ def summarise(
     task_count = sum(1 for _ in directory.tasks.read())
     added_counts = _sum_up(evolution["added"] for evolution in evolutions)
     return {
-        "origin": origin_of(directory.folder, steps),
+        "origin": read_origin(directory.folder, step_count),
         "zero_shot": zero_shot,
         "final": final["success"],
         **({"final_by": final["by"]} if final.get("by") else {}),
         **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
         **similarities,
-        "steps": steps,
+        "steps": step_count,
         "tasks_initial": task_count - sum(added_counts.values()),
         "tasks_final": task_count,
         "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_up(record["signals"] for record in step_records),
-        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_up(map(verdicts_of, evolutions)),
+        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_up(map(count_verdicts, evolutions)),
         "added": added_counts,
-        **_probe_costs(evolutions),
+        **_sum_probe_costs(evolutions),
         "initial": read_json(initial_path) if (initial_path := directory.folder / "initial.json").exists() else {},
-        "explorer": _exploration_totals(evolutions),
+        "explorer": _sum_exploration(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum_up(record["outcomes"] for record in step_records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in step_records), "trained": int(trained_tokens)},
         "logprob_mismatch": mismatch_sum / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
-        "hard_negatives": _hard_negative_share(step_records),
+        "hard_negatives": _count_hard_negatives(step_records),
     }
 
 
-def _hard_negative_share(records: Sequence[Mapping[str, Any]]) -> float | None:
+def _count_hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Share of all agents' failures that are hard negatives; None if no failure was compared with anything."""
     if grpo_steps := [record for record in records if "hard_negatives" in record]:
         if not any(record["hard_pairs"] for record in grpo_steps):
             return None
         return sum(record["hard_negatives"] for record in grpo_steps) / sum(record["failures"] for record in grpo_steps)
     round_records = [record["preference"] for record in records if "preference" in record]
-    if not any(record["examples"].get(kind) for record in round_records for kind in KINDS):
+    if not any(record["examples"].get(kind) for record in round_records for kind in PAIR_KINDS):
         return None
     agent_figures = [record[agent] for record in round_records for agent in ("target", "second") if agent in record]
     return sum(agent["hard"] for agent in agent_figures) / sum(agent["failures"] for agent in agent_figures)
 
 
-def _exploration_totals(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_exploration(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums up the evolutions' expeditions, and their cost if a model explored."""
     expedition_figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
     cost_names = {cost_name for totals in expedition_figures for cost_name in totals if cost_name != "failures"}
@@ -200,7 +200,7 @@ def _exploration_totals(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, An
     }
 
 
-def _probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _sum_probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Returns the key `probe` with the cost of probes before admission; {} for a run without probes."""
     probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
     count_names = ("candidates", "episodes", "turns", "tokens")
@@ -214,7 +214,7 @@ def _sum_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total_counts)
 
 
-def zero_shot_score(
+def measure_zero_shot(
     config: ConfigDict, parts: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
 ) -> float | None:
     """Measures held-out success before training, once per run; None if there is nothing to evaluate on."""
@@ -228,7 +228,7 @@ def zero_shot_score(
     with clock("evaluation"):
         if parts.evaluation:
             parts.engine.load(learner.weights(state, 0))
-        record, episodes = held_out_score(config, parts, "zero-shot evaluation")
+        record, episodes = measure_held_out(config, parts, "zero-shot evaluation")
     directory.files.add_evaluation("zero_shot", record, episodes)
     success, task_count = record["success"], len(record["tasks"])
     if parts.evaluation:

@@ -16,26 +16,26 @@ from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
-from cojax.host.background import settle
-from cojax.host.processes import end_all, tell
+from cojax.host.background import await_background
+from cojax.host.processes import end_all, tell_owner
 from cojax.host.stopwatch import Stopwatch
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
 from cojax.metrics import Metrics
 from cojax.report import command as report
-from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.report.console import CONSOLE, estimate_seconds, show_step, show_summary
 from cojax.report.page import write_report
 from cojax.run import assemble, methods, states
 from cojax.run.checks import check_run
-from cojax.run.configuration import file_record
-from cojax.run.entries import defaults, describe
-from cojax.run.machine import facts
+from cojax.run.configuration import make_file_record
+from cojax.run.entries import describe, list_defaults
+from cojax.run.machine import read_facts
 from cojax.run.parts import similarities
 from cojax.run.policies import announce, with_absolute_path
-from cojax.run.processes import ALONE, Together, as_of_one, log_to, outlines
-from cojax.run.summary import held_out_score, summarise, zero_shot_score
-from cojax.settings.compatibility import in_todays_keys
-from cojax.storage.checksums import with_checksum
+from cojax.run.processes import ALONE, Together, drop_distributed, log_to, make_outlines
+from cojax.run.summary import build_summary, measure_held_out, measure_zero_shot
+from cojax.settings.compatibility import rename_keys
+from cojax.storage.checksums import add_checksum
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import Checkpoint
@@ -64,7 +64,7 @@ class Stop:
         self.number = signal_number
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
-    def ask(self, signal_number: int) -> None:
+    def accept_signal(self, signal_number: int) -> None:
         """Acts on a signal that another process received, unless this one did too: launchers signal them all."""
         if self._is_looping:
             self.number = self.number or signal_number
@@ -72,7 +72,7 @@ class Stop:
             os.kill(os.getpid(), signal_number)
 
     @contextlib.contextmanager
-    def looping(self) -> Iterator[None]:
+    def mark_loop(self) -> Iterator[None]:
         """Marks that the loop runs within the block."""
         self._is_looping = True
         try:
@@ -88,7 +88,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; returns the exit status."""
     config = methods.apply_method(config)
     check_run(config)
-    config = as_of_one(with_absolute_path(config))
+    config = drop_distributed(with_absolute_path(config))
     directory, checkpoint = _claim(config, together)
     try:
         if _is_finished(config, directory, checkpoint):
@@ -96,10 +96,10 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     except report.NOT_WRITTEN as error:
         raise ValueError(report.not_written([directory.folder], error)) from error
     stop, clock = Stop(), Stopwatch()
-    together.on_stop = stop.ask
+    together.on_stop = stop.accept_signal
     with clock("warm_start"):
         parts = dataclasses.replace(states.build_parts(config, directory, checkpoint), together=together)
-    initial_tasks = functools.cache(functools.partial(states.initial_tasks, config, parts))
+    initial_tasks = functools.cache(functools.partial(states.find_initial_tasks, config, parts))
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
@@ -113,35 +113,35 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             if not parts.evaluation:
                 # An explorer may sample the policy.
                 parts.engine.load(learner.weights(train_state, 0))
-                parts = states.with_held_out_tasks(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
+                parts = states.add_held_out_tasks(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
             loop = assemble.build_loop(config, parts, learner, clock)
             del params  # the learner has copied what it needs
         train_state = train_state if resuming else states.prove_fit(config, loop, train_state)
-        zero_shot = zero_shot_score(config, parts, learner, train_state, clock, directory)
+        zero_shot = measure_zero_shot(config, parts, learner, train_state, clock, directory)
         if resuming:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
-            train_state = outlines(train_state)
+            train_state = make_outlines(train_state)
         if state := states.resume(config, loop, train_state, directory):
             state = dataclasses.replace(state, learner=states.prove_fit(config, loop, state.learner, state.second))
         else:
             state = states.begin(config, loop, train_state, directory, lambda: initial_tasks()[0])
         rounds = assemble.build_rounds(config, loop)
-        with _record_steps(config, loop, state, directory) as observe, stop.looping():
+        with _record_steps(config, loop, state, directory) as observe, stop.mark_loop():
             if rounds:
                 state = coevolving(loop, rounds, state, directory, observe, stop)
             else:
                 state = coevolve(loop, state, directory, observe, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
-            settle(config.llm.timeout)
+            await_background(config.llm.timeout)
             return _announce_stop(stop, config, state)
         with clock("evaluation"):
-            final, episodes = held_out_score(config, parts, "evaluation", config.evaluation.trials)
+            final, episodes = measure_held_out(config, parts, "evaluation", config.evaluation.trials)
         directory.files.add_evaluation("final", final, episodes)
-        summary = summarise(
+        summary = build_summary(
             state.step, directory, zero_shot, final, clock, similarities(config, parts.environment, parts.evaluation)
         )
-        write_json(directory.folder / "summary.json", with_checksum(summary))
+        write_json(directory.folder / "summary.json", add_checksum(summary))
     finally:
         parts.engine.close()
     show_summary(summary, write_report(directory.folder))
@@ -156,9 +156,9 @@ def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkp
         episodes_kept=config.episodes_kept,
         array_files=together.array_files,
     )
-    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
+    directory.in_todays_keys = functools.partial(rename_keys, defaults=list_defaults(config))
     plain_config = json.loads(json.dumps(config.to_dict()))
-    origin_facts = {**facts(), **file_record(), "code": describe(config)}
+    origin_facts = {**read_facts(), **make_file_record(), "code": describe(config)}
     checkpoint = directory.claim(plain_config, origin_facts, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in checkpoint.warnings if checkpoint else ():
@@ -176,7 +176,7 @@ def _is_finished(config: ConfigDict, directory: RunDirectory, checkpoint: Checkp
         directory.cut(checkpoint)
         step = checkpoint.step
     Metrics(directory.folder, step=step, log=directory.metrics).close()
-    tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
+    tell_owner(workdir=str(directory.folder.absolute()), step=summary["steps"])
     show_summary(summary, write_report(directory.folder))
     return True
 
@@ -191,7 +191,7 @@ def _record_steps(
         wandb_project, metrics_log = config.wandb.project, directory.metrics
         metrics = Metrics(directory.folder, step=state.step, wandb=wandb_project, config=plain_config, log=metrics_log)
     # A record of the state's own step is written again.
-    tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
+    tell_owner(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
     step_seconds: list[float] = []
     loop.clock.lap()
 
@@ -201,7 +201,7 @@ def _record_steps(
         step_seconds.append(record["seconds"]["total"])
         with loop.clock("checkpoint"):
             metrics.write(record)
-            show_step(record, config.steps, seconds_left(step_seconds, config.steps - record["step"]))
+            show_step(record, config.steps, estimate_seconds(step_seconds, config.steps - record["step"]))
         if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
             _LOG.warning(
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "

@@ -32,15 +32,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import crc32, regular_file
+from cojax.durable import crc32, open_regular_file
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Params, cast_for_compute, fingerprint, parameters, to_hf
+from cojax.policy.parameters import Params, cast_for_compute, hash_leaves, parameters, to_hf
 from cojax.policy.pretrained import read_config_json
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
 from cojax.run.processes import ALONE, Together, read_params, write_params
-from cojax.settings.compatibility import settings_of
+from cojax.settings.compatibility import read_run_settings
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import read_json, write_json
 
@@ -89,7 +89,7 @@ def keep(
     record: dict[str, Any] = {}
     if needs_base or has_lora:
         with together.hosts.operation("fingerprint", params) as finish:
-            record["base"] = finish(fingerprint(params))
+            record["base"] = finish(hash_leaves(params))
     if origin:
         record["origin"] = dict(origin)
     write_json(workdir / _MODEL_FILE, {"config": model.to_hf(), "dtype": model.dtype, **record})
@@ -106,7 +106,7 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
         return None
     params = read_params(together, str(folder), model, 0, mesh)
     with together.hosts.operation("fingerprint", params) as finish:
-        digest = finish(fingerprint(params))
+        digest = finish(hash_leaves(params))
     if recorded_digest != digest:
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_FIX_HINT}")
     return params
@@ -132,9 +132,9 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     Adapters are summed into their base; `base` is the folder of the base if that has moved. No file is changed. Raises
     CheckpointError for files that are missing, damaged or do not fit.
     """
-    config = settings_of(workdir)
+    config = read_run_settings(workdir)
     tokenizer = _read_tokenizer(workdir / _TOKENIZER_FOLDER, "keeps its tokenizer there; restore it from a copy")
-    model = shape_of(workdir, config, tokenizer, base)
+    model = find_shape(workdir, config, tokenizer, base)
     lora_section = config["learner"]["lora"]
     lora = Lora(**{**lora_section, "targets": tuple(lora_section["targets"])}) if lora_section["rank"] else None
     if lora:
@@ -148,16 +148,16 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     if not lora:
         dtype = str(next(iter(_flatten(arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=dtype)
-        return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _host_device()), step, checksum)
+        return TrainedPolicy(model, tokenizer, jax.device_put(arrays, _find_host_device()), step, checksum)
     base_params = cast_for_compute(model, _read_base(workdir, config, model, base))
     params = merge(model, lora, base_params, jax.tree.map(jnp.asarray, arrays))
     return TrainedPolicy(model, tokenizer, params, step, checksum)
 
 
-def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
+def read_folder_policy(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """Reads the policy of a model folder in HF format, with its tokenizer. Raises ValueError or OSError."""
     tokenizer = _read_tokenizer(folder, "must hold its tokenizer and chat template too")
-    return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+    return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, hash_content(folder))
 
 
 def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
@@ -166,20 +166,20 @@ def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
     return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
 
 
-def shape_of(
+def find_shape(
     workdir: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, base: str | Path = ""
 ) -> ModelConfig:
     """Finds the shape and dtype of a run's policy: from model.json, or without it as the run itself derives them.
 
     Raises CheckpointError.
     """
-    path, model_section = workdir / _MODEL_FILE, config["model"]
+    model_path, model_section = workdir / _MODEL_FILE, config["model"]
     try:
-        if path.exists():
+        if model_path.exists():
             return kept_shape(workdir)
         if model_section["path"]:
-            return stored_shape(config, _find_model_folder(workdir, model_section["path"], base))
-        return from_scratch(model_section, tokenizer)
+            return read_stored_shape(config, _find_model_folder(workdir, model_section["path"], base))
+        return make_scratch_shape(model_section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
 
@@ -190,7 +190,7 @@ def kept_shape(workdir: Path) -> ModelConfig:
     return ModelConfig.from_hf(record["config"], dtype=record["dtype"])
 
 
-def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
+def read_stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     """Reads the shape of a model folder, with the dtypes of the configuration."""
     folder_config, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
     dtype = section["dtype"] or folder_config.dtype
@@ -199,7 +199,7 @@ def stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     return dataclasses.replace(folder_config, dtype=dtype, param_dtype=param_dtype)
 
 
-def from_scratch(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
+def make_scratch_shape(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
     """Returns the shape of a policy from scratch, by the section `model` of a configuration."""
     dtypes = {dtype_setting: model_section[dtype_setting] or "float32" for dtype_setting in ("dtype", "param_dtype")}
     shape_settings: dict[str, Any] = {**model_section["shape"], **dtypes}
@@ -207,13 +207,13 @@ def from_scratch(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenize
     return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape_settings)
 
 
-def content_of(folder: Path) -> str:
+def hash_content(folder: Path) -> str:
     """Returns a checksum of the files of a model folder, which names its content."""
     checksum = 0
     for file_path in sorted(folder.iterdir()):
         if file_path.suffix in (".safetensors", ".json", ".jinja", ".txt") and file_path.is_file():
             checksum = zlib.crc32(f"{file_path.name} {file_path.stat().st_size} ".encode(), checksum)
-            with open(file_path, "rb", opener=regular_file) as model_file:
+            with open(file_path, "rb", opener=open_regular_file) as model_file:
                 checksum = crc32(model_file, checksum)
     return f"{checksum:08x}"
 
@@ -234,7 +234,7 @@ def _read_base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, bas
         params = load_params(folder, model)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
-    if _read_record(workdir).get("base", digest := fingerprint(params)) != digest:
+    if _read_record(workdir).get("base", digest := hash_leaves(params)) != digest:
         raise CheckpointError(
             f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
             f"{_FIX_HINT}"
@@ -254,11 +254,11 @@ def _find_model_folder(workdir: Path, model_path: str, base: str | Path) -> Path
     return folder
 
 
-def _read_tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
+def _read_tokenizer(folder: Path, need_text: str) -> PreTrainedTokenizerBase:
     try:
         return load_tokenizer(folder)
     except ValueError as error:
-        raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({error})") from error
+        raise CheckpointError(f"no tokenizer in {folder}: a policy {need_text} ({error})") from error
 
 
 def _check_shapes(arrays: Any, layout: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
@@ -273,7 +273,7 @@ def _check_shapes(arrays: Any, layout: Mapping[str, tuple[int, ...]], workdir: P
         )
 
 
-def _host_device() -> jax.Device:
+def _find_host_device() -> jax.Device:
     """Returns the CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one."""
     try:
         return jax.local_devices(backend="cpu")[0]
@@ -286,13 +286,13 @@ def _flatten(tree: Any) -> dict[str, Any]:
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def make_origin(folder: str, weights_hash: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
     teaching_settings, checks = record["key"]["settings"], record["checks"]
     batch_count = checks[-1]["step"]
     return {
         "folder": folder,
-        **({"weights": weights} if folder else {}),
+        **({"weights": weights_hash} if folder else {}),
         **{count_name: record[count_name] for count_name in ("demonstrations", "dropped", "shown")},
         "batches": batch_count,
         "epochs": round(batch_count * teaching_settings["batch_size"] / record["shown"], 2),
@@ -301,9 +301,9 @@ def warm_start_origin(folder: str, weights: str, record: Mapping[str, Any]) -> d
     }
 
 
-def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
+def read_origin(workdir: Path, step: int | None = None) -> dict[str, Any]:
     """Reads the origin of a run's policy: before its first step, or after `step`. Raises OSError or ValueError."""
-    settings, record_path = settings_of(workdir), workdir / "model.json"
+    settings, record_path = read_run_settings(workdir), workdir / "model.json"
     origin = read_json(record_path).get("origin", {}) if record_path.exists() else {}
     if not origin:
         # A run of an older release: a model folder was recorded only where it was shown demonstrations.

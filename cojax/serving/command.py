@@ -21,15 +21,15 @@ from absl import flags
 
 from cojax.settings import flags as settings
 
-_HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
-_FOLLOW = flags.DEFINE_string("follow", "", "A run directory: serve its newest checkpoint.")
-_ROUTER = flags.DEFINE_string("router", "", "A port for an sglang-router here, or the address of one to join.")
+_HOST_FLAG = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
+_FOLLOW_FLAG = flags.DEFINE_string("follow", "", "A run directory: serve its newest checkpoint.")
+_ROUTER_FLAG = flags.DEFINE_string("router", "", "A port for an sglang-router here, or the address of one to join.")
 
 
 def main(argv: Sequence[str]) -> None:
     from cojax.serving.serve import run  # now, so that a wrong flag need not wait for JAX
 
-    run(_HOST.value, _FOLLOW.value, _ROUTER.value)
+    run(_HOST_FLAG.value, _FOLLOW_FLAG.value, _ROUTER_FLAG.value)
 
 
-start = functools.partial(settings.start, main, __doc__)
+start = functools.partial(settings.start_command, main, __doc__)

@@ -27,22 +27,22 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from cojax.durable import own_file
+from cojax.durable import open_own_file
 from cojax.environment import EngineError
 from cojax.host.processes import GuardedProcess, end_descendants_at_exit
-from cojax.learner.rehearsal import available_bytes
+from cojax.learner.rehearsal import measure_available_bytes
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
 from cojax.policy.pretrained import CONFIG
 from cojax.report.console import CONSOLE
 from cojax.rollout import export
 from cojax.rollout.sglang.client import Connections, RequestFailed, RequestRefused, ServerClient
-from cojax.rollout.sglang.engine import newest_version
+from cojax.rollout.sglang.engine import find_newest_version
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.server import LabelledWeights, LaunchSettings, Server, ServerProcess
 from cojax.run import engines, trained
-from cojax.run.checks import check
-from cojax.run.configuration import configuration
+from cojax.run.checks import check_settings
+from cojax.run.configuration import read_configuration
 from cojax.run.processes import LAST_PORT
 from cojax.settings.base import settings
 from cojax.settings.tree import SGLangSettings
@@ -52,13 +52,13 @@ from cojax.storage.files import is_number, lock_folder
 _LOG = logging.getLogger("cojax.serve")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _DEFAULT_LABEL = "as-started"
-_POLL = 0.5  # seconds between two checks for a new version
-_ROUTER_POLL = 1.0  # seconds between two requests for the servers behind the router
+_VERSION_POLL_S = 0.5  # seconds between two checks for a new version
+_ROUTER_POLL_S = 1.0  # seconds between two requests for the servers behind the router
 _ROUTER_PATIENCE = 30.0  # seconds for a router to take a server
 _MEMORY_FOLDER, _FOLDER_PREFIX, _LOCK_NAME = Path("/dev/shm"), "cojax-weights-", ".lock"
-_STOP_PATIENCE = 10.0  # seconds for the current check to end
+_STOP_TIMEOUT_S = 10.0  # seconds for the current check to end
 _HEADROOM = 1.5  # a version is kept in memory if this many times its size is free
-FAULTS = (OSError, ValueError, CheckpointError)
+VERSION_ERRORS = (OSError, ValueError, CheckpointError)
 
 
 class LocalFolders:
@@ -71,12 +71,12 @@ class LocalFolders:
         self._folder, self._folder_count = folder, 0
         self._roots: dict[Path, tuple[Path, TextIO]] = {}
 
-    def make(self, size: int, write: Callable[[Path], None]) -> Path:
-        """The next folder, of `size` bytes, filled by `write`. Raises what `write` raises, and OSError."""
+    def make(self, size: int, fill: Callable[[Path], None]) -> Path:
+        """The next folder, of `size` bytes, filled by `fill`. Raises what `fill` raises, and OSError."""
         parent = Path(self._folder) if self._folder else _MEMORY_FOLDER if _fits(size) else Path(tempfile.gettempdir())
         self._folder_count += 1
         folder = self._own_root(parent) / str(self._folder_count)
-        write(folder)
+        fill(folder)
         return folder
 
     def prune(self, current_folders: Iterable[Path]) -> None:
@@ -114,9 +114,9 @@ class Versions:
         self._served_weights: LabelledWeights | None = None
         self._damage: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
-    def newest(self) -> LabelledWeights | None:
+    def find_newest(self) -> LabelledWeights | None:
         """The newest version as a model folder of this host; None if there is none. Raises one of FAULTS."""
-        version = newest_version(self._folder, self._newest_version)
+        version = find_newest_version(self._folder, self._newest_version)
         if version is None or version == self._newest_version:
             return self._served_weights
         if self.model is not None and (difference := export.other_model(version.folder, self.model)):
@@ -145,7 +145,7 @@ class Versions:
 class Checkpoints:
     """The newest sound checkpoint of the run directory `run`, as `dtype`; "" is the dtype that the run computes in.
 
-    No trainer needs to run. `model` and `newest` are as in `Versions`.
+    No trainer needs to run. `model` and `find_newest` are as in `Versions`.
     """
 
     def __init__(self, run: Path, local: LocalFolders, dtype: str = "", model: ModelConfig | None = None) -> None:
@@ -154,16 +154,16 @@ class Checkpoints:
         self._stamp: tuple[int, int] | None = None
         self._served_weights: LabelledWeights | None = None
 
-    def newest(self) -> LabelledWeights | None:
+    def find_newest(self) -> LabelledWeights | None:
         checkpoint_folder = self._run / "checkpoints"
         steps = Checkpointer(checkpoint_folder).steps()
         if not steps:
-            trained.settings_of(self._run)  # raises an error unless it is a run
+            trained.read_run_settings(self._run)  # raises an error unless it is a run
             return None
         # A run that is resumed from an older step writes the same numbers again.
-        stamp = steps[-1], (checkpoint_folder / str(steps[-1])).stat().st_mtime_ns
-        if stamp != self._stamp:
-            self._served_weights, self._stamp = self._write(trained.of_run(self._run)), stamp
+        state = steps[-1], (checkpoint_folder / str(steps[-1])).stat().st_mtime_ns
+        if state != self._stamp:
+            self._served_weights, self._stamp = self._write(trained.of_run(self._run)), state
         return self._served_weights
 
     def _write(self, policy: trained.TrainedPolicy) -> LabelledWeights:
@@ -182,16 +182,16 @@ class Checkpoints:
 
 
 class Watch:
-    """Looks for the newest version every `poll` seconds, on its own thread: a network folder may hang.
+    """Looks for the newest version every `poll_s` seconds, on its own thread: a network folder may hang.
 
     `newest` is the newest version that could be read; `on_change` is called on that thread after each new one. `fault`
     says why the last check failed. A check that takes longer than `timeout_s` seconds is late.
     """
 
     def __init__(
-        self, source: Versions | Checkpoints, poll: float, timeout_s: float, on_change: Callable[[], object]
+        self, source: Versions | Checkpoints, poll_s: float, timeout_s: float, on_change: Callable[[], object]
     ) -> None:
-        self._source, self._poll_s, self._deadline, self._on_change = source, poll, timeout_s, on_change
+        self._source, self._poll_s, self._deadline, self._on_change = source, poll_s, timeout_s, on_change
         self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
         self.first_check, self._stop_event = threading.Event(), threading.Event()
@@ -218,16 +218,16 @@ class Watch:
     def stop(self) -> None:
         """Ends the thread; one that hangs is left behind."""
         self._stop_event.set()
-        self._thread.join(_STOP_PATIENCE)
+        self._thread.join(_STOP_TIMEOUT_S)
 
     def _watch_source(self) -> None:
         while not self._stop_event.is_set():
             self._check_start = time.monotonic()
             previous_version = self.newest
             try:
-                self.newest, self.fault = self._source.newest() or self.newest, None
+                self.newest, self.fault = self._source.find_newest() or self.newest, None
             except Exception as error:  # of any type: the thread must go on
-                error = error if isinstance(error, FAULTS) else ValueError(f"{type(error).__name__}: {error}")
+                error = error if isinstance(error, VERSION_ERRORS) else ValueError(f"{type(error).__name__}: {error}")
                 if str(error) != str(self.fault):
                     _LOG.warning("the newest version cannot be served, the previous one stays in use: %s", error)
                 self.fault = error
@@ -240,7 +240,7 @@ class Watch:
 
 def _fits(size_bytes: int) -> bool:
     """Whether a folder of `size_bytes` fits into /dev/shm, which is memory, with room to spare."""
-    free_bytes = available_bytes() if os.access(_MEMORY_FOLDER, os.W_OK) else None
+    free_bytes = measure_available_bytes() if os.access(_MEMORY_FOLDER, os.W_OK) else None
     return free_bytes is not None and min(free_bytes, shutil.disk_usage(_MEMORY_FOLDER).free) >= _HEADROOM * size_bytes
 
 
@@ -250,19 +250,19 @@ def _remove_orphans(parent_folder: Path) -> None:
         with contextlib.suppress(OSError):
             if root.stat().st_uid != os.getuid():
                 continue
-            with open(root / _LOCK_NAME, opener=own_file) as lock:
+            with open(root / _LOCK_NAME, opener=open_own_file) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
 
 
-def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", router: str = "") -> int:
-    """Keeps the servers up until `stop` is set, then returns 0; returns 1 once all have used up their restarts.
+def serve(config: ConfigDict, host: str, stop_event: threading.Event, run_folder: str = "", router: str = "") -> int:
+    """Keeps the servers up until `stop_event` is set, then returns 0; returns 1 once all have used up their restarts.
 
-    With a `run` they serve the newest checkpoint of that run directory. With a `router` they are behind it.
+    With a `run_folder` they serve the newest checkpoint of that run directory. With a `router` they are behind it.
 
     Raises ValueError for wrong settings, FileNotFoundError or ValueError if there are no weights to start with.
     """
-    check(config)
+    check_settings(config)
     is_port = router.isascii() and router.isdigit() and 1 <= int(router) <= LAST_PORT
     if router and not is_port and not engines.is_address(router):
         raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
@@ -273,7 +273,7 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
             f"--router={router} is the port of a server: sglang.servers={config.sglang.servers} take as many ports "
             f"from sglang.port={config.sglang.port} on; choose another"
         )
-    return asyncio.run(_serve_until_stopped(config, host, stop, run, router))
+    return asyncio.run(_serve_until_stopped(config, host, stop_event, run_folder, router))
 
 
 async def _serve_until_stopped(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
@@ -299,7 +299,7 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
     named_model = ModelConfig.from_hf(model_path) if model_path and (Path(model_path) / CONFIG).exists() else None
     source = Checkpoints(Path(run), local, section.dtype, named_model) if run else Versions(folder, local, named_model)
     loop, change_event = asyncio.get_running_loop(), asyncio.Event()
-    watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(change_event.set))
+    watch = Watch(source, _VERSION_POLL_S, section.sync_deadline, lambda: loop.call_soon_threadsafe(change_event.set))
     connections = Connections()
     fleet = routed_fleet = router_task = None
     try:
@@ -313,25 +313,25 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
         processes = [ServerProcess(launch_settings, index) for index in range(section.servers)]
         # Weights come from this process, and the fleet calls its servers directly.
         fleet_settings = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
-        fleet = Fleet(connections, [], processes, fleet_settings, any_weights=not follows)
+        fleet = Fleet(connections, [], processes, fleet_settings, takes_any_weights=not follows)
         if router:
             routed_fleet = RoutedFleet(router, launch_settings, fleet, connections)
             router_task = asyncio.create_task(routed_fleet.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
-        while not fleet.all_lost:
+        while not fleet.is_lost:
             # A change is served at once: a trainer may remove a version soon.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL):
+                async with asyncio.timeout(_VERSION_POLL_S):
                     await change_event.wait()
             change_event.clear()
             watch.tell_if_late()
-            if (newest := watch.newest and _with_label(watch.newest)) and newest != target:
+            if (newest := watch.newest and _add_label(watch.newest)) and newest != target:
                 target, previous_target = newest, target
                 _LOG.info("%s as %s", target.folder, target.label)
                 fleet.set_target(target)
-            local.prune([target.folder, previous_target.folder, *fleet.reading()])
-        raise EngineError(f"no SGLang server is left: {fleet.faults()}")
+            local.prune([target.folder, previous_target.folder, *fleet.list_reading()])
+        raise EngineError(f"no SGLang server is left: {fleet.list_faults()}")
     finally:
         await asyncio.to_thread(watch.stop)
         if router_task is not None:
@@ -365,11 +365,11 @@ async def _await_first_version(config: ConfigDict, watch: Watch, follows: bool, 
             if not has_logged:
                 _LOG.info("waiting for the first version in %s", source_folder)
                 has_logged = True
-        await asyncio.sleep(_POLL / 5)
-    return _with_label(watch.newest)
+        await asyncio.sleep(_VERSION_POLL_S / 5)
+    return _add_label(watch.newest)
 
 
-def _with_label(target: LabelledWeights) -> LabelledWeights:
+def _add_label(target: LabelledWeights) -> LabelledWeights:
     """The weights, under a default label if no trainer gave them one."""
     return target if target.label else dataclasses.replace(target, label=_DEFAULT_LABEL)
 
@@ -386,9 +386,9 @@ def run(host: str, follow: str, router: str) -> None:
     # The accelerators belong to the servers.
     jax.config.update("jax_platforms", "cpu")
     try:
-        config = configuration()
+        config = read_configuration()
         sys.exit(serve(config, host, stop_event, follow, router))
-    except FAULTS as error:
+    except VERSION_ERRORS as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         sys.exit(1)
 
@@ -413,11 +413,11 @@ class RoutedFleet:
         fault = ""
         while True:
             try:
-                if self._port and not self._process.running:
-                    log_path = self._launch_settings.logs / "router.log"
+                if self._port and not self._process.is_running:
+                    log_path = self._launch_settings.log_folder / "router.log"
                     _LOG.info("a router starts on port %d; its log is %s", self._port, log_path)
                     await asyncio.to_thread(self._process.end, signal.SIGUSR1)
-                    command = self._launch_settings.router_command(self._port)
+                    command = self._launch_settings.make_router_command(self._port)
                     await asyncio.to_thread(self._process.start, command, log_path, self._launch_settings.environment())
                     self._times.clear()
                 await self._update_router()
@@ -427,20 +427,20 @@ class RoutedFleet:
                 if str(error) != fault and not (self._port and not self._times):
                     _LOG.warning("the router: %s", error)
                 fault = str(error)
-            await asyncio.sleep(_ROUTER_POLL)
+            await asyncio.sleep(_ROUTER_POLL_S)
 
     async def _update_router(self) -> None:
-        urls, now_s = await self._router_client.servers(), time.monotonic()
+        urls, now_s = await self._router_client.list_servers(), time.monotonic()
         for server in self._fleet.servers:
-            url = self._server_url(server)
-            if server.up and url not in urls and now_s - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
-                await self._router_client.add(url)
+            url = self._make_server_url(server)
+            if server.is_up and url not in urls and now_s - self._times.get(url, -_ROUTER_PATIENCE) >= _ROUTER_PATIENCE:
+                await self._router_client.add_server(url)
                 self._times[url] = now_s
                 _LOG.info("%s is behind the router %s", url, self._router_client.url)
             if server.state == "lost" and url in urls:
-                await self._router_client.remove(url)
+                await self._router_client.remove_server(url)
 
-    def _server_url(self, server: Server) -> str:
+    def _make_server_url(self, server: Server) -> str:
         assert server.process is not None
         return f"http://{self._host}:{server.process.port}"
 
@@ -451,4 +451,4 @@ class RoutedFleet:
             return
         for server in self._fleet.servers:
             with contextlib.suppress(RequestFailed, RequestRefused):
-                await self._router_client.remove(self._server_url(server))
+                await self._router_client.remove_server(self._make_server_url(server))

@@ -13,12 +13,12 @@ from typing import Any, get_args
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
-from cojax.settings.tree import LEAVES, OPEN
+from cojax.settings.tree import LEAVES, OPEN_SECTIONS
 
 # Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
 # What a judge's opinion does: it is not asked for, it is noted, or it can refuse the draft.
-JUDGES = {"off": None, "note": False, "veto": True}
+JUDGE_MODES = {"off": None, "note": False, "veto": True}
 # Flags with a short form → the setting that each one sets.
 SHORT = {
     "engine": "engine.name", "explorer": "explorer.name", "environment": "environment.name", "data": "environment.data",
@@ -29,7 +29,7 @@ SHORT = {
 def get_config() -> ConfigDict:
     """The paper's configuration, without environment and policy."""
     config = ConfigDict()
-    for name in OPEN:
+    for name in OPEN_SECTIONS:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
         # A setting whose default is None may also be a number, Annotated[int, …].
@@ -69,6 +69,6 @@ def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
     return {setting: value for setting, value in config.to_dict().items() if setting not in without}
 
 
-def attempts(config: ConfigDict) -> int:
+def count_attempts(config: ConfigDict) -> int:
     """How often each draft of a model is attempted on its query alone."""
     return 2 if config.validation.attempts is None else config.validation.attempts

@@ -13,7 +13,7 @@ from typing import Any
 
 from cojax.registry.annotations import convert_setting, quote
 from cojax.settings.base import get_config
-from cojax.settings.ranges import GONE
+from cojax.settings.ranges import GONE_SETTINGS
 from cojax.settings.tree import LEAVES
 from cojax.storage.differences import value_at
 from cojax.storage.files import CheckpointError, read_json
@@ -21,7 +21,7 @@ from cojax.storage.files import CheckpointError, read_json
 _RESTORE = "Restore it from a copy"
 
 
-def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def rename_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings in a config.json, and from `defaults` those that it lacks, as JSON holds them.
 
     Raises CheckpointError for a setting that this release no longer has, unless its value is the one that always
@@ -34,7 +34,7 @@ def in_todays_keys(raw_settings: Mapping[str, Any], defaults: Mapping[str, Any])
     if model_path and "epochs" not in (warm_start_section := settings.setdefault("warm_start", {})):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm_start_section["steps"] = 0
-    for setting, (value, advice) in GONE.items():
+    for setting, (value, advice) in GONE_SETTINGS.items():
         section_name, _, last_key = setting.rpartition(".")
         parent = value_at(settings, section_name)
         if isinstance(parent, dict) and last_key in parent and (old_value := parent.pop(last_key)) != value:
@@ -53,16 +53,16 @@ def check_begun(workdir: Path) -> None:
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         if any((workdir / "checkpoints").iterdir()):
-            in_todays_keys(read_json(workdir / "config.json")["config"], {})
+            rename_keys(read_json(workdir / "config.json")["config"], {})
 
 
-def settings_of(workdir: Path) -> dict[str, Any]:
+def read_run_settings(workdir: Path) -> dict[str, Any]:
     """Reads the settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
         if not isinstance(raw_settings := read_json(path).get("config"), dict):
             raise ValueError("it has no section `config`")
-        settings = in_todays_keys(raw_settings, get_config().to_dict())
+        settings = rename_keys(raw_settings, get_config().to_dict())
         learner = settings["learner"]
         if not all(isinstance(section, dict) for section in (settings["model"], learner, learner and learner["lora"])):
             raise ValueError("model, learner and learner.lora must be sections")
@@ -82,11 +82,11 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
 
 
-def as_tuples(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
     """Replaces lists by tuples, at every depth, as JSON has no tuples."""
     if isinstance(value, Mapping):
-        return {key: as_tuples(item) for key, item in value.items()}
-    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+        return {key: to_tuples(item) for key, item in value.items()}
+    return tuple(map(to_tuples, value)) if isinstance(value, list) else value
 
 
 def _fill_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from cojax import imports
-from cojax.registry.annotations import description, quote
+from cojax.registry.annotations import quote, say_type
 from cojax.registry.source import commit
 from cojax.settings.ranges import RANGES, check_kinds, is_open, is_section
 from cojax.storage.files import CheckpointError
 
 EXPERIMENTS = imports.FOLDERS["experiments"]
 # What ml_collections says about a value that a setting cannot take.
-_TYPE_ERROR = re.compile(
+_TYPE_ERROR_PATTERN = re.compile(
     r"Could not override field '(?P<field>\w+)' \(reference\)\. (?P<value>.*) "
     r"is of original type <class '(?P<of>[^']*)'> and cannot be casted to type <class '(?P<wanted>[^']*)'>",
     re.DOTALL,
@@ -41,20 +41,20 @@ class ConfigFileParser(flags.ArgumentParser):
     """Reads --config=FILE or --config=FILE:ARGUMENT."""
 
     def parse(self, argument: str) -> ConfigDict:
-        return load(argument).lock()
+        return load_config(argument).lock()
 
     def flag_type(self) -> str:
         return "config object"
 
 
-def load(flag: str) -> ConfigDict:
-    """Loads the configuration of FILE or FILE:ARGUMENT; see `locate`.
+def load_config(flag: str) -> ConfigDict:
+    """Loads the configuration of FILE or FILE:ARGUMENT; see `locate_file`.
 
     Raises FlagError for any exception of the file, for unknown settings, and for values of the wrong type.
     """
     require_config_file(flag)
     file_name, *arguments = flag.split(":", 1)
-    path = str(locate(file_name))
+    path = str(locate_file(file_name))
     try:
         module = _import_file(path)
         if not callable(getattr(module, "get_config", None)):
@@ -77,7 +77,7 @@ def load(flag: str) -> ConfigDict:
     return config
 
 
-def source(path: Path) -> dict[str, str]:
+def record_source(path: Path) -> dict[str, str]:
     """Records for config.json the file of a configuration, its SHA-256, and the commit of its repository."""
     return {"path": str(path.absolute()), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit(path)}
 
@@ -86,9 +86,9 @@ def require_config_file(flag: str) -> None:
     """Raises FlagError for a --config that names no file."""
     path = Path(flag.partition(":")[0])
     try:
-        if flag and locate(flag.partition(":")[0]).is_file():
+        if flag and locate_file(flag.partition(":")[0]).is_file():
             return
-        match = _similar_experiment(path)
+        match = _find_similar_experiment(path)
     except OSError as error:
         raise FlagError(f"--config={flag}: {error.strerror}") from error
     hint = f"did you mean {match}?" if match else "expected a file with get_config(), such as experiments/desk.py"
@@ -99,7 +99,7 @@ def require_config_file(flag: str) -> None:
 _OTHER_MODULES = ("base", "continued", "given")
 
 
-def _similar_experiment(path: Path) -> Path | None:
+def _find_similar_experiment(path: Path) -> Path | None:
     """Finds the experiment with the most similar file name, in that folder or among ours; None if there is none."""
     our_folder = EXPERIMENTS
     for folder in (path.parent, Path(our_folder.name)):
@@ -119,7 +119,7 @@ def _is_experiment(path: Path) -> bool:
     return False
 
 
-def locate(path: str) -> Path:
+def locate_file(path: str) -> Path:
     """Resolves a path to a file; outside the checkout, experiments/NAME.py is ours if there is no such file."""
     file = Path(path)
     our_path = EXPERIMENTS / file.name
@@ -128,7 +128,7 @@ def locate(path: str) -> Path:
 
 def _import_file(file_path: str) -> ModuleType:
     """Imports the file as a module: ours by its name, so that it can import others of ours."""
-    imports.with_current_folder()
+    imports.add_current_folder()
     if Path(file_path).resolve().parent == EXPERIMENTS:
         return importlib.import_module(f"{imports.within('experiments')}.{Path(file_path).stem}")
     loader = importlib.machinery.SourceFileLoader("config_config", file_path)
@@ -153,7 +153,7 @@ def _word_error(error: BaseException, file_path: str) -> str:
     message = str(cause.args[0] if isinstance(cause, (AttributeError, KeyError)) and cause.args else cause)
     line = " ".join(message.split())
     if own_frames and "ml_collections" in frames[-1].filename:
-        if match := _TYPE_ERROR.match(line):
+        if match := _TYPE_ERROR_PATTERN.match(line):
             return f"{position}: {_word_type_error(match, own_frames[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
             first_line, *hint_lines = message.splitlines() or [""]
@@ -168,13 +168,13 @@ def _word_type_error(match: re.Match[str], file_line: str) -> str:
     setting_match = re.search(rf"((?:\w+\.)*){field_name}\b", file_line)
     full_name = f"{setting_match[1]}{field_name}" if setting_match else field_name
     name_endings = [full_name[word_match.start() :] for word_match in re.finditer(r"\b\w", full_name)]
-    setting = next((key for key in name_endings if key in RANGES or is_section(key) or is_open(key)), field_name)
+    setting = next((name for name in name_endings if name in RANGES or is_section(name) or is_open(name)), field_name)
     if setting in RANGES:
-        allowed_values = description(RANGES[setting])
+        allowed_values = say_type(RANGES[setting])
     elif match["wanted"].endswith("ConfigDict"):
         allowed_values = "a section"
     else:
-        allowed_values = description({"int": int, "float": float, "bool": bool, "str": str}.get(match["wanted"], tuple))
+        allowed_values = say_type({"int": int, "float": float, "bool": bool, "str": str}.get(match["wanted"], tuple))
     type_note = f", of the type {match['of']}" if "." in match["of"] else ""
     return f"{setting} is {quote(value) if match['of'] == 'str' else value}{type_note}; expected {allowed_values}"
 

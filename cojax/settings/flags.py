@@ -13,11 +13,11 @@ from ml_collections import config_flags
 
 from cojax.command import reword
 from cojax.host.same_bits import set_variables
-from cojax.registry.annotations import RegistryError, convert_setting, description, from_text
+from cojax.registry.annotations import RegistryError, convert_setting, from_text, say_type
 from cojax.settings.base import expand_flag
 from cojax.settings.compatibility import check_begun
 from cojax.settings.config_file import EXPERIMENTS, ConfigFileParser, FlagError, require_config_file
-from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, unknown_setting
+from cojax.settings.ranges import RANGES, check_ranges, is_free_form, is_open, is_section, word_unknown_setting
 from cojax.settings.tree import LEAVES
 from cojax.storage.files import CheckpointError
 from cojax.unicode_forms import plain
@@ -25,22 +25,22 @@ from cojax.unicode_forms import plain
 # One flag for all commands: a process may import several.
 CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
 flags.FLAGS["config"].parser = ConfigFileParser()
-TRUSTED = flags.DEFINE_multi_string(
+TRUST_FLAG = flags.DEFINE_multi_string(
     "trust-code", [], "A folder from which a run resumed by its folder may import its own code; may be repeated."
 )
-CONTINUED = str(EXPERIMENTS / "continued.py")
+CONTINUED_FILE = str(EXPERIMENTS / "continued.py")
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
-OF_ENTRIES: dict[str, str] = {}
+ENTRY_FLAGS: dict[str, str] = {}
 
 
-def start(main: Callable[[list[str]], None], about: str | None) -> None:
-    """Runs a command that needs a configuration, with the arguments of this process; `about` is what --help shows."""
-    sys.modules["__main__"].__doc__ = about
+def start_command(main: Callable[[list[str]], None], help_text: str | None) -> None:
+    """Runs a command that needs a configuration, with the arguments of this process; --help shows `help_text`."""
+    sys.modules["__main__"].__doc__ = help_text
     flags.mark_flag_as_required("config")
-    app.run(main, flags_parser=parse)
+    app.run(main, flags_parser=parse_flags)
 
 
-def parse(argv: list[str]) -> list[str]:
+def parse_flags(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
     main_module = sys.modules["__main__"]
     if main_module.__doc__:  # what --help shows first
@@ -52,7 +52,7 @@ def parse(argv: list[str]) -> list[str]:
             argv[1:] = _expand_workdir(argv[1:])
         if (config_value := _lookup("config", argv[1:])) is not None:
             require_config_file(config_value)
-        argv[1:] = _move_entry_flags(argv[1:], OF_ENTRIES)
+        argv[1:] = _move_entry_flags(argv[1:], ENTRY_FLAGS)
         _check_names(argv[1:])
         positionals = flags.FLAGS(argv)
         absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs every array
@@ -61,8 +61,8 @@ def parse(argv: list[str]) -> list[str]:
         if CONFIG.value is not None:
             # Before modules that take seconds to load can use a setting out of its range.
             check_ranges(CONFIG.value)
-            for setting in (setting for setting in OF_ENTRIES if setting in LEAVES):
-                convert_setting(setting, LEAVES[setting].range, from_text(LEAVES[setting].range, OF_ENTRIES[setting]))
+            for setting in (setting for setting in ENTRY_FLAGS if setting in LEAVES):
+                convert_setting(setting, LEAVES[setting].range, from_text(LEAVES[setting].range, ENTRY_FLAGS[setting]))
             if "workdir" in flags.FLAGS:
                 check_begun(Path(CONFIG.value.workdir))
             if CONFIG.value.same_bits:
@@ -105,20 +105,20 @@ def _expand_workdir(arguments: Sequence[str]) -> list[str]:
             remaining.append(argument)
     config_flag = []
     if _lookup("config", arguments) is None:
-        if not _is_there(Path(workdir) / "config.json"):
+        if not _exists(Path(workdir) / "config.json"):
             _check_flags(arguments)
             raise FlagError(
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
-        config_flag = [f"--config={CONTINUED}:{workdir}"]
+        config_flag = [f"--config={CONTINUED_FILE}:{workdir}"]
     # After --config, whose value may be the next argument, and not after a flag that lacks its value.
     flag_index = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
     insert_index = flag_index + 1 + (flag_index >= 0 and "=" not in remaining[flag_index])
     return [*config_flag, *remaining[:insert_index], f"--config.workdir={workdir}", *remaining[insert_index:]]
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Whether the file exists. Raises FlagError if the system refuses to say."""
     try:
         return path.exists()
@@ -132,7 +132,7 @@ def _lookup(name_pattern: str, arguments: Sequence[str]) -> str | None:
     Raises FlagError for a flag without a value.
     """
     flag_value = None
-    for index, argument in enumerate(_before_separator(arguments)):
+    for index, argument in enumerate(_drop_positionals(arguments)):
         if match := re.match(rf"--?{name_pattern}(?:=(.*))?$", argument, re.DOTALL):
             if match[1] is None and re.match(r"--|$", "".join(arguments[index + 1 : index + 2])):
                 raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
@@ -140,31 +140,31 @@ def _lookup(name_pattern: str, arguments: Sequence[str]) -> str | None:
     return flag_value
 
 
-def _before_separator(arguments: Iterable[str]) -> Iterator[str]:
+def _drop_positionals(arguments: Iterable[str]) -> Iterator[str]:
     """Returns the arguments before `--`; none after it is a flag."""
     return itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
 def _check_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
-    for argument in _before_separator(arguments):
+    for argument in _drop_positionals(arguments):
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if match and match[1] not in RANGES and not is_section(match[1]) and not is_open(match[1]):
-            raise FlagError(unknown_setting(match[1]))
+            raise FlagError(word_unknown_setting(match[1]))
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
     """Raises FlagError for an unknown flag, and for an unknown setting."""
     _check_names(arguments)
-    for argument in _before_separator(arguments):
+    for argument in _drop_positionals(arguments):
         match = re.match(r"--?([A-Za-z_][^=]*)", argument)
         name = match[1] if match else ""
         is_known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
         if name and not is_known:
-            raise FlagError(_unknown_flag(name))
+            raise FlagError(_word_unknown_flag(name))
 
 
-def _unknown_flag(flag_name: str) -> str:
+def _word_unknown_flag(flag_name: str) -> str:
     """Words the error for an unknown flag; it suggests a flag, or a setting, with a similar name."""
     matches = difflib.get_close_matches(flag_name, [*flags.FLAGS, *(f"config.{setting}" for setting in RANGES)], n=1)
     matches = matches or [f"config.{setting}" for setting in difflib.get_close_matches(flag_name, RANGES, n=1)]
@@ -177,14 +177,14 @@ def _reword_error(message: str) -> str:
         section_name, value = match.groups()
         return f"{section_name} is a section, given {value}; set what stands in it: --config.{section_name}.NAME=VALUE"
     if (match := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and match[1] in RANGES:
-        return f"{match[1]} is {match[2]!r}; expected {description(RANGES[match[1]])}"
+        return f"{match[1]} is {match[2]!r}; expected {say_type(RANGES[match[1]])}"
     if "Flag --config must have a value" in message:
         return "no experiment: name one, --config=experiments/desk.py"
     if match := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
         expected_kind = "a whole number" if match[3].startswith("invalid") else "a number"
         return f"--{match[1]} is {match[2]!r}; expected {expected_kind}"
     if match := re.match(r"Unknown command line flag '([^']+)'", message):
-        return _unknown_flag(match[1])
+        return _word_unknown_flag(match[1])
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 

@@ -16,22 +16,22 @@ from cojax.settings.ranges import leaves
 _TABLES = tomllib.loads(Path(__file__).with_name("presets.toml").read_text("utf-8"))
 
 
-def _preset(like: str = "", **settings: Any) -> dict[str, Any]:
+def _make_preset(like: str = "", **settings: Any) -> dict[str, Any]:
     """Returns the settings by their dotted names; they override those of the preset `like`."""
-    return {**(_preset(**_TABLES["policies"][like]) if like else {}), **dict(leaves(settings))}
+    return {**(_make_preset(**_TABLES["policies"][like]) if like else {}), **dict(leaves(settings))}
 
 
 # Name → dotted setting → value.
-PRESETS: dict[str, dict[str, Any]] = {name: _preset(**settings) for name, settings in _TABLES["policies"].items()}
+PRESETS: dict[str, dict[str, Any]] = {name: _make_preset(**settings) for name, settings in _TABLES["policies"].items()}
 # (preset, environment) → further settings.
-IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
-    (policy, addition["environment"]): _preset(**addition["settings"])
+ENVIRONMENT_PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    (policy, addition["environment"]): _make_preset(**addition["settings"])
     for addition in _TABLES["in_environment"]
     for policy in addition["policies"]
 }
 
 
-def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
+def apply_preset(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
     """Applies the settings of the configuration's preset `policy`, except those that `flags` name.
 
     Raises ValueError for an unknown preset, and for one that names a setting that this experiment does not have.
@@ -41,7 +41,7 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
         return resolved_config
     flag_names = tuple(flags)
     preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
-    for setting, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
+    for setting, value in {**preset, **ENVIRONMENT_PRESETS.get((config.policy, config.environment.name), {})}.items():
         if any(setting == flag or setting.startswith(f"{flag}.") for flag in flag_names):
             continue
         section_name, _, leaf_key = setting.rpartition(".")

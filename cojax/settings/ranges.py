@@ -7,16 +7,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from cojax.command import reword
-from cojax.registry.annotations import RegistryError, convert_setting, description, quote
-from cojax.settings.tree import LEAVES, NAMES, OPEN
+from cojax.registry.annotations import RegistryError, convert_setting, quote, say_type
+from cojax.settings.tree import LEAVES, OPEN_SECTIONS, SETTING_NAMES
 
 # Characters of an unknown name that an error shows.
-_MOST_CHARACTERS = 100
+_MOST_NAME_LENGTH = 100
 # The settings that our own entries declare, and those of older releases.
-ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in NAMES["declared"].items() for name in names)
-GONE: Mapping[str, Sequence[Any]] = NAMES["gone"]
+ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in SETTING_NAMES["declared"].items() for name in names)
+GONE_SETTINGS: Mapping[str, Sequence[Any]] = SETTING_NAMES["gone"]
 # Settings that choose an entry with settings of its own.
-_ENTRY_CHOICES = {words.partition(",")[0] for words in OPEN.values()} & LEAVES.keys()
+_ENTRY_CHOICES = {words.partition(",")[0] for words in OPEN_SECTIONS.values()} & LEAVES.keys()
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
 
@@ -27,7 +27,7 @@ def check_ranges(config: ConfigDict) -> None:
         if setting in RANGES:
             convert_setting(setting, RANGES[setting], value)
         elif not is_open(setting):
-            raise RegistryError(unknown_setting(setting))
+            raise RegistryError(word_unknown_setting(setting))
     _check_complete(value_by_setting)
 
 
@@ -47,7 +47,7 @@ def check_kinds(config: ConfigDict) -> None:
 def check_shape(config: Mapping[str, Any]) -> None:
     """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
     section_value: Any
-    for section in sorted({*OPEN, *(setting.rpartition(".")[0] for setting in RANGES)} - {""}):
+    for section in sorted({*OPEN_SECTIONS, *(setting.rpartition(".")[0] for setting in RANGES)} - {""}):
         section_value = config
         for section_key in section.split("."):
             if not isinstance(section_value, Mapping) or section_key not in section_value:
@@ -61,10 +61,10 @@ def check_shape(config: Mapping[str, Any]) -> None:
     value_by_setting = dict(leaves(config))
     for setting in value_by_setting:
         parents = [parent for parent in RANGES if setting.startswith(f"{parent}.")]
-        if parents and parents[0] not in OPEN:
-            raise RegistryError(f"{parents[0]} is a section; expected {description(RANGES[parents[0]])}")
+        if parents and parents[0] not in OPEN_SECTIONS:
+            raise RegistryError(f"{parents[0]} is a section; expected {say_type(RANGES[parents[0]])}")
         if setting not in RANGES and not is_open(setting):
-            raise RegistryError(unknown_setting(setting))
+            raise RegistryError(word_unknown_setting(setting))
     _check_complete(value_by_setting)
 
 
@@ -76,12 +76,12 @@ def _check_complete(value_by_setting: Mapping[str, Any]) -> None:
 
 def is_section(section_name: str) -> bool:
     """Whether `section_name` is a section, not a setting."""
-    return section_name in OPEN or any(setting.startswith(f"{section_name}.") for setting in RANGES)
+    return section_name in OPEN_SECTIONS or any(setting.startswith(f"{section_name}.") for setting in RANGES)
 
 
 def is_open(setting: str) -> bool:
     """Whether the setting is in a section whose settings an entry declares."""
-    return any(setting == section or setting.startswith(f"{section}.") for section in OPEN)
+    return any(setting == section or setting.startswith(f"{section}.") for section in OPEN_SECTIONS)
 
 
 def is_free_form(setting: str) -> bool:
@@ -91,17 +91,17 @@ def is_free_form(setting: str) -> bool:
     """
     if setting in LEAVES and LEAVES[setting].default is None:
         return True
-    return setting in _ENTRY_CHOICES or (is_open(setting) and setting not in OPEN)
+    return setting in _ENTRY_CHOICES or (is_open(setting) and setting not in OPEN_SECTIONS)
 
 
-def unknown_setting(name: str) -> str:
+def word_unknown_setting(name: str) -> str:
     """Words the error for an unknown setting: it suggests settings with the same last name first, then similar ones."""
-    if name in GONE:
-        value, advice = GONE[name]
+    if name in GONE_SETTINGS:
+        value, advice = GONE_SETTINGS[name]
         section = name.rpartition(".")[0]
         keys = ", ".join(setting for setting in RANGES if setting.rpartition(".")[0] == section)
         return f"{name} is no longer a setting: it is always {value!r}; {advice}. The settings of {section} are {keys}"
-    known_names = [*RANGES, *OPEN, *ENTRY_SETTINGS]
+    known_names = [*RANGES, *OPEN_SECTIONS, *ENTRY_SETTINGS]
     lower_name, last_key = name.lower(), name.lower().rpartition(".")[2]
     matches = [key for key in known_names if key.lower() == lower_name]
     matches += [key for key in known_names if key.rpartition(".")[2] == last_key]
@@ -109,7 +109,7 @@ def unknown_setting(name: str) -> str:
     matches += [key for key in known_names if difflib.get_close_matches(last_key, [key.rpartition(".")[2]], cutoff=0.8)]
     suggestions = list(dict.fromkeys(matches))[:3]
     hint = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
-    name = name if 0 < len(name) <= _MOST_CHARACTERS else repr(name[:_MOST_CHARACTERS])
+    name = name if 0 < len(name) <= _MOST_NAME_LENGTH else repr(name[:_MOST_NAME_LENGTH])
     return f"{name} is not a setting; {hint}{reword('python -m experiments.reference')} lists them all"
 
 

@@ -652,7 +652,7 @@ ENTRIES: Sequence[tuple[str, str, type]] = (
     ("quality", "embedding endpoint", EmbeddingSettings),
 )
 # Open section → the entry whose keywords it sets. The entry's signature declares their names and ranges.
-OPEN: Mapping[str, str] = {
+OPEN_SECTIONS: Mapping[str, str] = {
     "environment": "environment.name, e.g. --config.environment.isolated=True",
     "learner.loss_settings": "learner.loss",
     "learner.advantage_settings": "learner.advantage",
@@ -673,21 +673,21 @@ class Leaf(NamedTuple):
     meaning: str
 
 
-def _sections(section_class: type, name: str = "") -> Iterator[tuple[str, type]]:
+def _list_sections(section_class: type, name: str = "") -> Iterator[tuple[str, type]]:
     """Yields the section and those within it, by their dotted names."""
     yield name, section_class
     for key, value in vars(section_class).items():
         if isinstance(value, type):
-            yield from _sections(value, f"{name}.{key}".lstrip("."))
+            yield from _list_sections(value, f"{name}.{key}".lstrip("."))
 
 
-def purpose_of(section_class: type) -> str:
+def read_purpose(section_class: type) -> str:
     """Returns a section's purpose: its docstring without the meanings of settings, in lines of docs/settings.md."""
     paragraphs = _split_docstring(section_class)[0].strip().split("\n\n")
     return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs)
 
 
-def leaves_of(section_class: type) -> dict[str, Leaf]:
+def read_leaves(section_class: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
     _, *pieces = _split_docstring(section_class)
     meanings = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
@@ -703,12 +703,12 @@ def _split_docstring(section_class: type) -> list[str]:
 
 
 # Dotted name → section; the settings without a section stand under "".
-SECTIONS: dict[str, type] = dict(_sections(Settings))
+SECTIONS: dict[str, type] = dict(_list_sections(Settings))
 # Every setting by its dotted name, those of entries after the others.
 LEAVES: dict[str, Leaf] = {
     f"{name}.{leaf}".lstrip("."): about
     for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
-    for leaf, about in leaves_of(section).items()
+    for leaf, about in read_leaves(section).items()
 }
-NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
-FREE_SETTINGS = frozenset(NAMES["free"])
+SETTING_NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
+FREE_SETTINGS = frozenset(SETTING_NAMES["free"])

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from cojax.signals.detectors import Boundary, Forgetting, Rare
-from cojax.signals.kinds import PLANNED, TRAJECTORY, Guidance, Visit, above, step_of, task_of
+from cojax.signals.kinds import PLAN_GUIDANCE, TRAJECTORY, Guidance, Visit, above, step_of, task_of
 from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools_of
 from cojax.types import Group, Signal
 
 __all__ = [
     "SIGNALS", "TRAJECTORY", "Boundary", "Detector", "Forgetting", "Guidance", "Memory", "Rare", "SignalKind", "Visit",
-    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "kind_names", "step_of",
+    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "list_names", "step_of",
     "task_of", "tools_called", "tools_of",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ class SignalKind(Detector, Protocol):
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 # Origins of tasks, which no signal may have as its name.
-_RESERVED_NAMES = ("seed", "trajectory", *PLANNED)
+_RESERVED_NAMES = ("seed", "trajectory", *PLAN_GUIDANCE)
 
 
 def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
@@ -82,10 +82,10 @@ def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
 
 def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
     """Kind of context → its guidance: the kinds of signals, \"trajectory\" for no signal, and the kinds with a plan."""
-    return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY, **PLANNED}
+    return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY, **PLAN_GUIDANCE}
 
 
-def kind_names(kinds: Iterable[str]) -> list[str]:
+def list_names(kinds: Iterable[str]) -> list[str]:
     """The names of all kinds: first the built-in ones, used or not, then the others."""
     return [*sorted(SIGNALS), *(kind for kind in kinds if kind not in SIGNALS)]
 

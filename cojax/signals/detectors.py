@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import GUIDANCE, Guidance, Visit, above, step_of
-from cojax.signals.tools import signals_on, tools_called
+from cojax.signals.tools import make_signals, tools_called
 from cojax.types import Group, Signal, Trajectory
 
 # Confidence treats a task as at the boundary if its success rate is between these, and as unsolvable below the first.
@@ -58,7 +58,7 @@ class Forgetting:
                 visits_text = "1 visit" if visits_ago[0] == 1 else f"{visits_ago[0]} visits"
                 evidence = f"solved {visits_text} ago at {recent_scores[-visits_ago[0]]:.2f}, now {current_score:.2f}"
                 failures = (trajectory for trajectory in group.valid if trajectory.reward < self.threshold)
-                signals += signals_on(self.name, group, failures, self.threshold, evidence)
+                signals += make_signals(self.name, group, failures, self.threshold, evidence)
             # Recorded last, so that no visit is compared with itself.
             changes[task_id] = [*recent_scores, current_score][-self.window :]
         return changes, signals
@@ -96,7 +96,7 @@ class Boundary:
             if successes and failures:
                 counts_text = f"{successes} of {len(group.valid)} solved, {failures} failed"
                 evidence = f"{counts_text}, this one at {{reward:.2f}}"
-                signals += signals_on(self.name, group, group.valid, self.threshold, evidence)
+                signals += make_signals(self.name, group, group.valid, self.threshold, evidence)
         return {}, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
@@ -139,7 +139,7 @@ class Rare:
         for trajectory, patterns in trajectory_patterns:
             rarest = min(patterns, key=lambda pattern: (counts[pattern], pattern))
             if counts[rarest] / total < self.percent / 100:
-                signals.append(self._signal(trajectory, rarest, counts[rarest], total))
+                signals.append(self._make_signal(trajectory, rarest, counts[rarest], total))
         return counts, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
@@ -155,7 +155,7 @@ class Rare:
             return [_SEPARATOR.join(tool_names)]
         return [_SEPARATOR.join(tool_names[i : i + self.pattern]) for i in range(len(tool_names) - self.pattern + 1)]
 
-    def _signal(self, trajectory: Trajectory, pattern: str, count: int, total: int) -> Signal:
+    def _make_signal(self, trajectory: Trajectory, pattern: str, count: int, total: int) -> Signal:
         evidence = f"{pattern}: {count} of {total} patterns ({count / total:.2%}, below {self.percent:g}%)"
         tools = tuple(dict.fromkeys(pattern.split(_SEPARATOR)))
         return Signal(self.name, trajectory.task.id, trajectory.episode, evidence, tools)

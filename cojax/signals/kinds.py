@@ -55,7 +55,7 @@ GUIDANCE: Mapping[str, Guidance] = {
 TRAJECTORY = GUIDANCE["trajectory"]
 # The kind of a context with a plan, unless it has another kind of those in PLANNED.
 PLAN = "posterior"
-PLANNED = {kind: GUIDANCE[kind] for kind in ("frontier", PLAN)}
+PLAN_GUIDANCE = {kind: GUIDANCE[kind] for kind in ("frontier", PLAN)}
 
 
 @dataclasses.dataclass(frozen=True)

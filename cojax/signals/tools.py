@@ -1,6 +1,6 @@
 """The tools that a trajectory called, and those that distinguish successes from failures.
 
-If one tool takes a whole command as text, signals treat each verb as a separate tool (`by_verb`).
+If one tool takes a whole command as text, signals treat each verb as a separate tool (`read_by_verb`).
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str,
     return distinguishing or tuple(dict.fromkeys(tools_called(trajectory)))
 
 
-def signals_on(
+def make_signals(
     kind: str, group: Group, trajectories: Iterable[Trajectory], threshold: float, evidence: str
 ) -> list[Signal]:
     """Signals on these trajectories of a group, about the tools that distinguish its successes or that each called.
@@ -75,7 +75,7 @@ def _count_users(trajectories: Iterable[Trajectory]) -> Counter[str]:
     return Counter(tool for trajectory in trajectories for tool in set(tools_called(trajectory)))
 
 
-def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
+def read_by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     """The kind of signal, changed to read `act(command="go north")` as a call of the tool `act go`.
 
     `commands` maps a tool to the parameter that holds the command. `__wrapped__` is the kind itself.
@@ -89,7 +89,7 @@ def by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     def read(trajectory: Trajectory) -> Trajectory:
         actions = (turn.action for turn in trajectory.turns)
         actions = (dataclasses.replace(action, calls=tuple(map(verb_of, action.calls))) for action in actions)
-        turns = (dataclasses.replace(turn, action=new) for turn, new in zip(trajectory.turns, actions, strict=True))
+        turns = (dataclasses.replace(turn, action=copy) for turn, copy in zip(trajectory.turns, actions, strict=True))
         return dataclasses.replace(trajectory, turns=tuple(turns))
 
     def update(memory: Mapping[str, Any], groups: Sequence[Group]) -> Any:

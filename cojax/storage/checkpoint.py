@@ -21,18 +21,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.durable import crc32, sync_folder, sync_tree
-from cojax.policy.saved_params import explain_damage, leaves_with_paths, outlines, read_arrays, reader_of_arrays
-from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.policy.saved_params import explain_damage, list_leaves, make_reader, read_arrays, read_outlines
+from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import CheckpointError as CheckpointError
 from cojax.storage.files import StorageError, explain, explain_reading, is_number, open_file, read_json, write_json
 
-LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 # Names of folders that are about to become a step, and of steps that are about to be removed.
-_PASSING_FOLDER = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
+_TEMPORARY_FOLDER_PATTERN = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
 
 
 @functools.cache
-def _orbax() -> ocp.Checkpointer:
+def _make_checkpointer() -> ocp.Checkpointer:
     """Made only when needed: it starts JAX's backend, and processes must find each other or fork before that."""
     return ocp.Checkpointer(ocp.StandardCheckpointHandler())
 
@@ -42,17 +42,17 @@ def save_arrays(folder: Path, arrays: Any) -> None:
 
     If arrays are spread over several processes, all of them call it, and `restore_arrays` too.
     """
-    _orbax().save(folder, args=ocp.args.StandardSave(arrays))
+    _make_checkpointer().save(folder, args=ocp.args.StandardSave(arrays))
 
 
-def restore_arrays(folder: Path, like: Any) -> Any:
-    """Reads the arrays into the structure, dtypes and shardings of `like`, a pytree of outlines."""
-    return _orbax().restore(folder, args=ocp.args.StandardRestore(like))
+def restore_arrays(folder: Path, outline: Any) -> Any:
+    """Reads the arrays into the structure, dtypes and shardings of `outline`, a pytree of outlines."""
+    return _make_checkpointer().restore(folder, args=ocp.args.StandardRestore(outline))
 
 
 # How the arrays of a checkpoint are saved and restored.
 ArrayFiles = tuple[Callable[[Path, Any], None], Callable[[Path, Any], Any]]
-OF_ORBAX: ArrayFiles = (save_arrays, restore_arrays)
+ORBAX_FILES: ArrayFiles = (save_arrays, restore_arrays)
 
 
 # A step whose files are all as written, its host state, and why later steps are not used.
@@ -65,9 +65,9 @@ class Checkpointer:
 
     folder: Path
     keep: int = 3
-    array_files: ArrayFiles = OF_ORBAX
+    array_files: ArrayFiles = ORBAX_FILES
 
-    def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
+    def save(self, step: int, arrays: Any, host_state: Mapping[str, Any]) -> None:
         """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
 
         arrays: a pytree of jax or NumPy arrays; host: JSON values. An existing step is replaced. Raises
@@ -77,13 +77,13 @@ class Checkpointer:
         temporary_folder, step_folder = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            self._remove_temporary()
             temporary_folder.mkdir()
             save, _ = self.array_files
             save(temporary_folder / "arrays", arrays)
             sync_tree(temporary_folder)
-            host_record = {"step": step, "host": host, "files": _list_files(temporary_folder / "arrays")}
-            write_json(temporary_folder / "host.json", with_checksum(host_record))
+            host_record = {"step": step, "host": host_state, "files": _list_files(temporary_folder / "arrays")}
+            write_json(temporary_folder / "host.json", add_checksum(host_record))
             if step_folder.exists():
                 # A directory cannot replace one that is not empty: the old one is renamed, and the sweep removes it.
                 step_folder.rename(folder / f".{step}.{os.getpid()}.old.tmp")
@@ -92,14 +92,14 @@ class Checkpointer:
             # A later step can only be one that was damaged and skipped: the run is writing it again.
             for old_step in set(self.steps()) - set(self.steps_to_keep(step)):
                 shutil.rmtree(folder / str(old_step))
-            self._sweep()
+            self._remove_temporary()
         except Exception as error:
             shutil.rmtree(temporary_folder, ignore_errors=True)
-            if (disk_failure := disk_error(error)) is not None:
+            if (disk_failure := find_disk_error(error)) is not None:
                 raise explain(disk_failure, step_folder) from error
             raise
 
-    def newest(self) -> SoundCheckpoint | None:
+    def find_newest(self) -> SoundCheckpoint | None:
         """The newest sound step, or None if nothing was ever saved. Writes nothing.
 
         Raises CheckpointError if steps exist but none is sound.
@@ -113,7 +113,7 @@ class Checkpointer:
             except PermissionError as error:
                 raise explain_reading(error, folder) from error
             except _DAMAGE_ERRORS as error:
-                faults.append(f"checkpoint {folder} is damaged and skipped: {_reason_of(error)}")
+                faults.append(f"checkpoint {folder} is damaged and skipped: {_describe_reason(error)}")
                 continue
             return step, host_state, tuple(faults)
         if steps:
@@ -123,11 +123,11 @@ class Checkpointer:
             )
         return None
 
-    def arrays(self, step: int, like: Any) -> Any:
-        """The arrays of a sound step. Raises CheckpointError if they do not fit `like`."""
+    def read_arrays(self, step: int, outline: Any) -> Any:
+        """The arrays of a sound step. Raises CheckpointError if they do not fit `outline`."""
         folder = self.folder.absolute() / str(step)
-        target_outlines = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        shapes, target = _shapes_of(outlines(reader_of_arrays(), folder / "arrays")), _shapes_of(target_outlines)
+        target_outlines = jax.tree.map(ocp.utils.to_shape_dtype_struct, outline)
+        shapes, target = _list_shapes(read_outlines(make_reader(), folder / "arrays")), _list_shapes(target_outlines)
         if paths := sorted(path for path in shapes.keys() | target.keys() if shapes.get(path) != target.get(path)):
             path = paths[0]
             raise CheckpointError(
@@ -140,7 +140,7 @@ class Checkpointer:
             return restore(folder / "arrays", target_outlines)
 
     def part(
-        self, name: str, step: int | None = None, check: Callable[[Any], None] = lambda tree: None
+        self, branch_name: str, step: int | None = None, check: Callable[[Any], None] = lambda tree: None
     ) -> tuple[int, Any, str]:
         """One branch of a checkpoint, such as the parameters without the optimiser's state: (step, arrays, content).
 
@@ -159,12 +159,12 @@ class Checkpointer:
             folder = self.folder.absolute() / str(candidate_step)
             try:
                 _verify_host(folder)
-                content_crc = _crc32(folder / "host.json")
+                content_crc = _compute_crc32(folder / "host.json")
             except _DAMAGE_ERRORS as error:
-                faults.append(f"checkpoint {folder} is damaged: {_reason_of(error)}")
-                LOG.warning("%s", faults[-1])
+                faults.append(f"checkpoint {folder} is damaged: {_describe_reason(error)}")
+                _LOG.warning("%s", faults[-1])
                 continue
-            return candidate_step, self._branch(folder, name, check), f"{content_crc:08x}"
+            return candidate_step, self._read_branch(folder, branch_name, check), f"{content_crc:08x}"
         others = [str(other_step) for other_step in steps if other_step != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
@@ -188,19 +188,19 @@ class Checkpointer:
         folder_names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
         return sorted(int(folder_name) for folder_name in folder_names if str(int(folder_name)) == folder_name)
 
-    def _branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
-        reader = reader_of_arrays()
-        tree = outlines(reader, folder / "arrays")
+    def _read_branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
+        reader = make_reader()
+        tree = read_outlines(reader, folder / "arrays")
         if not isinstance(tree, Mapping) or name not in tree:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
         check(tree[name])
         branch_outlines = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
         return read_arrays(reader, folder / "arrays", branch_outlines)[name]
 
-    def _sweep(self) -> None:
+    def _remove_temporary(self) -> None:
         """Removes what a killed save left behind."""
         for temporary_folder in self.folder.glob(".*.tmp"):
-            if _PASSING_FOLDER.fullmatch(temporary_folder.name):
+            if _TEMPORARY_FOLDER_PATTERN.fullmatch(temporary_folder.name):
                 shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
@@ -231,10 +231,10 @@ def _read_record(folder: Path) -> dict[str, Any]:
             raise ValueError("it carries no checksum of itself")
         return record
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"host.json: {_reason_of(error)}") from error
+        raise ValueError(f"host.json: {_describe_reason(error)}") from error
 
 
-def _reason_of(error: BaseException) -> str:
+def _describe_reason(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -250,21 +250,21 @@ def _list_files(folder: Path, reference: Mapping[str, Any] | None = None) -> dic
             listing[file_name] = [byte_count]
             # A file of another size may have terabytes.
             if reference is None or reference.get(file_name, [])[:1] == [byte_count]:
-                listing[file_name].append(_crc32(file_path))
+                listing[file_name].append(_compute_crc32(file_path))
     return listing
 
 
-def _crc32(path: Path) -> int:
+def _compute_crc32(path: Path) -> int:
     with open_file(path) as file:
         return crc32(file)
 
 
-def _shapes_of(tree: Any) -> dict[str, str]:
+def _list_shapes(tree: Any) -> dict[str, str]:
     """Path of each array → its dtype and shape as text."""
-    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in leaves_with_paths(tree)}
+    return {"/".join(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}" for path, leaf in list_leaves(tree)}
 
 
-def disk_error(error: Exception) -> OSError | None:
+def find_disk_error(error: Exception) -> OSError | None:
     """The OSError that caused an exception, or None. Orbax's storage layer reports a full disk as text only."""
     if isinstance(error, StorageError):
         return None

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import pieces
-from cojax.storage.files import LONGEST_LINE, Log, StorageError, lines_of, open_file, parse_record
+from cojax.durable import read_pieces
+from cojax.storage.files import MOST_LINE_BYTES, Log, StorageError, open_file, parse_record, read_lines
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
 _CHUNK_BYTES = 2**20  # bytes of a file that are read at a time
-_LINE_BYTES = 8  # bytes of a line's checksum
-CHECKSUM = "checksum"  # the key of the checksum that a record carries of itself
+_LINE_SUM_BYTES = 8  # bytes of a line's checksum
+CHECKSUM_KEY = "checksum"  # the key of the checksum that a record carries of itself
 
 
 # The part of a log that a checkpoint covers: its bytes and lines, and the checksum of these bytes.
@@ -28,11 +28,11 @@ Extent = tuple[Any, ...]
 class CheckedLog:
     """A log with a running checksum of its content: the cost of an append does not grow with the log.
 
-    Other writers may append to a `shared` log too; their lines are read when its extent is asked for.
+    Other writers may append to a shared log (`is_shared`) too; their lines are read when its extent is asked for.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False):
-        self.log, self.path, self._shared = Log(path), path, shared
+    def __init__(self, path: Path, *, is_shared: bool = False):
+        self.log, self.path, self._shared = Log(path), path, is_shared
         # Whether the digest covers what the file held when this object was made.
         self._is_absorbed = False
         self._reset()
@@ -59,19 +59,19 @@ class CheckedLog:
         """Like `Log.append`. Raises StorageError if another process wrote to the file too."""
         encoded_lines = self.log.encode(records)
         if not self._is_absorbed:
-            self.absorb()
+            self.count_new_lines()
         new_length = self.log.extend(encoded_lines)
         if new_length - len(encoded_lines) != self._byte_count:
-            raise self._change_error(new_length - len(encoded_lines))
+            raise self._make_change_error(new_length - len(encoded_lines))
         self._count_lines(encoded_lines)
         return new_length
 
-    def extent(self) -> Extent:
+    def measure_extent(self) -> Extent:
         """The extent of the whole log. Raises StorageError if another process wrote to a log that is not shared."""
         if self._shared or not self._is_absorbed:
-            self.absorb()
+            self.count_new_lines()
         elif (log_length := self.log.length) != self._byte_count:
-            raise self._change_error(log_length)
+            raise self._make_change_error(log_length)
         return self._byte_count, self._line_count, self._digest.hexdigest()
 
     def take_new_sums(self) -> list[str]:
@@ -105,20 +105,20 @@ class CheckedLog:
             raise StorageError(_describe_damage(self.path, extent, sums()))
         self._is_absorbed = True
 
-    def absorb(self) -> None:
+    def count_new_lines(self) -> None:
         """Counts the lines after the known part, up to the last whole one.
 
         Raises StorageError for a line that is not a JSON object.
         """
         self._is_absorbed = True
         if (log_length := self.length) < self._byte_count:
-            raise self._change_error(log_length)
+            raise self._make_change_error(log_length)
         if not log_length:
             return
         with open_file(self.path) as file:
             file.seek(self._byte_count)
-            for log_line in lines_of(file):
-                if not (log_line.endswith(b"\n") or len(log_line) > LONGEST_LINE):
+            for log_line in read_lines(file):
+                if not (log_line.endswith(b"\n") or len(log_line) > MOST_LINE_BYTES):
                     return
                 try:
                     record = parse_record(log_line)
@@ -134,9 +134,9 @@ class CheckedLog:
         lines = encoded_lines.split(b"\n")[:-1]
         self._byte_count += len(encoded_lines)
         self._line_count += len(lines)
-        self._new_line_sums += [_line_checksum(line) for line in lines]
+        self._new_line_sums += [_hash_line(line) for line in lines]
 
-    def _change_error(self, length: int) -> StorageError:
+    def _make_change_error(self, length: int) -> StorageError:
         return StorageError(
             f"{self.path} was changed while the run was going: found {length} bytes, expected {self._byte_count}. "
             "Leave the folder to the run; run the same command again to go on from its last checkpoint."
@@ -156,20 +156,20 @@ class Checksums:
     def add_file(self, path: Path, content: bytes | None = None) -> None:
         """Stores the fingerprint of a file that was written; with `content`, it is not read."""
         name = str(path.relative_to(self.folder))
-        self._add({"file": name, "is": fingerprint(path) if content is None else f"{len(content)}:{checksum(content)}"})
+        self._add({"file": name, "is": hash_file(path) if content is None else f"{len(content)}:{checksum(content)}"})
 
     def add_lines(self, lines: Mapping[str, Sequence[str]]) -> None:
         """Stores the checksums of new lines, by log."""
         if joined_sums := {log_name: "".join(line_sums) for log_name, line_sums in lines.items() if line_sums}:
             self._add({"lines": joined_sums})
 
-    def files(self) -> dict[str, str]:
+    def read_files(self) -> dict[str, str]:
         """File → its fingerprint, from the part of checksums.jsonl that was verified."""
         return {record["file"]: record["is"] for record in self.log.records() if "file" in record}
 
-    def lines(self, name: str) -> list[str]:
+    def read_lines(self, name: str) -> list[str]:
         """The checksums of a log's lines, from the part of checksums.jsonl that was verified."""
-        digits_per_line = 2 * _LINE_BYTES
+        digits_per_line = 2 * _LINE_SUM_BYTES
         all_digits = "".join(record["lines"].get(name, "") for record in self.log.records() if "lines" in record)
         return [all_digits[start : start + digits_per_line] for start in range(0, len(all_digits), digits_per_line)]
 
@@ -179,16 +179,16 @@ class Checksums:
             self.log.verify(extent)
         except StorageError:
             for line_number, record in enumerate(self.log.read(), 1):
-                if record.get(CHECKSUM) != _line_checksum(_without_checksum(record)):
-                    raise StorageError(f"{self.log.path}, line {line_number}: {_CHANGED}. {_RESTORE}") from None
+                if record.get(CHECKSUM_KEY) != _hash_line(_drop_checksum(record)):
+                    raise StorageError(f"{self.log.path}, line {line_number}: {_CHANGE_TEXT}. {_RESTORE}") from None
             raise
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        self.log.append([{**record, CHECKSUM: _line_checksum(_without_checksum(record))}])
+        self.log.append([{**record, CHECKSUM_KEY: _hash_line(_drop_checksum(record))}])
 
 
-_CHANGED = "it is not what the run wrote"
-_LOST = "Records were lost: restore the file from a copy, or start in a new workdir."
+_CHANGE_TEXT = "it is not what the run wrote"
+_LOSS_HINT = "Records were lost: restore the file from a copy, or start in a new workdir."
 
 
 def checksum(content: bytes) -> str:
@@ -196,64 +196,64 @@ def checksum(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def fingerprint(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """ "SIZE:CHECKSUM" of a file. Raises OSError, which is a StorageError if the path is not a file."""
     digest, byte_count = hashlib.blake2b(digest_size=16), 0
     with open_file(path) as file:
-        for piece in pieces(file):
+        for piece in read_pieces(file):
             digest.update(piece)
             byte_count += len(piece)
     return f"{byte_count}:{digest.hexdigest()}"
 
 
-def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+def add_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a checksum of its content added."""
-    return {**record, CHECKSUM: checksum(_without_checksum(record))}
+    return {**record, CHECKSUM_KEY: checksum(_drop_checksum(record))}
 
 
 def has_valid_checksum(record: Mapping[str, Any]) -> bool:
     """Whether the record carries a checksum. Raises ValueError if its content does not match the checksum."""
-    if CHECKSUM not in record:
+    if CHECKSUM_KEY not in record:
         return False
-    if record[CHECKSUM] != checksum(_without_checksum(record)):
+    if record[CHECKSUM_KEY] != checksum(_drop_checksum(record)):
         raise ValueError("its content is not what the run wrote: its checksum differs")
     return True
 
 
-def _without_checksum(record: Mapping[str, Any]) -> bytes:
-    return canonical({name: value for name, value in record.items() if name != CHECKSUM}).encode()
+def _drop_checksum(record: Mapping[str, Any]) -> bytes:
+    return canonical({name: value for name, value in record.items() if name != CHECKSUM_KEY}).encode()
 
 
-def _line_checksum(line: bytes) -> str:
-    return hashlib.blake2b(line, digest_size=_LINE_BYTES).hexdigest()
+def _hash_line(line: bytes) -> str:
+    return hashlib.blake2b(line, digest_size=_LINE_SUM_BYTES).hexdigest()
 
 
 def _describe_damage(path: Path, extent: Extent, sums: Sequence[str]) -> str:
     """What is wrong with a log that does not begin with the extent that a checkpoint stores."""
     byte_count, line_count, _ = extent
     if not path.exists():
-        return f"{path} is missing; the checkpoint expects {byte_count} bytes. {_LOST}"
+        return f"{path} is missing; the checkpoint expects {byte_count} bytes. {_LOSS_HINT}"
     previous_line, line_number = b"", 0
     with open_file(path) as file:
-        for line_number, line in enumerate(lines_of(file), 1):
+        for line_number, line in enumerate(read_lines(file), 1):
             if line_number > line_count:
                 break
-            if fault := _line_fault(line, previous_line, sums[line_number - 1 : line_number], sums[line_number:]):
+            if fault := _find_line_fault(line, previous_line, sums[line_number - 1 : line_number], sums[line_number:]):
                 return f"{path}, line {line_number}: {fault}. {_RESTORE}"
             previous_line = line
     if (current_bytes := path.stat().st_size) < byte_count:
-        return f"{path} holds {current_bytes} bytes; the checkpoint expects {byte_count}. {_LOST}"
-    return f"{path}, one of lines 1 to {line_count}: {_CHANGED}. {_RESTORE}"
+        return f"{path} holds {current_bytes} bytes; the checkpoint expects {byte_count}. {_LOSS_HINT}"
+    return f"{path}, one of lines 1 to {line_count}: {_CHANGE_TEXT}. {_RESTORE}"
 
 
-def _line_fault(line: bytes, previous_line: bytes, stored_sums: Sequence[str], later_sums: Sequence[str]) -> str:
+def _find_line_fault(line: bytes, previous_line: bytes, stored_sums: Sequence[str], later_sums: Sequence[str]) -> str:
     """What is wrong with a line; empty if nothing is known to be wrong.
 
     `stored_sums` holds at most the checksum of this line, `later_sums` those of later lines.
     """
     if not line.endswith(b"\n"):
         return "it is cut short"
-    line_sum = _line_checksum(line[:-1])
+    line_sum = _hash_line(line[:-1])
     if stored_sums and line_sum == stored_sums[0]:
         return ""
     try:
@@ -264,4 +264,4 @@ def _line_fault(line: bytes, previous_line: bytes, stored_sums: Sequence[str], l
         return "it repeats the line before"
     if not stored_sums:
         return ""
-    return "it belongs further down: lines are missing or in another order" if line_sum in later_sums else _CHANGED
+    return "it belongs further down: lines are missing or in another order" if line_sum in later_sums else _CHANGE_TEXT

@@ -8,21 +8,21 @@ from cojax.storage.checksums import has_valid_checksum
 from cojax.storage.files import read_json
 
 
-def differences(old_config: Mapping[str, Any], new_config: Mapping[str, Any], free: Container[str] = ()) -> str:
+def list_differences(old_config: Mapping[str, Any], new_config: Mapping[str, Any], free: Container[str] = ()) -> str:
     """The dotted names of the settings that differ, without the `free` ones, and the values of the first.
 
     Empty if none differs.
     """
-    setting_names = sorted(_diff(old_config, new_config, free))
+    setting_names = sorted(_find_names(old_config, new_config, free))
     if not setting_names:
         return ""
     name = setting_names[0]
     return f"{', '.join(setting_names)} ({name} was {value_at(old_config, name)!r}, now {value_at(new_config, name)!r})"
 
 
-def changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:
+def list_changes(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The dotted name of every setting that differs → its values before and now, None if it is not set."""
-    differing_names = sorted(_diff(old_config, new_config, ("workdir",)))
+    differing_names = sorted(_find_names(old_config, new_config, ("workdir",)))
     return {name: [value_at(old_config, name, None), value_at(new_config, name, None)] for name in differing_names}
 
 
@@ -32,7 +32,7 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     The changes from `before` to `now`, both contents of config.json, are added under this step. Empty if nothing ever
     changed.
     """
-    settings = changes(before["config"], now["config"]) if before else {}
+    settings = list_changes(before["config"], now["config"]) if before else {}
     old_code, new_code = before.get("code", {}), now.get("code", {})
     code = {name: [old_code[name].get("hash"), new_code[name]["hash"]] for name in old_code.keys() & new_code.keys()}
     code = {name: hashes for name, hashes in code.items() if ":" in new_code[name]["name"] and hashes[0] != hashes[1]}
@@ -53,7 +53,7 @@ def check_facts(record: Mapping[str, Any]) -> None:
         raise ValueError("its `code` holds a name that is not text")
 
 
-def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def list_changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that name an entry from outside the package whose source file has changed; empty if none has.
 
     Entries that `before` does not hold are not compared.
@@ -63,7 +63,7 @@ def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(changes)
 
 
-def _diff(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
+def _find_names(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
     """Dotted names of the settings that differ."""
     differing_names: set[str] = set()
     for key in before.keys() | now.keys():
@@ -72,21 +72,21 @@ def _diff(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str
         if dotted_name in free:
             continue
         if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
-            differing_names |= _diff(old_value, new_value, free, f"{dotted_name}.")
+            differing_names |= _find_names(old_value, new_value, free, f"{dotted_name}.")
         elif old_value != new_value:
             differing_names.add(dotted_name)
     return differing_names
 
 
-def value_at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
-    """The setting of a dotted name; `absent` if there is none."""
+def value_at(config: Mapping[str, Any], setting: str, default: Any = "absent") -> Any:
+    """The setting of a dotted name; `default` if there is none."""
     value: Any = config
-    for key in name.split("."):
-        value = value.get(key, absent) if isinstance(value, Mapping) else absent
+    for key in setting.split("."):
+        value = value.get(key, default) if isinstance(value, Mapping) else default
     return value
 
 
-def stored_config(path: Path) -> dict[str, Any]:
+def read_stored_config(path: Path) -> dict[str, Any]:
     """The content of a config.json. Raises OSError like `open_file`, ValueError or KeyError for other content."""
     record = read_json(path)
     if not isinstance(record["config"], dict):

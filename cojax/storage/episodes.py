@@ -15,37 +15,37 @@ from cojax.types import Trajectory, from_json, to_json
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
 # A file may expand to this many bytes, or to this many times its size if that is more. Episodes expand 35 times.
-_LARGEST_CONTENT, _LARGEST_RATIO = 2**28, 100
+_MOST_CONTENT_BYTES, _MOST_RATIO = 2**28, 100
 _MOST_LINES = 1_000_000
-_PIECE_BYTES = 2**20  # bytes
+_CHUNK_BYTES = 2**20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Episodes:
-    """One compressed JSONL file per step, `000012.jsonl.gz`; the newest `keep` steps stay, 0 keeps all.
+    """One compressed JSONL file per step, `000012.jsonl.gz`; the newest `kept_count` steps stay, 0 keeps all.
 
     A record's key `episode` is its id, "STEP-TASK-SAMPLE". Equal records give equal bytes.
     """
 
     folder: Path
-    keep: int = 0
+    kept_count: int = 0
 
     def write(self, step: int, records: Iterable[Mapping[str, Any]]) -> bytes:
         """Stores the episodes of a step and returns the content of its file."""
         return write_episodes(self.path(step), records)
 
-    def first_kept(self, pending: int) -> int:
-        """The first step whose episodes stay: the first of the newest `keep`, or `pending` if that is earlier.
+    def find_first_kept(self, pending_step: int) -> int:
+        """The first step whose episodes stay: of the newest `kept_count` the first, or `pending_step` if it is earlier.
 
-        Signals that no evolution has used yet point to the steps from `pending` on.
+        Signals that no evolution has used yet point to the steps from `pending_step` on.
         """
-        if not self.keep:
+        if not self.kept_count:
             return 0  # without listing the folder, which holds a file for every step
-        newest_steps = self.steps()[-self.keep :]
-        return min(pending, newest_steps[0] if newest_steps else 0)
+        newest_steps = self.list_steps()[-self.kept_count :]
+        return min(pending_step, newest_steps[0] if newest_steps else 0)
 
     def drop_before(self, first_kept: int) -> None:
-        """Drops the episodes of every step before `first_kept`. Costs nothing if there can be none."""
+        """Drops the episodes of every step before `find_first_kept`. Costs nothing if there can be none."""
         if first_kept > 0:
             self.drop(lambda step: step < first_kept)
 
@@ -58,11 +58,11 @@ class Episodes:
 
     def drop(self, is_unwanted: Callable[[int], bool]) -> None:
         """Drops the episodes of every step that is unwanted."""
-        for step in filter(is_unwanted, self.steps()):
-            with files.explaining(self.path(step)):
+        for step in filter(is_unwanted, self.list_steps()):
+            with files.explain_os_errors(self.path(step)):
                 self.path(step).unlink(missing_ok=True)
 
-    def steps(self) -> list[int]:
+    def list_steps(self) -> list[int]:
         """The steps kept, ascending."""
         step_names = (path.name.partition(".")[0] for path in self.folder.glob("*.jsonl.gz"))
         return sorted(int(step_name) for step_name in step_names if files.is_number(step_name))
@@ -87,7 +87,7 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [files.parse_record(line) for line in io.BytesIO(expand(path))]
+        return [files.parse_record(line) for line in io.BytesIO(decompress(path))]
     except files.StorageError:
         raise
     # zlib raises an error of its own for a damaged stream.
@@ -95,44 +95,44 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
         raise files.StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
 
 
-def expand(path: Path) -> bytes:
+def decompress(path: Path) -> bytes:
     """The content of a compressed file. Raises ValueError for one that holds far more than episodes do.
 
     A damaged one raises EOFError, OSError or zlib.error.
     """
     with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
-        most_bytes = max(_LARGEST_CONTENT, _LARGEST_RATIO * os.fstat(raw_file.fileno()).st_size)
+        most_bytes = max(_MOST_CONTENT_BYTES, _MOST_RATIO * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
         # In pieces: reading everything at once would allocate memory for everything.
-        while len(content) <= most_bytes and (piece := file.read(_PIECE_BYTES)):
+        while len(content) <= most_bytes and (piece := file.read(_CHUNK_BYTES)):
             content += piece
     if len(content) > most_bytes or content.count(b"\n") > _MOST_LINES:
         raise ValueError(f"it expands to more than {most_bytes:,} bytes or {_MOST_LINES:,} lines")
     return bytes(content)
 
 
-def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
+def make_record(trajectory: Trajectory, *, with_times: bool = True) -> dict[str, Any]:
     """The trajectory as it is stored: without the routes of experts, which nothing reads after the step's update.
 
-    If `times` is false, equal episodes give equal records.
+    If `with_times` is false, equal episodes give equal records.
     """
     record: dict[str, Any] = to_json(trajectory)
-    if not times:
+    if not with_times:
         record["opening_seconds"] = record["verdict_seconds"] = 0.0
     for turn in record["turns"]:
         turn["routes"] = ""
-        if not times:
+        if not with_times:
             turn["engine_seconds"] = turn["environment_seconds"] = 0.0
     return record
 
 
-def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
+def make_trajectory(record: Mapping[str, Any]) -> Trajectory:
     """The trajectory of a stored episode."""
     trajectory: Trajectory = from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
     return trajectory
 
 
-def policy_episodes(episodes: Episodes, steps: Iterable[int]) -> dict[str, dict[str, Any]]:
+def read_by_policy(episodes: Episodes, steps: Iterable[int]) -> dict[str, dict[str, Any]]:
     """Id → episode of the policy in these steps, by step, task and sample, without those of a second agent.
 
     Raises StorageError if the episodes of a step are missing.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import sweep
-from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.differences import differences, stored_config
+from cojax.storage.checksums import CHECKSUM_KEY, add_checksum, has_valid_checksum
+from cojax.storage.differences import list_differences, read_stored_config
 from cojax.storage.files import Log, RunDirectoryError, StorageError, expect_no_links, lock_folder, write_json
 from cojax.types import Trajectory, from_json, to_json
 
@@ -46,13 +46,13 @@ class EvaluationDirectory:
         path = self.folder / "config.json"
         if self.episodes.length:
             try:
-                stored_identity = stored_config(path)["config"]
+                stored_identity = read_stored_config(path)["config"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunDirectoryError(
                     f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Restore it from a "
                     "copy, or choose another --out."
                 ) from error
-            if difference := differences(stored_identity, identity):
+            if difference := list_differences(stored_identity, identity):
                 raise RunDirectoryError(
                     f"{self.folder} holds another evaluation: {difference}. Use the same settings to go on with it, or "
                     "choose another --out."
@@ -62,11 +62,11 @@ class EvaluationDirectory:
         else:
             (self.folder / "engine.json").unlink(missing_ok=True)
         sweep(self.folder, *(path for path in self.folder.iterdir() if path.is_dir()))
-        write_json(path, with_checksum({"config": dict(identity), **facts}))
+        write_json(path, add_checksum({"config": dict(identity), **facts}))
 
     def add(self, split: str, trajectory: Trajectory) -> None:
         """Stores an episode that has ended."""
-        self.episodes.append([with_checksum({"split": split, **to_json(trajectory)})])
+        self.episodes.append([add_checksum({"split": split, **to_json(trajectory)})])
 
     def valid_episodes(self) -> dict[str, Trajectory]:
         """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.
@@ -78,7 +78,7 @@ class EvaluationDirectory:
             try:
                 if not has_valid_checksum(record):
                     raise ValueError("it carries no checksum of itself")
-                fields = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
+                fields = {name: value for name, value in record.items() if name not in ("split", CHECKSUM_KEY)}
                 episode = from_json(Trajectory, fields)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise StorageError(

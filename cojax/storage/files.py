@@ -16,19 +16,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from cojax.durable import own_file, replacing
+from cojax.durable import open_own_file, replacing
 from cojax.types import parse_json
 
 Record = Mapping[str, Any]
-LONGEST_LINE = 2**27  # bytes of a record
-LARGEST_JSON = 2**28  # bytes of a file that holds one object
+MOST_LINE_BYTES = 2**27  # bytes of a record
+MOST_JSON_BYTES = 2**28  # bytes of a file that holds one object
 _TAIL_BYTES = 2**16  # bytes
 # Name of an error of writing a file → what to do.
 _FIXES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text("utf-8"))
 # The folder of that package, which makes links in it; we neither write nor delete there.
 _FOREIGN_FOLDER = "wandb"
 # Bytes that are never in a log → their name.
-_NAME_OF_FOREIGN_BYTES = {
+_NAME_BY_BYTES = {
     b"\xef\xbb\xbf": "a byte-order mark",
     b"\r": "a carriage return (CRLF line ends)",
     b"\0": "a NUL byte",
@@ -79,11 +79,11 @@ class Log:
 
     def extend(self, text: bytes) -> int:
         """Adds encoded lines, as `append` does."""
-        with explaining(self.path):
+        with explain_os_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a buffer would try again, on closing, to write what the disk has refused.
-            with open(self.path, "a+b", buffering=0, opener=own_file) as file:
-                line_end = _end_of_last_line(file)
+            with open(self.path, "a+b", buffering=0, opener=open_own_file) as file:
+                line_end = _find_last_line_end(file)
                 file.truncate(line_end)
                 try:
                     remaining_bytes = memoryview(text)
@@ -105,7 +105,7 @@ class Log:
                 "Records were lost: restore the file from a copy, or start in a new workdir."
             )
         if current_length > length:
-            with explaining(self.path), open(self.path, "r+b", opener=own_file) as file:
+            with explain_os_errors(self.path), open(self.path, "r+b", opener=open_own_file) as file:
                 file.truncate(length)
                 os.fsync(file.fileno())
 
@@ -114,8 +114,8 @@ class Log:
         if not self.path.exists():
             return
         with open_file(self.path) as file:
-            for line_number, line in enumerate(lines_of(file), 1):
-                if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
+            for line_number, line in enumerate(read_lines(file), 1):
+                if not line.endswith(b"\n") and len(line) <= MOST_LINE_BYTES:
                     return
                 try:
                     record = parse_record(line)
@@ -127,16 +127,16 @@ class Log:
                 yield record
 
 
-def lines_of(file: BinaryIO) -> Iterator[bytes]:
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
     """The lines of a log; one that is too long for `parse_record` comes in pieces, which are too long as well."""
-    return iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+    return iter(lambda: file.readline(MOST_LINE_BYTES + 1), b"")
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
     """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
-    if len(line) > LONGEST_LINE:
-        raise ValueError(f"it has more than {LONGEST_LINE:,} bytes")
-    for foreign_bytes, description in _NAME_OF_FOREIGN_BYTES.items():
+    if len(line) > MOST_LINE_BYTES:
+        raise ValueError(f"it has more than {MOST_LINE_BYTES:,} bytes")
+    for foreign_bytes, description in _NAME_BY_BYTES.items():
         if foreign_bytes in line:
             raise ValueError(f"it holds {description}")
     return _parse_object(line)
@@ -148,14 +148,14 @@ def open_file(path: Path) -> BinaryIO:
     Raises StorageError for a link, a pipe or a folder in its place, and OSError like `open`.
     """
     try:
-        return open(path, "rb", opener=own_file)
+        return open(path, "rb", opener=open_own_file)
     except OSError:
         expect_no_link(path)
         expect_file(path)
         raise
 
 
-def last_lines(path: Path) -> list[str]:
+def read_last_lines(path: Path) -> list[str]:
     """The last lines of a text, within 64 KiB of its end. Raises OSError like `open_file`."""
     with open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -164,20 +164,20 @@ def last_lines(path: Path) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises OSError like `open_file`, and ValueError, which says why, if it holds none."""
-    return _parse_object(read_whole(path), finite=True)
+    return _parse_object(read_whole(path), must_be_finite=True)
 
 
 def read_whole(path: Path) -> bytes:
     """The content of a file. Raises OSError like `open_file`, and ValueError for more than LARGEST_JSON bytes."""
     with open_file(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > LARGEST_JSON:
-            raise ValueError(f"it has {size:,} bytes; expected at most {LARGEST_JSON:,}")
+        if (size := os.fstat(file.fileno()).st_size) > MOST_JSON_BYTES:
+            raise ValueError(f"it has {size:,} bytes; expected at most {MOST_JSON_BYTES:,}")
         return file.read(size)
 
 
-def _parse_object(content: bytes, *, finite: bool = False) -> dict[str, Any]:
+def _parse_object(content: bytes, *, must_be_finite: bool = False) -> dict[str, Any]:
     # Episodes hold a float for every token: checking each would double the reading time.
-    json_value = parse_json(content.decode(), finite=finite)
+    json_value = parse_json(content.decode(), finite=must_be_finite)
     if not isinstance(json_value, dict):
         raise ValueError(f"it holds {type(json_value).__name__} instead of an object")
     return json_value
@@ -243,7 +243,7 @@ def explain_reading(error: OSError, path: Path) -> StorageError:
 
 
 @contextlib.contextmanager
-def explaining(path: Path) -> Iterator[None]:
+def explain_os_errors(path: Path) -> Iterator[None]:
     """Turns any OSError of writing `path` inside the block into a StorageError that names the fix."""
     try:
         yield
@@ -255,7 +255,7 @@ def explaining(path: Path) -> Iterator[None]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Writes `content` to `path`, atomically and durably. Raises StorageError if writing fails."""
-    with explaining(path):
+    with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
@@ -269,7 +269,7 @@ def encode_record(record: Record, path: Path) -> bytes:
         raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
 
 
-def _end_of_last_line(file: io.FileIO) -> int:
+def _find_last_line_end(file: io.FileIO) -> int:
     """The number of bytes up to and including the last newline."""
     block_end = file.seek(0, os.SEEK_END)
     while block_end:
@@ -289,7 +289,7 @@ def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock_file = open(folder / name, "a", opener=own_file)  # noqa: SIM115  the caller closes it
+        lock_file = open(folder / name, "a", opener=open_own_file)  # noqa: SIM115  the caller closes it
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write {folder}: {error.strerror or error}. Choose another {setting}."
@@ -304,13 +304,13 @@ def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
     return lock_file
 
 
-def missing_folders(folder: Path) -> list[Path]:
+def list_missing_folders(folder: Path) -> list[Path]:
     """The folder and those above it that do not exist, the deepest first."""
     folder = folder.absolute()
     return [ancestor for ancestor in (folder, *folder.parents) if not ancestor.exists()]
 
 
-def remove_empty(folders: Iterable[Path]) -> None:
+def remove_empty_folders(folders: Iterable[Path]) -> None:
     """Removes those of the folders that are empty. Never raises."""
     for folder in folders:
         with contextlib.suppress(OSError):

@@ -14,15 +14,15 @@ from typing import Any
 
 from cojax.durable import sweep
 from cojax.metrics import plain
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.settings.tree import FREE_SETTINGS, Settings
 from cojax.signals import Memory, apply
-from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles
-from cojax.storage.checksums import fingerprint, has_valid_checksum, with_checksum
-from cojax.storage.differences import changed_code, check_facts, differences, history, stored_config
-from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, policy_episodes, record_of, trajectory_of
+from cojax.storage.checkpoint import ORBAX_FILES, ArrayFiles
+from cojax.storage.checksums import add_checksum, has_valid_checksum, hash_file
+from cojax.storage.differences import check_facts, history, list_changed_code, list_differences, read_stored_config
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, make_record, make_trajectory, read_by_policy
 from cojax.storage.files import RunDirectoryError, explain_reading, lock_folder, read_json, write_json
-from cojax.storage.run_files import FOLDERS, LOGS, REMADE, Checkpoint, RunFiles, verify
+from cojax.storage.run_files import FOLDER_NAMES, LOG_NAMES, REMADE, Checkpoint, RunFiles, verify_run
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, Trajectory, to_json
 
@@ -38,7 +38,7 @@ class RunDirectory:
         *,
         checkpoints_kept: int = Settings.checkpoints_kept,
         episodes_kept: int = Settings.episodes_kept,
-        array_files: ArrayFiles = OF_ORBAX,
+        array_files: ArrayFiles = ORBAX_FILES,
     ):
         self.folder = folder
         # A stored configuration, perhaps of an older release → the same one with today's keys.
@@ -46,8 +46,8 @@ class RunDirectory:
         self._lock = lock_folder(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept, episodes_kept, array_files)
         self.logs = self.files.logs  # the append-only logs by name
-        self.metrics, self.tasks, self.signals, self.drafts = (self.logs[log_name] for log_name in LOGS[:4])
-        self.expeditions, self.quarantine, self.memory = (self.logs[log_name] for log_name in LOGS[4:])
+        self.metrics, self.tasks, self.signals, self.drafts = (self.logs[log_name] for log_name in LOG_NAMES[:4])
+        self.expeditions, self.quarantine, self.memory = (self.logs[log_name] for log_name in LOG_NAMES[4:])
         self.episodes, self.checkpointer = self.files.episodes, self.files.checkpointer
         self._verified: Checkpoint | None = None
         # The first step whose episodes retention has not dropped.
@@ -69,27 +69,28 @@ class RunDirectory:
         run that never reached its first checkpoint has nothing to lose and is reused.
 
         Raises RunDirectoryError, which names the difference, if the folder holds a run with different settings (except
-        those that may change) or, unless `accept_changed_code`, with other user code. Raises the errors of `verify`.
+        those that may change) or, unless `accept_changed_code`, with other user code. Raises the errors of
+        `verify_run`.
         """
         path = self.folder / "config.json"
         has_progress = bool(self.checkpointer.steps()) or self._has_steps
         record: Mapping[str, Any] = {}
         if has_progress:
             record = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
-        elif not path.exists() and (paths := [log.path for log in self.files.checked_logs.values() if log.length]):
+        elif not path.exists() and (paths := [log.path for log in self.files.list_checked_logs.values() if log.length]):
             raise RunDirectoryError(
                 f"{paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
             )
-        self._verified = verify(self.files)
+        self._verified = verify_run(self.files)
         if self._verified is None:
             self._expect_no_steps()
         # A report or an evaluation may be writing at this moment: the latter has a lock of its own.
-        sweep(self.folder, *(self.folder / name for name in FOLDERS if name != "evaluations"))
+        sweep(self.folder, *(self.folder / name for name in FOLDER_NAMES if name != "evaluations"))
         if not has_progress:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0
         write_json(
-            path, with_checksum({"config": dict(config), **facts, **history(record, {"config": config, **facts}, step)})
+            path, add_checksum({"config": dict(config), **facts, **history(record, {"config": config, **facts}, step)})
         )
         return self._verified
 
@@ -101,7 +102,7 @@ class RunDirectory:
                 "--config.workdir."
             )
         try:
-            record = stored_config(path)
+            record = read_stored_config(path)
             check_facts(record)
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
@@ -109,12 +110,12 @@ class RunDirectory:
                 f"{path} cannot be read ({error}). Restore it from a copy (one edited on purpose is taken without its "
                 "last entry, `checksum`), or choose another --config.workdir."
             ) from error
-        if differences_text := differences(record["config"], config, FREE_SETTINGS):
+        if differences_text := list_differences(record["config"], config, FREE_SETTINGS):
             raise RunDirectoryError(
                 f"{self.folder} holds a run with other settings: {differences_text}. "
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
-        if changed_entries := changed_code(record.get("code", {}), code):
+        if changed_entries := list_changed_code(record.get("code", {}), code):
             raise RunDirectoryError(
                 f"{self.folder} holds a run with other code: {changed_entries} has changed since. Restore it, add "
                 "--config.accept_changed_code=True to go on with the new one, or choose another --config.workdir."
@@ -124,7 +125,7 @@ class RunDirectory:
     @property
     def _has_steps(self) -> bool:
         """Whether the folder holds any file that only a training step writes."""
-        has_episodes = any(step > 0 for step in self.episodes.steps())
+        has_episodes = any(step > 0 for step in self.episodes.list_steps())
         has_records = any(log.length for log in (self.metrics, self.signals, self.memory))
         return has_episodes or has_records or (self.folder / "summary.json").exists()
 
@@ -160,10 +161,10 @@ class RunDirectory:
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
         the detectors' memory at the start of a run; the logged changes are applied to it.
         """
-        checkpoint, self._verified = self._verified or verify(self.files), None
+        checkpoint, self._verified = self._verified or verify_run(self.files), None
         if checkpoint is None:
             return None
-        arrays = self.checkpointer.arrays(checkpoint.step, like)
+        arrays = self.checkpointer.read_arrays(checkpoint.step, like)
         self.cut(checkpoint)
         self._first_episodes = checkpoint.host.get("first_episodes", 0)
         # They may have been made again by an engine that gives other bits.
@@ -173,7 +174,7 @@ class RunDirectory:
         return dataclasses.replace(checkpoint, arrays=arrays, memory=memory)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
-        self.tasks.append(task_record(task) for task in tasks)
+        self.tasks.append(make_task_record(task) for task in tasks)
 
     def add_evolution(self, evolution: Synthesis) -> None:
         """Stores the tasks, drafts, expeditions and quarantined drafts of an evolution."""
@@ -194,7 +195,7 @@ class RunDirectory:
         for signal in signals:
             kinds_by_episode.setdefault(signal.episode, []).append(signal.kind)
         records = (
-            {**record_of(trajectory), "signals": kinds_by_episode.get(trajectory.episode, []), **agent_field}
+            {**make_record(trajectory), "signals": kinds_by_episode.get(trajectory.episode, []), **agent_field}
             for agent_groups, agent_field in ((groups, {}), (second, {"agent": "second"}))
             for group in agent_groups
             for trajectory in group.trajectories
@@ -202,13 +203,13 @@ class RunDirectory:
         self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))
         self.signals.append({"step": step, **to_json(signal)} for signal in signals)
 
-    def recall(self, steps: Iterable[int]) -> tuple[dict[str, dict[str, Any]], Callable[[str], Trajectory]]:
+    def read_episodes(self, steps: Iterable[int]) -> tuple[dict[str, dict[str, Any]], Callable[[str], Trajectory]]:
         """The episodes of these steps by id, and a function from an id to its trajectory, which is built then.
 
         Raises StorageError if the episodes of a step are missing.
         """
-        episode_records = policy_episodes(self.episodes, steps)
-        return episode_records, lambda episode: trajectory_of(episode_records[episode])
+        episode_records = read_by_policy(self.episodes, steps)
+        return episode_records, lambda episode: make_trajectory(episode_records[episode])
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
         """Checkpoints the arrays, the host state, the extents of all logs, and the groups sampled ahead.
@@ -220,7 +221,7 @@ class RunDirectory:
             self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
         last_steps = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
-        first_step = self.episodes.first_kept(1 + min([*last_steps, host["evolved"]]))
+        first_step = self.episodes.find_first_kept(1 + min([*last_steps, host["evolved"]]))
         self._first_episodes = max(self._first_episodes, first_step)
         file_state = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
         self.checkpointer.save(step, arrays, {**plain(host), **file_state})
@@ -231,9 +232,9 @@ class RunDirectory:
     def _extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""
         logs = {**self.logs, **self.files.paid}
-        extents = {log_name: log.extent() for log_name, log in logs.items()}
+        extents = {log_name: log.measure_extent() for log_name, log in logs.items()}
         self.files.checksums.add_lines({log_name: log.take_new_sums() for log_name, log in logs.items()})
-        extents["checksums"] = self.files.checksums.log.extent()
+        extents["checksums"] = self.files.checksums.log.measure_extent()
         return {log_name: list(extent) for log_name, extent in extents.items()}
 
     def summary(self, latest: Checkpoint | None) -> dict[str, Any] | None:
@@ -245,7 +246,7 @@ class RunDirectory:
         try:
             summary, final_record = (read_json(self.folder / file_name) for file_name in ("summary.json", "final.json"))
             is_sound = has_valid_checksum(summary) and has_valid_checksum(final_record)
-            if "episodes" in final_record and fingerprint(self.folder / FINAL_EPISODES) != final_record["episodes"]:
+            if "episodes" in final_record and hash_file(self.folder / FINAL_EPISODES) != final_record["episodes"]:
                 raise ValueError(f"{FINAL_EPISODES} differs")
             is_complete = latest is None or (latest.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
             return summary if is_sound and is_complete else None

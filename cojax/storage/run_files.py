@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from cojax.pool import TaskPool, task_from_record
+from cojax.pool import TaskPool, read_task_record
 from cojax.signals import Memory
-from cojax.storage.checkpoint import OF_ORBAX, ArrayFiles, Checkpointer, CheckpointError, SoundCheckpoint
-from cojax.storage.checksums import CheckedLog, Checksums, fingerprint, with_checksum
-from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
+from cojax.storage.checkpoint import ORBAX_FILES, ArrayFiles, Checkpointer, CheckpointError, SoundCheckpoint
+from cojax.storage.checksums import CheckedLog, Checksums, add_checksum, hash_file
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, make_record, write_episodes
 from cojax.storage.files import StorageError, expect_no_links, explain_reading, is_number, write_json
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
 # The append-only logs, which resuming cuts back to a checkpoint. Nothing is read back from quarantine.jsonl.
-LOGS = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
+LOG_NAMES = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
 # The logs that are never cut: their records were paid for.
-PAID = ("journal", "embeddings")
+PAID_LOGS = ("journal", "embeddings")
 # Files and folders that every start makes again, equal to the bit, if they are missing.
 REMADE = ("tokenizer", "model.json", "base", "zero_shot.json", ZERO_SHOT_EPISODES)
 # Files, and all outputs, that are derived from the rest and made again without a warning.
 DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "run.log")
-DERIVED = (*DERIVED_FILES, "report_files", "tensorboard")
-FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "report_files", "tensorboard", "evaluations")
+DERIVED_NAMES = (*DERIVED_FILES, "report_files", "tensorboard")
+FOLDER_NAMES = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "report_files", "tensorboard", "evaluations")
 RESTORE = "Restore it from a copy, or start in a new workdir."
 _FILE_NAMES = (
     "config.json", "initial.json", "held_out.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES,
@@ -36,43 +36,43 @@ class RunFiles:
     """The logs, episodes and checkpoints of one run."""
 
     def __init__(
-        self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayFiles = OF_ORBAX
+        self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayFiles = ORBAX_FILES
     ):
         self.folder = folder
-        self.logs = {log_name: CheckedLog(folder / f"{log_name}.jsonl") for log_name in LOGS}
-        self.paid = {log_name: CheckedLog(folder / f"{log_name}.jsonl", shared=True) for log_name in PAID}
+        self.logs = {log_name: CheckedLog(folder / f"{log_name}.jsonl") for log_name in LOG_NAMES}
+        self.paid = {log_name: CheckedLog(folder / f"{log_name}.jsonl", is_shared=True) for log_name in PAID_LOGS}
         self.checksums = Checksums(folder)
-        self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
+        self.episodes = Episodes(folder / "episodes", kept_count=episodes_kept)
         # The groups sampled ahead, with which the step after a checkpoint begins.
         self.waiting = Episodes(folder / "waiting")
         self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files)
 
     @property
-    def checked_logs(self) -> dict[str, CheckedLog]:
+    def list_checked_logs(self) -> dict[str, CheckedLog]:
         """Every log whose extent a checkpoint stores, by name."""
         return {**self.logs, **self.paid, "checksums": self.checksums.log}
 
     def note(self, file_names: Iterable[str]) -> None:
         """Stores the checksums of these files, and of all files in these folders, if they are new or changed."""
-        fingerprints = self.checksums.files()
+        fingerprints = self.checksums.read_files()
         for noted_path in (self.folder / file_name for file_name in file_names):
             for path in sorted(noted_path.rglob("*")) if noted_path.is_dir() else [noted_path]:
-                if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != fingerprint(path):
+                if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != hash_file(path):
                     self.checksums.add_file(path)
 
     def lacks(self, name: str) -> bool:
         """Whether a file whose checksum is stored is gone: that of this name, or one in the folder of this name."""
-        return not all((self.folder / file_name).exists() for file_name in self._fingerprints(name))
+        return not all((self.folder / file_name).exists() for file_name in self._list_fingerprints(name))
 
-    def prove(self, name: str) -> None:
+    def check_remade(self, name: str) -> None:
         """Raises StorageError if the file of this name, or one in the folder of this name, differs after a remake."""
-        for file_name, first_fingerprint in self._fingerprints(name).items():
-            if not (path := self.folder / file_name).is_file() or fingerprint(path) != first_fingerprint:
+        for file_name, first_fingerprint in self._list_fingerprints(name).items():
+            if not (path := self.folder / file_name).is_file() or hash_file(path) != first_fingerprint:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
-    def _fingerprints(self, name: str) -> dict[str, str]:
+    def _list_fingerprints(self, name: str) -> dict[str, str]:
         """File → fingerprint, for the file of this name or for all files in the folder of this name."""
-        return {path: digest for path, digest in self.checksums.files().items() if path.partition("/")[0] == name}
+        return {path: digest for path, digest in self.checksums.read_files().items() if path.partition("/")[0] == name}
 
     @property
     def has_zero_shot(self) -> bool:
@@ -84,8 +84,8 @@ class RunFiles:
     ) -> None:
         """Stores the evaluation before training or after it, and some of its episodes."""
         path = self.folder / {"zero_shot": ZERO_SHOT_EPISODES, "final": FINAL_EPISODES}[name]
-        write_episodes(path, (record_of(episode, times=False) for episode in episodes))
-        write_json(self.folder / f"{name}.json", with_checksum({**record, "episodes": fingerprint(path)}))
+        write_episodes(path, (make_record(episode, with_times=False) for episode in episodes))
+        write_json(self.folder / f"{name}.json", add_checksum({**record, "episodes": hash_file(path)}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Checkpoint:
     memory: Memory = dataclasses.field(default_factory=dict)
 
 
-def verify(files: RunFiles | Path) -> Checkpoint | None:
+def verify_run(files: RunFiles | Path) -> Checkpoint | None:
     """The newest sound checkpoint, from which the run can be resumed; None if no checkpoint was ever saved.
 
     Changes nothing. Raises StorageError or CheckpointError, which name the file and what to do, for any file that has
@@ -116,11 +116,11 @@ def verify(files: RunFiles | Path) -> Checkpoint | None:
     files = RunFiles(files) if isinstance(files, Path) else files
     try:
         _check_kinds(files.folder)
-        checkpoint = files.checkpointer.newest()
+        checkpoint = files.checkpointer.find_newest()
         verified_checkpoint = None if checkpoint is None else _verify_checkpoint(files, checkpoint)
         # Later lines of the paid logs are verified by the checksums that they carry.
         for log in files.paid.values():
-            log.absorb()
+            log.count_new_lines()
         return verified_checkpoint
     except (StorageError, CheckpointError):
         raise
@@ -152,10 +152,10 @@ def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoi
 def _check_kinds(folder: Path) -> None:
     """Raises StorageError if a folder is in place of a file, or a file in place of a folder, or if there is a link."""
     expect_no_links(folder)
-    for name in (*_FILE_NAMES, *FOLDERS):
-        path, kind = folder / name, "folder" if name in FOLDERS else "file"
+    for name in (*_FILE_NAMES, *FOLDER_NAMES):
+        path, kind = folder / name, "folder" if name in FOLDER_NAMES else "file"
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
-            fix = ": it is made again" if name in (*DERIVED, *REMADE) else ", and restore it from a copy"
+            fix = ": it is made again" if name in (*DERIVED_NAMES, *REMADE) else ", and restore it from a copy"
             raise StorageError(f"{path} is not a {kind}. Move it away{fix}.")
     for name, kind in (("checkpoints", "folder"), ("episodes", "file"), ("waiting", "file")):
         for path in sorted((folder / name).glob("*")):
@@ -183,14 +183,14 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
     Raises CheckpointError for the name of a log that this version does not have.
     """
-    if unknown_logs := sorted(extents.keys() - files.checked_logs.keys()):
+    if unknown_logs := sorted(extents.keys() - files.list_checked_logs.keys()):
         raise CheckpointError(
             f"{path} names a log {unknown_logs[0]!r}, which this version does not have. Use the version that wrote it."
         )
     files.checksums.verify(tuple(extents["checksums"]))
-    for name, log in files.checked_logs.items():
+    for name, log in files.list_checked_logs.items():
         if name in extents and name != "checksums":
-            log.verify(tuple(extents[name]), lambda name=name: files.checksums.lines(name))  # type: ignore[misc]
+            log.verify(tuple(extents[name]), lambda name=name: files.checksums.read_lines(name))  # type: ignore[misc]
 
 
 def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
@@ -199,7 +199,7 @@ def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
     hosts = [host_state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
     first_step = host_state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
-    for file_name, stored_fingerprint in files.checksums.files().items():
+    for file_name, stored_fingerprint in files.checksums.read_files().items():
         path, (top_folder, _, path_in_folder) = files.folder / file_name, file_name.partition("/")
         step = int(path_in_folder.partition(".")[0]) if top_folder in ("episodes", "waiting") else None
         if top_folder == "waiting" and (step != checkpoint_step or not host_state["waiting"]):
@@ -208,7 +208,7 @@ def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
             if top_folder in REMADE or (top_folder == "episodes" and step is not None and step < first_step):
                 continue
             raise StorageError(f"{path} is missing; {_need(top_folder, step, host_state['evolved'])}. {RESTORE}")
-        if fingerprint(path) != stored_fingerprint:
+        if hash_file(path) != stored_fingerprint:
             fix = "Restore it from a copy, or delete it: it is made again." if top_folder in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 
@@ -225,7 +225,7 @@ def _read_tasks(log: CheckedLog) -> list[Task]:
     tasks: dict[str, Task] = {}
     for line_number, record in enumerate(log.records(), 1):
         try:
-            task = task_from_record(record)
+            task = read_task_record(record)
         except _MALFORMED_ERRORS as error:
             raise StorageError(f"{log.path}, line {line_number}: {str(error).removeprefix('tasks.jsonl: ')}") from error
         if task.id in tasks:

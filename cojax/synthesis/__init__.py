@@ -22,8 +22,8 @@ from cojax.synthesis.pipeline import ADMISSIONS, Admission, Synthesis, Validate,
 
 __all__ = [
     "ADMISSIONS", "EVOLUTIONS", "MEMORIES", "PREFIXES", "SELECTIONS", "Admission", "EvolutionInputs", "Evolve",
-    "Expedition", "Interrupted", "Synthesis", "Validate", "admit", "begins_at", "expeditions_of", "initial_tasks",
-    "reads", "reflect_on", "sample_setups", "synthesize", "why_idle",
+    "Expedition", "Interrupted", "Synthesis", "Validate", "admit", "begins_at", "explain_idle", "initial_tasks",
+    "make_expeditions", "reads", "reflect_on", "sample_setups", "synthesize",
 ]  # fmt: skip
 
 # Entries given as text are imported when a run names them (`registry.find`).
@@ -60,7 +60,7 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     return memory_names
 
 
-def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
+def make_expeditions(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
     """Yields the expeditions of the evolution. Raises RegistryError for anything else."""
     expeditions = evolve(inputs, *memories)
     if not isinstance(expeditions, Iterable):
@@ -75,25 +75,25 @@ def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[s
 
 def _describe(evolve: Evolve) -> str:
     """The evolution as a configuration would name it."""
-    evolution = _function(evolve)
+    evolution = _find_function(evolve)
     return f"evolve '{evolution.__module__}:{getattr(evolution, '__qualname__', type(evolution).__qualname__)}'"
 
 
-def why_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: bool, used_up: bool) -> str:
+def explain_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed: bool, used_up: bool) -> str:
     """Why `evolve` made no expedition. `used_up` says that the run may play no more episodes."""
     if environment_failed:
         return "the environment failed to give a setup"
-    evolve_function = _function(evolve)
+    evolve_function = _find_function(evolve)
     if evolve_function is evolutions.static:
         return "evolve=none makes none"
     places = getattr(evolve_function, "begins_at", ("signals", "episodes", "setups"))
     if evolve_function is evolutions.around_displaced_signals and not inputs.signals:
         places = ("signals",)
     budget_note = "; the run's episodes or environment_steps are used up" if used_up else ""
-    return " and ".join(_why_none(place, inputs) for place in places) + budget_note
+    return " and ".join(_explain_none(place, inputs) for place in places) + budget_note
 
 
-def _why_none(place: str, inputs: EvolutionInputs) -> str:
+def _explain_none(place: str, inputs: EvolutionInputs) -> str:
     """Why no expedition began at signals, at episodes or at setups."""
     signal_count, episodes = len(inputs.signals), len(inputs.episodes)
     if place == "signals" and signal_count:
@@ -107,6 +107,6 @@ def _why_none(place: str, inputs: EvolutionInputs) -> str:
     return f"no setup in the split {inputs.split!r}{restriction}"
 
 
-def _function(evolve: Evolve) -> Evolve:
+def _find_function(evolve: Evolve) -> Evolve:
     """The evolution without its settings."""
     return evolve.func if isinstance(evolve, functools.partial) else evolve

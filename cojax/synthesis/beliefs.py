@@ -27,7 +27,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from cojax.drafts import oversize
+from cojax.drafts import find_excess
 from cojax.environment import Charted, Environment, EnvironmentFailure
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import PLAN
@@ -77,7 +77,7 @@ def tool_key(tool: str) -> str:
     return f"tool:{tool}"
 
 
-def pair_key(tool: str, other_tool: str, length: int) -> str:
+def make_pair_key(tool: str, other_tool: str, length: int) -> str:
     """The order of the two tools does not matter."""
     first_tool, second_tool = sorted((tool, other_tool))
     return f"pair:{first_tool}+{second_tool}/{length}"
@@ -103,17 +103,17 @@ class Beliefs:
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         # The policy did not play the replayed actions, so they are not evidence.
         observations = (
-            (_keys_of(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
+            (_list_keys(group.task.solution[group.valid[0].replayed :]), group.solved, len(group.valid) - group.solved)
             for group in groups
             if group.valid
         )
         return add_evidence(memory, observations), []
 
 
-def _keys_of(actions: Sequence[Action]) -> list[str]:
+def _list_keys(actions: Sequence[Action]) -> list[str]:
     tools = solution_tools(actions)
     tool_pairs = itertools.combinations(tools, 2)
-    return [*map(tool_key, tools), *(pair_key(tool, other_tool, len(actions)) for tool, other_tool in tool_pairs)]
+    return [*map(tool_key, tools), *(make_pair_key(tool, other_tool, len(actions)) for tool, other_tool in tool_pairs)]
 
 
 def _discount_evidence(record: Sequence[float] | None, current_step: int, discount: float) -> Evidence:
@@ -124,7 +124,7 @@ def _discount_evidence(record: Sequence[float] | None, current_step: int, discou
     return weight * successes, weight * failures
 
 
-def _mean(belief: BetaParameters) -> float:
+def _find_mean(belief: BetaParameters) -> float:
     return belief[0] / sum(belief)
 
 
@@ -141,7 +141,7 @@ class Posterior:
 
     def tool_mean(self, tool: str) -> float:
         """The mean of the belief about tasks that need the tool."""
-        return _mean(self.tool_belief(tool))
+        return _find_mean(self.tool_belief(tool))
 
     def tool_belief(self, tool: str) -> BetaParameters:
         """The belief about tasks that need the tool."""
@@ -149,7 +149,7 @@ class Posterior:
 
     def pair_belief(self, tool: str, other_tool: str, length: int) -> BetaParameters:
         """The belief about tasks that need both tools, with solutions of `length` actions."""
-        return self._belief(pair_key(tool, other_tool, length), self.tool_mean(tool) * self.tool_mean(other_tool))
+        return self._belief(make_pair_key(tool, other_tool, length), self.tool_mean(tool) * self.tool_mean(other_tool))
 
     def _belief(self, key: str, mean: float) -> BetaParameters:
         """The evidence of the key beside a prior of this mean."""
@@ -165,8 +165,8 @@ class Posterior:
         tools = [tool for tool in solution_tools(solution) if tool != ending]
         if len(tools) < 2:
             return self.tool_mean(tools[0]) if tools else None
-        beliefs = [self.pair_belief(a, b, len(solution)) for a, b in itertools.combinations(tools, 2)]
-        return sum(map(_mean, beliefs)) / len(beliefs)
+        beliefs = [self.pair_belief(alpha, beta, len(solution)) for alpha, beta in itertools.combinations(tools, 2)]
+        return sum(map(_find_mean, beliefs)) / len(beliefs)
 
     def known(self, tool: str) -> float:
         """The number of episodes that the belief about the tool rests on, discounted."""
@@ -213,7 +213,7 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
     posterior = Posterior(memory, neighbours_in(environment))
 
     def predict(draft: TaskDraft) -> float | None:
-        if oversize(draft.solution):
+        if find_excess(draft.solution):
             return None
         try:
             return posterior.task_mean(draft.solution, ending)

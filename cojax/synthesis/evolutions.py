@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
 from cojax.signals import SignalKind, Visit
-from cojax.signals.kinds import PLAN, PLANNED, step_of, task_of
+from cojax.signals.kinds import PLAN, PLAN_GUIDANCE, step_of, task_of
 from cojax.signals.tools import tools_called
 from cojax.synthesis.expeditions import Expedition
 from cojax.types import INFRASTRUCTURE, ExplorationContext, Signal, Task, Trajectory, content_hash, setup_hash
@@ -75,7 +75,7 @@ def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confi
 SELECTIONS: dict[str, SignalSelector] = {"even": even, "confident": confident, "all": every}
 
 
-def visits_of(
+def list_visits(
     episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
 ) -> dict[str, list[Visit]]:
     """The visits of every task in `episodes`, oldest first.
@@ -99,7 +99,7 @@ def visits_of(
     return visits
 
 
-def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
+def make_confidence(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
     """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if no visits are known."""
 
     def confidence(signal: Signal) -> float:
@@ -174,7 +174,7 @@ class EvolutionInputs:
 
     def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
-        return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
+        return self.select(self.signals, self.contexts, self.seed, make_confidence(self.kinds, self.visits))
 
     def around(self, signal: Signal) -> Expedition:
         """The expedition around the trajectory that has the signal."""
@@ -280,7 +280,7 @@ def reflect_on(
     if plan and signal is None:
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))
     kind = signal.kind if signal else "trajectory"
-    if plan and kind not in PLANNED:
+    if plan and kind not in PLAN_GUIDANCE:
         kind = PLAN
     return lambda explorer: dataclasses.replace(explorer.reflect(trajectory, kind, signal), plan=tuple(plan))
 

@@ -18,9 +18,9 @@ from cojax.types import ExplorationContext, Lineage, Origin, Task, TaskDraft, Tr
 
 _T = TypeVar("_T")
 # Seconds between two checks of whether to stop.
-_POLL_SECONDS = 0.05
+_POLL_S = 0.05
 # Seconds that expeditions get to end by themselves after a stop.
-_GRACE_SECONDS = 1.0
+_GRACE_S = 1.0
 
 # A draft with its verdict, and with the task if the draft was accepted.
 Finding = tuple[TaskDraft, Verdict, Task | None]
@@ -71,7 +71,7 @@ class Expedition:
             return dataclasses.replace(trip, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
         drafts = explorer.abstract(exploration, environment, limit)
-        findings = tuple(examine(until_failure(drafts, errors, (EnvironmentFailure, EngineError))))
+        findings = tuple(examine(take_until(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
             trip, triplets=exploration.triplets, failures=exploration.failures, findings=findings, errors=tuple(errors)
         )
@@ -168,14 +168,14 @@ def _close_budget_on_error(explorer: Explorer, futures: Sequence[Future[Expediti
     except BaseException:
         if isinstance(explorer, Metered):
             explorer.remaining_budget().close()
-        wait(futures, _GRACE_SECONDS)
+        wait(futures, _GRACE_S)
         raise
 
 
 def _wait_for(futures: Sequence[Future[Expedition]], stop: Callable[[], bool]) -> list[Expedition]:
     """All results, in order. Raises the first exception among them immediately, and Interrupted once `stop` is true."""
     while True:
-        done_futures, pending_futures = wait(futures, _POLL_SECONDS, FIRST_EXCEPTION)
+        done_futures, pending_futures = wait(futures, _POLL_S, FIRST_EXCEPTION)
         for future in done_futures:
             if error := future.exception():
                 raise error
@@ -185,7 +185,7 @@ def _wait_for(futures: Sequence[Future[Expedition]], stop: Callable[[], bool]) -
             return [future.result() for future in futures]
 
 
-def until_failure(items: Iterable[_T], errors: list[Any], error_types: tuple[type[Exception], ...]) -> Iterator[_T]:
+def take_until(items: Iterable[_T], errors: list[Any], error_types: tuple[type[Exception], ...]) -> Iterator[_T]:
     """Yields the items until their source raises one of these exceptions, which goes into `errors`."""
     try:
         yield from items

@@ -18,7 +18,7 @@ from cojax.environment.wrapping import interruptible
 from cojax.explorer import Explorer, Metered
 from cojax.registry.annotations import Range
 from cojax.synthesis.evolutions import sample_setups
-from cojax.synthesis.expeditions import Expedition, Finding, Interrupted, run_in_parallel, until_failure
+from cojax.synthesis.expeditions import Expedition, Finding, Interrupted, run_in_parallel, take_until
 from cojax.types import Group, Task, TaskDraft, Verdict
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _COUNT_NAMES = (
 
 
 # Words of a reason why drafts are refused → the setting that lets more of them pass.
-_ADVICE = (
+_ADVICE_BY_REASON = (
     ("near duplicate", "a higher validation.pool_similarity (0 compares no wording), "),
     ("worded alike", "a higher validation.evaluation_similarity (0 compares no wording), "),
     ("evaluation task", "evaluation tasks on other setups, "),
@@ -50,7 +50,8 @@ class Synthesis:
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
     expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe_cost` is what
-    an admission cost, empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it made one.
+    an admission cost, empty if nothing was tried. `idle_reason` says why an evolution made no expedition, "" if it made
+    one.
 
     `counts` holds expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
     discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
@@ -63,7 +64,7 @@ class Synthesis:
     expeditions: tuple[dict[str, Any], ...] = ()
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     probe_cost: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    idle: str = ""
+    idle_reason: str = ""
 
     @property
     def quarantined_drafts(self) -> list[dict[str, Any]]:
@@ -119,11 +120,11 @@ def synthesize(
     if isinstance(explorer, Metered):
         explorer.begin(seed)
     failures: list[EnvironmentFailure] = []
-    numbered_expeditions = enumerate(until_failure(expeditions, failures, (EnvironmentFailure,)))
+    numbered_expeditions = enumerate(take_until(expeditions, failures, (EnvironmentFailure,)))
     while batch := list(itertools.islice(numbered_expeditions, max(0, min(explorer.width, search.tasks_left)))):
         run = functools.partial(search.run, min(per_context, search.tasks_left))
         for (number, _), expedition in zip(batch, run_in_parallel(run, explorer, batch, seed, stop), strict=True):
-            search.take(number, expedition)
+            search.add_expedition(number, expedition)
     search.counts["failures"] += len(failures)
     figures = explorer.figures() if isinstance(explorer, Metered) else {}
     return Synthesis(
@@ -169,7 +170,7 @@ def initial_tasks(
         near_duplicates=near_duplicates,
     )
     if len(synthesis.tasks) < count:
-        raise ValueError(_too_few(count, synthesis))
+        raise ValueError(_explain_too_few(count, synthesis))
     return synthesis
 
 
@@ -227,7 +228,7 @@ class _Search:
         for draft in drafts:
             if is_over():
                 raise Interrupted
-            if duplicate_reason := wordings.why_draft(draft, is_taken) if wordings else "":
+            if duplicate_reason := wordings.find_draft_duplicate(draft, is_taken) if wordings else "":
                 yield draft, Verdict("discarded", (duplicate_reason,)), None
                 continue
             verdict, task = self.validate(draft, is_taken, explorer)
@@ -239,14 +240,14 @@ class _Search:
             if len(own_tasks) == limit:
                 return
 
-    def take(self, number: int, expedition: Expedition) -> None:
+    def add_expedition(self, number: int, expedition: Expedition) -> None:
         """Adds the tasks of an expedition, unless earlier ones make them superfluous, and all its records."""
         counts = self.counts
         counts["expeditions"] += 1
         counts["runs_failed"] += len(expedition.failures)
         counts["triplets"] += len(expedition.triplets)
         for draft, verdict, task in expedition.findings:
-            if task is not None and (refusal := self._why_superfluous(task)):
+            if task is not None and (refusal := self._find_superfluous(task)):
                 verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, refusal))
                 task = None
             counts["drafts"] += 1
@@ -265,13 +266,13 @@ class _Search:
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in expedition.errors)
         self.expeditions.append(expedition.record(self.step, number))
 
-    def _why_superfluous(self, task: Task) -> str:
+    def _find_superfluous(self, task: Task) -> str:
         """Why earlier expeditions of the same batch make this task superfluous; "" if they do not."""
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
         if self.tasks_left <= 0:
             return f"superfluous: the {self.budget} tasks wanted were already found"
-        return self.wordings.why(task) if self.wordings else ""
+        return self.wordings.find_duplicate(task) if self.wordings else ""
 
 
 def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) -> Iterator[Task]:
@@ -284,11 +285,11 @@ def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) 
             return
 
 
-def _too_few(count: int, synthesis: Synthesis) -> str:
+def _explain_too_few(count: int, synthesis: Synthesis) -> str:
     """Why D_0 has fewer than `count` tasks, and what may help."""
     task_count, counts = len(synthesis.tasks), synthesis.counts
     reasons = synthesis.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
-    advice = next((advice for reason_words, advice in _ADVICE if reason_words in reasons[0]), "")
+    advice = next((advice for reason_words, advice in _ADVICE_BY_REASON if reason_words in reasons[0]), "")
     fewer = f"lower initial_tasks to {task_count}, " if task_count else ""
     return (
         f"{count} initial tasks wanted, {task_count} found by {counts['expeditions']} expeditions; commonest reasons: "
@@ -348,12 +349,12 @@ class Probe:
         return [group.task for index, group in enumerate(groups) if index in chosen_indices]
 
 
-def everything() -> None:
+def admit_everything() -> None:
     """Admits every task that is found; none is tried."""
     return None
 
 
-ADMISSIONS: dict[str, Callable[..., Admission | None]] = {"all": everything, "probe": Probe}
+ADMISSIONS: dict[str, Callable[..., Admission | None]] = {"all": admit_everything, "probe": Probe}
 
 
 def admit(synthesis: Synthesis, groups: Sequence[Group], selection: Sequence[Task]) -> Synthesis:
@@ -371,18 +372,18 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], selection: Sequence[Tas
         "discarded": synthesis.counts["discarded"] + refusal_count,
     }
     drafts = tuple(
-        _draft_record(record, group_by_task[record["task"]], record["task"] in ids) if record["task"] else record
+        _make_draft_record(record, group_by_task[record["task"]], record["task"] in ids) if record["task"] else record
         for record in synthesis.drafts
     )
-    tasks = tuple(_with_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
-    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe_cost=_cost_of(groups, ids))
+    tasks = tuple(_add_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
+    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe_cost=_sum_cost(groups, ids))
 
 
 def _evidence(group: Group) -> str:
     return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
 
-def _draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
+def _make_draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
     verdict = record["verdict"]
     lines = [*verdict["evidence"], _evidence(group), *([] if is_admitted else [f"not admitted: {_why_refused(group)}"])]
     verdict = {**verdict, "evidence": lines, "status": verdict["status"] if is_admitted else "discarded"}
@@ -399,13 +400,13 @@ def _why_refused(group: Group) -> str:
     return "others are worth more" if group.solved or group.live else "no episode solved it"
 
 
-def _with_evidence(task: Task, group: Group) -> Task:
+def _add_evidence(task: Task, group: Group) -> Task:
     assert task.lineage is not None, "a synthesized task has a lineage"
     lineage = dataclasses.replace(task.lineage, evidence=(*task.lineage.evidence, _evidence(group)))
     return dataclasses.replace(task, lineage=lineage)
 
 
-def _cost_of(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
+def _sum_cost(groups: Sequence[Group], admitted_ids: set[str]) -> dict[str, Any]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     admitted_groups = [group for group in groups if group.task.id in admitted_ids]
     counts_by_origin = {

@@ -13,18 +13,18 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from cojax import environment as world
-from cojax.drafts import DraftRefused, flaw, oversize
+from cojax.drafts import DraftRefused, find_excess, find_flaw
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
-from cojax.environment.watch import PATIENCE, ask_within
-from cojax.explorer import Explorer, Metered, tool_documentation
+from cojax.environment.watch import CALL_TIMEOUT_S, ask_within
+from cojax.explorer import Explorer, Metered, document_tools
 from cojax.settings.tree import Settings
 from cojax.types import Action, Call, Message, Task, TaskDraft, Trajectory, Turn, Verdict, signature
 from cojax.validation.answers import asking_flaw, check_answer, takes_answer
-from cojax.validation.consistency import Documents, QueryMatch, compare_query, false_condition
-from cojax.validation.controls import NegativeControls, after_the_end, opening, triplets
+from cojax.validation.consistency import Documents, QueryMatch, compare_query, find_false_condition
+from cojax.validation.controls import NegativeControls, describe_after_end, join_opening, list_triplets
 from cojax.validation.exclusions import Exclusions
-from cojax.validation.safety import violated_rule
+from cojax.validation.safety import find_violated_rule
 
 __all__ = ["Attempts", "Exclusions", "Opinion", "Validation"]
 
@@ -124,26 +124,26 @@ class Validation:
         """
         evidence: list[str] = []
         try:
-            _refuse(flaw(draft.query, self.longest_query, self.control_tokens) or oversize(draft.solution))
+            _refuse(find_flaw(draft.query, self.longest_query, self.control_tokens) or find_excess(draft.solution))
             task = Task(draft.environment, draft.query, draft.setup, draft.solution)
             self._check_draft(task, draft, in_pool, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._replay(task, task.solution)
-            _refuse(after_the_end(task.solution, len(run.trajectory.turns), explorer.ending))
-            if failure := _why_failed(run):
+            _refuse(describe_after_end(task.solution, len(run.trajectory.turns), explorer.ending))
+            if failure := _explain_failure(run):
                 evidence += [failure, f"the environment returned {run.trajectory.reward:.2f}"]
                 return Verdict("retained" if run.trajectory.reward > 0 else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
-            _refuse(self.exclusions.why_done(task, run, self._replay))
+            _refuse(self.exclusions.find_end_rule(task, run, self._replay))
             self._check_repeatable(task, run, evidence)
-            bare_ending = self._bare_ending(task, explorer.ending)
+            bare_ending = self._find_bare_ending(task, explorer.ending)
             idle_run = self._check_effect(task, run, bare_ending, evidence)
             match = self._compare_query(task, run, bare_ending, idle_run, explorer.ending, evidence)
             bare = None if _only_ends(task.solution[-1], bare_ending) else bare_ending
             phrase = functools.partial(ask, self.environment.phrase)
             controls = NegativeControls(task, run, explorer.ending, bare, match, self._documents, phrase, self._replay)
-            controls.examine(evidence)
+            controls.check_parts(evidence)
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _require_metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:
@@ -158,7 +158,7 @@ class Validation:
 
     @functools.cached_property
     def _documents(self) -> Documents:
-        return ask(tool_documentation, self.environment)
+        return ask(document_tools, self.environment)
 
     def _check_draft(self, task: Task, draft: TaskDraft, in_pool: Callable[[str], bool], evidence: list[str]) -> None:
         """Raises DraftRefused if the draft has objections, is in the pool, is an evaluation task or is unsafe."""
@@ -169,9 +169,9 @@ class Validation:
             raise DraftRefused("has no actions")
         if in_pool(task.id):
             raise DraftRefused(f"duplicate of task {task.id}")
-        _refuse(self.exclusions.why(task))
+        _refuse(self.exclusions.find_rule(task))
         evidence.append("new, and no evaluation task")
-        if self.safe and (violation := violated_rule(draft)):
+        if self.safe and (violation := find_violated_rule(draft)):
             raise DraftRefused(f"set aside for review: {violation}", quarantine=violation)
 
     def _check_repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
@@ -183,7 +183,7 @@ class Validation:
             raise DraftRefused(f"not repeatable: a second run differs in the state after action {index}")
         evidence.append("repeatable: a second run passes through the same states")
 
-    def _bare_ending(self, task: Task, ending: str) -> Action:
+    def _find_bare_ending(self, task: Task, ending: str) -> Action:
         """The action that ends the episode and does nothing else.
 
         It calls `ending` without arguments; an environment whose actions are code turns the call into code. Without
@@ -197,7 +197,7 @@ class Validation:
         last_actions: list[Action] = []
 
         def record_last_action(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            last_actions.extend(ask_within(PATIENCE, episode.affordances)[-1:])
+            last_actions.extend(ask_within(CALL_TIMEOUT_S, episode.affordances)[-1:])
             return Turn(Action())
 
         trajectory = self.play(self.environment, task, record_last_action, max_turns=1)
@@ -222,25 +222,25 @@ class Validation:
     ) -> QueryMatch:
         """Compares the query with the solution. Raises DraftRefused if no action showed the answer, the query gives it
         away or does not ask for it, the query asks for one that is missing, or its condition does not hold."""
-        steps, document = triplets(run), self._documents.get(ending, {})
+        steps, document = list_triplets(run), self._documents.get(ending, {})
         if answer_evidence := check_answer(task.query, steps, run.states[-1], ending, document):
             evidence.append(answer_evidence)
         wording = ask(self.environment.phrase, steps)
-        match = compare_query(task.query, task.environment, steps, opening(run), wording, self._documents, ending)
+        match = compare_query(task.query, task.environment, steps, join_opening(run), wording, self._documents, ending)
         if answer_evidence:
             bare_run = self._replay(task, (*task.solution[:-1], bare_ending))
-            bare_wording = ask(self.environment.phrase, triplets(bare_run))
+            bare_wording = ask(self.environment.phrase, list_triplets(bare_run))
             # If the solution does nothing else, the query can only ask for the answer.
             checks_asking = bare_run.complete and bare_run.states[-1] != idle_run.states[-1]
         else:
             bare_wording, checks_asking = wording, not match.verbatim and takes_answer(run.states[-1], ending, document)
-        if match.against:
+        if match.contradiction:
             return match  # raised once the look-ups have been examined
         if checks_asking:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer_evidence), self._documents))
-        if not match.verbatim and (condition := false_condition(task.query, steps, run.effective, run.states)):
+        if not match.verbatim and (condition := find_false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
-        evidence.append(match.line)
+        evidence.append(match.write_line)
         return match
 
     def _replay(self, task: Task, actions: tuple[Action, ...]) -> Replay:
@@ -257,7 +257,7 @@ def _refuse(reason: str) -> None:
         raise DraftRefused(reason)
 
 
-def _why_failed(run: Replay) -> str:
+def _explain_failure(run: Replay) -> str:
     """Why the run does not earn full reward; "" if it does."""
     for action_number, turn in enumerate(run.trajectory.turns, start=1):
         if not turn.observation.ok:

@@ -10,31 +10,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from cojax.drafts import DraftRefused
-from cojax.explorer.answers import answer_objections, answer_values, states_value, written_answers
+from cojax.explorer.answers import find_answer_objections, list_values, list_written_answers, states_value
 from cojax.types import Triplet, normalise
-from cojax.validation.consistency import Documents, action_words, documentation_words
-from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, finder, plain_letters, readings
+from cojax.validation.consistency import Documents, list_tool_words, list_words
+from cojax.validation.decodings import ALPHABET, CIPHERS, MORSE, MORSE_MARKS, WORD, finder, readings, to_letters
 from cojax.validation.decodings import words as words_alike
-from cojax.validation.mention import ENGLISH, NUMBERS_IN_WORDS, Mentions, fold, patterns, sentences, stem, words
+from cojax.validation.mention import ENGLISH, WORD_BY_NUMBER, Mentions, fold_text, patterns, sentences, stem_word, words
 
 # Answers to a yes-or-no question: the query may contain them.
 _TRUTH_WORDS = frozenset({"true", "false", "yes", "no"})
 _WIDTH = 60  # characters of an answer in a line of evidence
 
 _PATTERNS = patterns("asking")
-_SENDING_STEMS = frozenset(map(stem, ENGLISH["sending"].split()))
-_LETTING = re.compile(r"\b(?:let|have|make)\b")
+_SENDING_STEMS = frozenset(map(stem_word, ENGLISH["sending"].split()))
+_LETTING_PATTERN = re.compile(r"\b(?:let|have|make)\b")
 _SENTENCE_ENDS = ".!?;"
 
 # Minimum letters of an answer to search for it split up or encoded, and to search for it reversed or enciphered.
-_FEWEST_LETTERS, _FEWEST_REVERSED = 3, 4
+_LEAST_LETTERS, _LEAST_REVERSED = 3, 4
 # At most this many letters of an answer are searched for, and compared with the edges of words in this many places.
 _MOST_LETTERS, _MOST_PLACES = 200, 100
 _LETTER_NAMES, _OTHER_SPELLINGS = ENGLISH["spelling"]["letters"].split(), ENGLISH["spelling"]["otherwise"]
 # Words between letters that are spelled one by one.
-_JOINING_WORDS = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
+_JOINING_PATTERN = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
 _HEX_PREFIX = re.compile(r"\b0x|\\x")
-_DIGITS_ONLY = re.compile(r"[\d\W_]+")
+_DIGITS_ONLY_PATTERN = re.compile(r"[\d\W_]+")
 
 
 def check_answer(
@@ -47,16 +47,16 @@ def check_answer(
     the code counts as worked out. The query must not contain it either, unless it is a number, perhaps by chance.
     """
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
-    if objections := answer_objections(steps, ending, parameter):
+    if objections := find_answer_objections(steps, ending, parameter):
         raise DraftRefused(objections[0])
-    literals = [value for value in written_answers(steps, ending, parameter) if value is not None]
-    results = [value for value in answer_values(end.get("answer")) if value not in (None, "") and value not in literals]
+    literals = [value for value in list_written_answers(steps, ending, parameter) if value is not None]
+    results = [value for value in list_values(end.get("answer")) if value not in (None, "") and value not in literals]
     for value in (*literals, *(value for value in results if isinstance(value, str) and not _is_number(value))):
         if (answer := str(value).strip()).lower() in _TRUTH_WORDS:
             continue
         if states_value(query, value):
             raise DraftRefused(f"the query holds the answer {str(value)!r:.{_WIDTH}}")
-        if disclosure := hint(query, answer):
+        if disclosure := find_hint(query, answer):
             raise DraftRefused(f"the query gives the answer {str(value)!r:.{_WIDTH}} away: {disclosure}")
     if literals:
         return f"the answer {str(literals[0])!r:.{_WIDTH}} is shown by an action, and not in the query"
@@ -82,12 +82,12 @@ def asking_flaw(
     if has_answer and bare is not None and normalise(bare) == normalise(query):
         return "the solution gives an answer, and the query asks for none: the environment words it so without one"
     calls = [(step_index, call) for step_index, step in enumerate(steps[:-1]) for call in step.action.calls]
-    own_stems = {word for step_index in changes for word in words(action_words(docs, steps[step_index].action))}
+    own_stems = {word for step_index in changes for word in words(list_words(docs, steps[step_index].action))}
     own_stems |= {word for _, call in calls for word in words(str([*call.arguments.values()]))} | {*words(bare or "")}
     if not has_answer:
-        request = asks(query, own_stems, len(changes) < len(steps) - 1)
+        request = find_asking_words(query, own_stems, len(changes) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_WIDTH}}, and the solution gives none" if request else ""
-    lookup_texts = (documentation_words(docs, call.name) for step_index, call in calls if step_index not in changes)
+    lookup_texts = (list_tool_words(docs, call.name) for step_index, call in calls if step_index not in changes)
     topic = {word for text in lookup_texts for word in words(text)} - own_stems
     return "" if may_ask(query, own_stems, topic) else "the solution gives an answer, and the query asks for none"
 
@@ -100,7 +100,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -> str:
+def find_asking_words(query: str, explained_stems: Collection[str], looks_up: bool = False) -> str:
     """The words by which the query plainly asks for an answer; "" if it does not.
 
     `explained_stems` are those of the words that the solution's actions explain. If it also `looks_up` something, a
@@ -111,7 +111,7 @@ def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -
     other_text = " ".join(clause for group in clauses for clause in group if not _PATTERNS["order"].match(clause))
     # "Tell" may mean "send" if no other word of the query asks to send, and "let it say" may set a text.
     means_send = not _SENDING_STEMS.isdisjoint(explained_stems) and _SENDING_STEMS.isdisjoint(words(other_text))
-    explained_verbs = {"tell": means_send, "say": bool(_LETTING.search(other_text))}
+    explained_verbs = {"tell": means_send, "say": bool(_LETTING_PATTERN.search(other_text))}
     for sentence, next_sentence, sentence_clauses in zip(all_sentences, (*all_sentences[1:], ""), clauses, strict=True):
         if match := _PATTERNS["plainly"].search(sentence):
             return match[0]
@@ -122,7 +122,7 @@ def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -
             if _PATTERNS["request"].match(clause):
                 continue
             match = _PATTERNS["order"].match(clause)
-            if match and (match["back"] or not explained_verbs.get(match[1], stem(match[1]) in explained_stems)):
+            if match and (match["back"] or not explained_verbs.get(match[1], stem_word(match[1]) in explained_stems)):
                 return match[0]
             if (match := _PATTERNS["question"].match(clause)) and (
                 is_question or not (clause_index or _PATTERNS["of_what_is_said"].search(sentence))
@@ -135,12 +135,12 @@ def asks(query: str, explained_stems: Collection[str], looks_up: bool = False) -
 
 def may_ask(query: str, explained_stems: Collection[str], lookup_stems: Collection[str]) -> bool:
     """Whether the query may ask for an answer: plainly, by a question, or by a word that may ask or names a look-up."""
-    if asks(query, explained_stems) or not Mentions(query).words.isdisjoint(lookup_stems):
+    if find_asking_words(query, explained_stems) or not Mentions(query).words.isdisjoint(lookup_stems):
         return True
     questions = ([*_clauses(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))
     if any(clauses and not any(map(_PATTERNS["request"].match, clauses)) for clauses in questions):
         return True
-    return any(stem(word) not in explained_stems for word in _PATTERNS["perhaps"].findall(fold(query)))
+    return any(stem_word(word) not in explained_stems for word in _PATTERNS["perhaps"].findall(fold_text(query)))
 
 
 def _clauses(sentence: str) -> Iterator[str]:
@@ -149,52 +149,52 @@ def _clauses(sentence: str) -> Iterator[str]:
             yield clause
 
 
-def hint(query: str, answer: str) -> str:
+def find_hint(query: str, answer: str) -> str:
     """How the query gives the answer away, in words; "" if no reading of it does. A number is searched for in words.
 
     The query is read as it stands and in the readings of decodings.py. Each reading is searched for the forms of the
     answer as whole words, which may be taken apart. It is also searched for encodings of the answer, since those of a
     single word are too short to be decoded.
     """
-    if _DIGITS_ONLY.fullmatch(answer):
-        number_word = NUMBERS_IN_WORDS.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
-        return "in words" if number_word in WORD.findall(fold(query)) else ""
-    if len("".join(words_alike(answer[:_MOST_LETTERS]))) < _FEWEST_LETTERS:
+    if _DIGITS_ONLY_PATTERN.fullmatch(answer):
+        number_word = WORD_BY_NUMBER.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
+        return "in words" if number_word in WORD.findall(fold_text(query)) else ""
+    if len("".join(words_alike(answer[:_MOST_LETTERS]))) < _LEAST_LETTERS:
         return ""
-    find_form = _form_finder(answer[:_MOST_LETTERS])
+    find_form = _make_form_finder(answer[:_MOST_LETTERS])
     hints = (", ".join(filter(None, (how, form))) for how, reading in readings(query) if (form := find_form(reading)))
     return next(hints, "")
 
 
-def _form_finder(answer: str) -> Callable[[str], str]:
+def _make_form_finder(answer: str) -> Callable[[str], str]:
     """A function that names the form in which a text contains the answer; "" for none.
 
     The forms are in plain letters, with one letter for all that look alike.
     """
     answer_words = words_alike(answer)
-    letters, stem_letters = "".join(answer_words), "".join(map(stem, answer_words))
-    plain_answer = "".join(WORD.findall(plain_letters(answer)))
-    cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _FEWEST_REVERSED else {}
-    sorted_letters = sorted(plain_answer) if len(plain_answer) > _FEWEST_REVERSED else []
+    letters, stem_letters = "".join(answer_words), "".join(map(stem_word, answer_words))
+    plain_answer = "".join(WORD.findall(to_letters(answer)))
+    cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _LEAST_REVERSED else {}
+    sorted_letters = sorted(plain_answer) if len(plain_answer) > _LEAST_REVERSED else []
     consonants = re.sub("[aeiou]", "", plain_answer)
-    consonants = consonants if _FEWEST_LETTERS <= len(consonants) < len(plain_answer) else ""
+    consonants = consonants if _LEAST_LETTERS <= len(consonants) < len(plain_answer) else ""
     encodings = dict(_encode(answer))
     morse_answer = " ".join(MORSE.get(letter, "") for letter in plain_answer)
 
     def name_form(text: str) -> str:
-        folded_text = fold(text)
+        folded_text = fold_text(text)
         if morse_answer in " ".join(folded_text.translate(MORSE_MARKS).split()) and morse_answer.strip():
             return "Morse"
         spelling_words = [_OTHER_SPELLINGS.get(word, word) for word in WORD.findall(_HEX_PREFIX.sub("", folded_text))]
         if form := _find_form(spelling_words, encodings):
             return encodings[form]
-        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _FEWEST_REVERSED else []
+        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _LEAST_REVERSED else []
         if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
-        content_words = words_alike(_JOINING_WORDS.sub(" ", folded_text))
-        if _find_form([*map(stem, text_words)], [stem_letters]) or _find_form(content_words, [letters]):
+        content_words = words_alike(_JOINING_PATTERN.sub(" ", folded_text))
+        if _find_form([*map(stem_word, text_words)], [stem_letters]) or _find_form(content_words, [letters]):
             return "in the plural, or letter by letter"
-        plain_words = WORD.findall(plain_letters(text))
+        plain_words = WORD.findall(to_letters(text))
         if any(sorted_letters == sorted(word) for word in plain_words) or consonants in plain_words:
             return "its letters mixed, or without vowels"
         return cipher_forms.get(_find_form(plain_words, cipher_forms), "")
@@ -205,7 +205,7 @@ def _form_finder(answer: str) -> Callable[[str], str]:
 def _find_form(text_words: Sequence[str], forms: Iterable[str]) -> str:
     """The first of the forms that these words contain; "" if they contain none."""
     contains_form = finder(text_words, _MOST_PLACES)
-    return next((form for form in forms if len(form) >= _FEWEST_LETTERS and contains_form(form)), "")
+    return next((form for form in forms if len(form) >= _LEAST_LETTERS and contains_form(form)), "")
 
 
 def _encipher(plain_answer: str) -> Iterator[tuple[str, str]]:
@@ -219,7 +219,7 @@ def _encipher(plain_answer: str) -> Iterator[tuple[str, str]]:
 
 def _encode(answer: str) -> Iterator[tuple[str, str]]:
     """(form, how) for usual encodings of the answer, reduced to lower-case letters and digits."""
-    lower_text = fold(answer)
+    lower_text = fold_text(answer)
     for text in dict.fromkeys((answer, lower_text, answer.upper(), answer.title(), lower_text[::-1])):
         text_bytes = text.encode("utf-8", "replace")
         forms = {
@@ -231,6 +231,6 @@ def _encode(answer: str) -> Iterator[tuple[str, str]]:
         }
         yield from (("".join(WORD.findall(encoded.casefold())), encoding) for encoding, encoded in forms.items())
     letters = [ALPHABET.index(letter) for letter in lower_text if letter in ALPHABET]
-    if len(letters) >= _FEWEST_REVERSED and len(letters) == len("".join(WORD.findall(lower_text))):
+    if len(letters) >= _LEAST_REVERSED and len(letters) == len("".join(WORD.findall(lower_text))):
         yield "".join(str(letter_index + 1) for letter_index in letters), "numbers for letters"
         yield "".join(_LETTER_NAMES[letter_index] for letter_index in letters), "words for letters"

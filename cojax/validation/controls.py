@@ -16,42 +16,42 @@ from typing import Any
 
 from cojax.drafts import DraftRefused
 from cojax.environment.replay import Replay
-from cojax.explorer.answers import leaves
+from cojax.explorer.answers import list_leaves
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
 from cojax.validation import consistency
-from cojax.validation.mention import COMMON, ENGLISH, Mentions, fold, number_of, words
+from cojax.validation.mention import COMMON_STEMS, ENGLISH, Mentions, fold_text, read_number, words
 
-_CONDITIONAL_WORD = re.compile(ENGLISH["depends"])
+_CONDITION_PATTERN = re.compile(ENGLISH["depends"])
 # Words that carry no information.
-_EMPTY_WORDS = COMMON | {"true", "false", "none", "null", "ok"}
-_WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")
+_EMPTY_WORDS = COMMON_STEMS | {"true", "false", "none", "null", "ok"}
+_WORD_PATTERN = re.compile(r"\w+(?:[.@:/-]\w+)*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a solution that can be left out: a call of an action, or the whole action if `call` is None."""
+    """A part of a solution that can be left out: a call of an action, or the whole action if `call_index` is None."""
 
     action: int
-    call: int | None = None
+    call_index: int | None = None
 
-    def of(self, actions: Sequence[Action]) -> Action:
+    def as_action(self, actions: Sequence[Action]) -> Action:
         """The part as an action of its own."""
         action = actions[self.action]
-        return action if self.call is None else Action(calls=(action.calls[self.call],))
+        return action if self.call_index is None else Action(calls=(action.calls[self.call_index],))
 
-    def without(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+    def leave_out(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """The actions without the part."""
         remainder: tuple[Action, ...] = ()
-        if self.call is not None:
+        if self.call_index is not None:
             calls = actions[self.action].calls
             # The text is dropped, as it may spell the calls out.
-            remainder = (Action(calls=(*calls[: self.call], *calls[self.call + 1 :])),)
+            remainder = (Action(calls=(*calls[: self.call_index], *calls[self.call_index + 1 :])),)
         return (*actions[: self.action], *remainder, *actions[self.action + 1 :])
 
-    def name(self, actions: Sequence[Action]) -> str:
+    def describe(self, actions: Sequence[Action]) -> str:
         """The part in words, for a line of evidence."""
-        prefix = "" if self.call is None else f"call {self.call + 1} of "
-        return f"{prefix}action {self.action + 1}, {signature(self.of(actions))[:200]}"
+        prefix = "" if self.call_index is None else f"call {self.call_index + 1} of "
+        return f"{prefix}action {self.action + 1}, {signature(self.as_action(actions))[:200]}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,47 +72,47 @@ class NegativeControls:
     phrase: Callable[[Sequence[Triplet]], str | None]
     replay: Callable[[Task, tuple[Action, ...]], Replay]
 
-    def examine(self, evidence: list[str]) -> None:
+    def check_parts(self, evidence: list[str]) -> None:
         """Leaves out each part in turn and adds a line of evidence for each.
 
         Raises DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution,
         then for any other part that is not needed.
         """
         all_parts = list(self._list_parts())
-        with_effect = self._parts_with_effect(all_parts)
+        with_effect = self._find_effective_parts(all_parts)
         effective_parts = [part for part in all_parts if part in with_effect]
         if self.bare is not None:
-            effective_parts.append(self._last_part)
-        evidence += [self._use_of_lookup(part, None) for part in all_parts if part not in with_effect]
-        if self.match.against:
-            raise DraftRefused(self.match.against)
+            effective_parts.append(self._find_last_part)
+        evidence += [self._describe_lookup(part, None) for part in all_parts if part not in with_effect]
+        if self.match.contradiction:
+            raise DraftRefused(self.match.contradiction)
         for part in effective_parts:
             evidence += self._examine_part(part)
 
     @property
-    def _last_part(self) -> Part:
+    def _find_last_part(self) -> Part:
         return Part(len(self.task.solution) - 1)
 
     @functools.cached_property
-    def _steps(self) -> tuple[Triplet, ...]:
-        return triplets(self.run)
+    def _list_steps(self) -> tuple[Triplet, ...]:
+        return list_triplets(self.run)
 
     def _list_parts(self) -> Iterator[Part]:
         """The parts that can be left out: all but the call that ends the episode, and the last action as a whole."""
         for index, action in enumerate(self.task.solution):
             if len(action.calls) > 1:
                 yield from (Part(index, number) for number, call in enumerate(action.calls) if call.name != self.ending)
-            elif index < self._last_part.action:
+            elif index < self._find_last_part.action:
                 yield Part(index)
 
-    def _parts_with_effect(self, parts: Sequence[Part]) -> set[Part]:
+    def _find_effective_parts(self, parts: Sequence[Part]) -> set[Part]:
         """The parts that changed the state.
 
         If an action has several calls, they are replayed one by one. If that fails or ends in another state, all
         calls of such actions count as changing the state.
         """
-        action_parts = {part for part in parts if part.call is None and part.action in self.run.effective}
-        call_parts = [part for part in parts if part.call is not None]
+        action_parts = {part for part in parts if part.call_index is None and part.action in self.run.effective}
+        call_parts = [part for part in parts if part.call_index is not None]
         if not call_parts:
             return action_parts
         actions, first_indices = list[Action](), list[int]()
@@ -122,37 +122,37 @@ class NegativeControls:
         trial = self.replay(self.task, tuple(actions))
         if not trial.complete or trial.states[-1] != self.run.states[-1]:
             return action_parts | set(call_parts)
-        places = {part: first_indices[part.action] + (part.call or 0) for part in call_parts}
+        places = {part: first_indices[part.action] + (part.call_index or 0) for part in call_parts}
         return action_parts | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
 
     def _examine_part(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
-        substitute_actions = (self.bare,) if self.bare is not None and part == self._last_part else ()
-        shorter_run = self.replay(self.task, (*part.without(solution), *substitute_actions))
+        substitute_actions = (self.bare,) if self.bare is not None and part == self._find_last_part else ()
+        shorter_run = self.replay(self.task, (*part.leave_out(solution), *substitute_actions))
         if substitute_actions and shorter_run.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
         if shorter_run.trajectory.reward >= 1.0:
-            raise DraftRefused(f"negative control: passes without {part.name(solution)}")
+            raise DraftRefused(f"negative control: passes without {part.describe(solution)}")
         if not substitute_actions and self._only_shows(part, shorter_run):
-            return [self._use_of_lookup(part, shorter_run)]
-        return [f"negative control: fails without {part.name(solution)}"]
+            return [self._describe_lookup(part, shorter_run)]
+        return [f"negative control: fails without {part.describe(solution)}"]
 
-    def _use_of_lookup(self, part: Part, shorter_run: Replay | None) -> str:
+    def _describe_lookup(self, part: Part, shorter_run: Replay | None) -> str:
         """How the solution uses a part that only shows something; `shorter_run` is the replay without it, if any.
 
         Raises DraftRefused if the part is superfluous.
         """
-        solution, part_name = self.task.solution, part.name(self.task.solution)
-        if shown_value := self._first_shown(part):
+        solution, part_name = self.task.solution, part.describe(self.task.solution)
+        if shown_value := self._find_first_shown(part):
             return f"look-up used: {shown_value[:60]!r}, first shown by {part_name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
-        wording_without = self.phrase(_steps_without(part, self._steps))
+        wording_without = self.phrase(_leave_out(part, self._list_steps))
         is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
         if self.match.verbatim and not is_unasked:
             return f"look-up asked for, as the environment words it: {part_name}"
-        shorter_run = shorter_run or self.replay(self.task, part.without(solution))
-        if not shorter_run.complete or len(shorter_run.trajectory.turns) < len(solution) - (part.call is None):
+        shorter_run = shorter_run or self.replay(self.task, part.leave_out(solution))
+        if not shorter_run.complete or len(shorter_run.trajectory.turns) < len(solution) - (part.call_index is None):
             return f"look-up needed: the rest fails without {part_name}"
         if not self._only_shows(part, shorter_run):
             return f"look-up needed: the end differs without {part_name}"
@@ -171,23 +171,23 @@ class NegativeControls:
         """
         if not self.run.states or not shorter_run.states:
             return False
-        with_part, without_part = _values_by_path(self.run.states[-1]), _values_by_path(shorter_run.states[-1])
-        outputs = Counter(message.content for message in _messages(part, self._steps))
+        with_part, without_part = _count_values(self.run.states[-1]), _count_values(shorter_run.states[-1])
+        outputs = Counter(message.content for message in _list_messages(part, self._list_steps))
         outputs += Counter({f"hash:{content_hash(output_text)}": count for output_text, count in outputs.items()})
         extra_values = Counter(leaf_value for _, leaf_value in (with_part - without_part).elements())
         return not without_part - with_part and not extra_values - outputs
 
-    def _first_shown(self, part: Part) -> str:
+    def _find_first_shown(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action contains; empty if there is none."""
-        steps, query = self._steps, self.task.query
-        earlier = [query, opening(self.run), _as_lines(part.of(self.task.solution))]
-        earlier += [f"{_as_lines(step.action)}\n{consistency.shown_text(step, query)}" for step in steps[: part.action]]
+        steps, query = self._list_steps, self.task.query
+        earlier = [query, join_opening(self.run), _as_lines(part.as_action(self.task.solution))]
+        earlier += [f"{_as_lines(step.action)}\n{consistency.join_shown(step, query)}" for step in steps[: part.action]]
         later_texts = [_as_lines(step.action) for step in steps[part.action + 1 :]]
-        if part.call is not None:
-            earlier += [message.content for message in steps[part.action].observation.messages[: part.call]]
-            later_texts.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call + 1 :])))
-        output = "\n".join(message.content for message in _messages(part, steps))
-        shown_values = (_values(output) - _values("\n".join(earlier))) & _values("\n".join(later_texts))
+        if part.call_index is not None:
+            earlier += [message.content for message in steps[part.action].observation.messages[: part.call_index]]
+            later_texts.append(_as_lines(Action(calls=steps[part.action].action.calls[part.call_index + 1 :])))
+        output = "\n".join(message.content for message in _list_messages(part, steps))
+        shown_values = (_list_values(output) - _list_values("\n".join(earlier))) & _list_values("\n".join(later_texts))
         return max(shown_values, key=lambda value: (len(value), value), default="")
 
     def _is_condition(self, part: Part) -> bool:
@@ -196,39 +196,39 @@ class NegativeControls:
         It must contain a conditional word, an argument of the part and something that the part shows.
         """
         mentions = Mentions(self.task.query)
-        if not _CONDITIONAL_WORD.search(fold(self.task.query)):
+        if not _CONDITION_PATTERN.search(fold_text(self.task.query)):
             return False
-        message_texts = (message.content for message in _messages(part, self._steps))
+        message_texts = (message.content for message in _list_messages(part, self._list_steps))
         return any(mentions.names(message_text) for message_text in message_texts if message_text.strip()) and any(
             mentions.names(str(argument))
-            for call in part.of(self.task.solution).calls
+            for call in part.as_action(self.task.solution).calls
             for argument in call.arguments.values()
         )
 
     def _may_be_asked(self, part: Part) -> bool:
         """Whether the query has a word about this part alone: of its values, its name, its documentation or its
         wording."""
-        other_steps, own_action = _steps_without(part, self._steps), part.of(self.task.solution)
-        wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
-        topic = {*words(consistency.action_words(self.documents, own_action))} | wording_words
-        topic -= {word for step in other_steps for word in words(consistency.action_words(self.documents, step.action))}
+        other_steps, own_action = _leave_out(part, self._list_steps), part.as_action(self.task.solution)
+        wording_words = {*words(self.phrase(self._list_steps) or "")} - {*words(self.phrase(other_steps) or "")}
+        topic = {*words(consistency.list_words(self.documents, own_action))} | wording_words
+        topic -= {word for step in other_steps for word in words(consistency.list_words(self.documents, step.action))}
         # A repeated call has no words that only it has.
         if not topic:
             return any(signature(step.action) == signature(own_action) for step in other_steps)
         return bool(topic & Mentions(self.task.query).words)
 
 
-def triplets(run: Replay) -> tuple[Triplet, ...]:
+def list_triplets(run: Replay) -> tuple[Triplet, ...]:
     """The steps of a replay."""
     return tuple(Triplet(turn.action, turn.observation, 0) for turn in run.trajectory.turns)
 
 
-def opening(run: Replay) -> str:
+def join_opening(run: Replay) -> str:
     """What the episode shows before the first action."""
     return "\n".join(message.content for message in run.trajectory.opening)
 
 
-def after_the_end(actions: Sequence[Action], turn_count: int, ending: str) -> str:
+def describe_after_end(actions: Sequence[Action], turn_count: int, ending: str) -> str:
     """How a solution goes on after the episode is over, as a line of evidence; empty if it does not.
 
     In code, a later call at the top level counts if it is on the same object, or ends the episode again.
@@ -238,15 +238,15 @@ def after_the_end(actions: Sequence[Action], turn_count: int, ending: str) -> st
     for action_number, action in enumerate(actions, 1):
         if ending and ending in [call.name for call in action.calls[:-1]]:
             return f"calls after the end: action {action_number} goes on after {ending}"
-        if ending and not action.calls and (later_call := _call_after_end(action, ending.rpartition(".")[2])):
+        if ending and not action.calls and (later_call := _find_call_after_end(action, ending.rpartition(".")[2])):
             return f"calls after the end: the code of action {action_number} goes on after {ending} with {later_call}"
     return ""
 
 
-def _call_after_end(action: Action, ending: str) -> str:
+def _find_call_after_end(action: Action, ending: str) -> str:
     """The first call of an action's code after the one that ends the episode; empty if there is none."""
     owner = ""
-    for statement in consistency.syntax_tree(action).body:
+    for statement in consistency.parse_action(action).body:
         for node in ast.walk(statement) if owner else ():
             if isinstance(node, ast.Call) and ((chain := _chain_names(node.func))[0] == owner or chain[-1] == ending):
                 return ast.unparse(node)[:100]
@@ -265,26 +265,26 @@ def _chain_names(func: ast.expr) -> list[str]:
     return [func.id if isinstance(func, ast.Name) else "", *attribute_names[::-1]]
 
 
-def _messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
+def _list_messages(part: Part, steps: Sequence[Triplet]) -> tuple[Message, ...]:
     """The messages that answer the part; all those of its action if there is not one message for each call."""
     step = steps[part.action]
-    if part.call is None or len(step.observation.messages) != len(step.action.calls):
+    if part.call_index is None or len(step.observation.messages) != len(step.action.calls):
         return step.observation.messages
-    return (step.observation.messages[part.call],)
+    return (step.observation.messages[part.call_index],)
 
 
-def _steps_without(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
+def _leave_out(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
     remainder: tuple[Triplet, ...] = ()
-    if part.call is not None:
+    if part.call_index is not None:
         step, messages = steps[part.action], steps[part.action].observation.messages
         if len(messages) == len(step.action.calls):
-            messages = (*messages[: part.call], *messages[part.call + 1 :])
-        (action,) = Part(0, part.call).without([step.action])
+            messages = (*messages[: part.call_index], *messages[part.call_index + 1 :])
+        (action,) = Part(0, part.call_index).leave_out([step.action])
         remainder = (Triplet(action, dataclasses.replace(step.observation, messages=messages), step.run),)
     return (*steps[: part.action], *remainder, *steps[part.action + 1 :])
 
 
-def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
+def _count_values(state: Any) -> Counter[tuple[str, str]]:
     """The values of a state with their paths; the order of lists does not count."""
     value_counts: Counter[tuple[str, str]] = Counter()
     stack: list[tuple[str, Any]] = [("", state)]
@@ -302,13 +302,13 @@ def _values_by_path(state: Any) -> Counter[tuple[str, str]]:
 
 def _as_lines(action: Action) -> str:
     """The values of an action, one per line: the arguments of its calls, or the names and literals of its code."""
-    code = () if action.calls else consistency.names_and_literals(action)
-    return "\n".join((*map(str, leaves([call.arguments for call in action.calls])), *code))
+    code = () if action.calls else consistency.list_names_and_literals(action)
+    return "\n".join((*map(str, list_leaves([call.arguments for call in action.calls])), *code))
 
 
-def _values(text: str) -> set[str]:
+def _list_values(text: str) -> set[str]:
     """The values of a text: its words, their parts and its numbers, without common words and truth values."""
-    whole_words = _WORD.findall(fold(text))
+    whole_words = _WORD_PATTERN.findall(fold_text(text))
     candidates = {*whole_words, *(subword for word in whole_words for subword in re.findall(r"\w+", word))}
     value_words = {value for value in candidates if (len(value) > 1 or value.isdecimal()) and value not in _EMPTY_WORDS}
-    return {f"{number_of(value):.15g}" if value[0].isdecimal() else value for value in value_words} - {"nan"}
+    return {f"{read_number(value):.15g}" if value[0].isdecimal() else value for value in value_words} - {"nan"}

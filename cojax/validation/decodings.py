@@ -25,37 +25,37 @@ CIPHERS = {
     "the alphabet backwards": ALPHABET[::-1],
 }
 # "LATIN … LETTER A", "… SMALL CAPITAL A", "… TURNED A", with or without "WITH HOOK"; not "LATIN LETTER ESH".
-_LATIN_NAME = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
+_LATIN_NAME_PATTERN = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN_CATEGORIES = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
 # At most this many characters replace one character.
-_LONGEST_EXPANSION = 18
+_MOST_EXPANSION = 18
 # Decodings nest at most this deep, and a text has at most this many readings.
-_DEEPEST, _MOST_READINGS = 3, 32
+_MOST_NESTING, _MOST_READINGS = 3, 32
 # Digits → the letters they stand for; letters that look alike → one of them.
 _LOOKALIKE_DIGITS = str.maketrans("0123456789i", "olzeasgtbql")
 # Marks → the letters they stand for; + and ! only next to a word or within one.
 _LETTER_MARKS = str.maketrans("@$€£¢|", "aselcl")
-_PLUS = re.compile(r"(?<=\w)\+|\+(?=\w)")
-_BANG = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
+_PLUS_PATTERN = re.compile(r"(?<=\w)\+|\+(?=\w)")
+_BANG_PATTERN = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
 WORD = re.compile(r"[^\W_]+")
 
-_LEET = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
+_LEET_LETTERS = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
 _LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
 _UPSIDE_DOWN = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
 MORSE = dict(zip(ENGLISH["spelling"]["morse"].split(), ALPHABET + "0123456789", strict=True))
 _NUMBER_OF_WORD = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
 _PART_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBER_OF_WORD if len(word) > 1))["marker"]
-_QUOTES = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
-_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
+_QUOTE_PATTERN = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
+_BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
 _BASE64_SHORT = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")
 _BASE64_LINES = re.compile(r"(?<=[A-Za-z0-9+/_=-]{16})\n(?=[A-Za-z0-9+/_-]{4})")
-_BASE32 = re.compile(r"[A-Za-z2-7]{16,}={0,6}")
-_BASE85 = re.compile(r"(?:<~)?[!-z{|}~]{15,}")
-_HEX = re.compile(r"(?:0x|\\x)?[0-9a-fA-F]{2}(?:[\s:,-]{0,2}(?:0x|\\x)?[0-9a-fA-F]{2}){5,}")
-_BITS = re.compile(r"[01]{7,8}(?:[\s,-]{0,2}[01]{7,8}){4,}")
-_CHARACTER_CODES = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
+_BASE32_PATTERN = re.compile(r"[A-Za-z2-7]{16,}={0,6}")
+_BASE85_PATTERN = re.compile(r"(?:<~)?[!-z{|}~]{15,}")
+_HEX_PATTERN = re.compile(r"(?:0x|\\x)?[0-9a-fA-F]{2}(?:[\s:,-]{0,2}(?:0x|\\x)?[0-9a-fA-F]{2}){5,}")
+_BITS_PATTERN = re.compile(r"[01]{7,8}(?:[\s,-]{0,2}[01]{7,8}){4,}")
+_CODES_PATTERN = re.compile(r"(?<!\d)\d{1,3}(?:[\s,;./-]{1,3}\d{1,3}){5,}(?!\d)")
 _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-F]{2})|=([0-9A-F]{2})|\\([0-7]{3})")
 MORSE_MARKS = str.maketrans("·•–−—_", "..----")
 _MORSE_TEXT = re.compile(r"[.\-·•–−—_/| \n]+")
@@ -63,48 +63,48 @@ _MORSE_RUN = re.compile(r"[.\-·•–−—_/| \n]{14,}")
 _MARKS_BETWEEN = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
 _GAPS_BETWEEN = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _LEET_WORD = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
-_LEAST_USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
+_LEAST_USUAL_SHARE = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
-def plain(text: str) -> str:
+def to_plain(text: str) -> str:
     """The text with ASCII letters in place of all other characters that look like them.
 
     Marks and characters that show nothing are dropped; case, punctuation and ASCII itself stay.
     """
-    return text if text.isascii() else "".join(map(_plain_char, text))
+    return text if text.isascii() else "".join(map(_to_plain_char, text))
 
 
-def plain_letters(text: str) -> str:
+def to_letters(text: str) -> str:
     """The text in plain lower-case letters, which also replace marks that stand for letters."""
-    letters = plain(text.translate(_LETTER_MARKS)).lower()
-    return _BANG.sub("l", _PLUS.sub("t", letters)) if "+" in letters or "!" in letters else letters
+    letters = to_plain(text.translate(_LETTER_MARKS)).lower()
+    return _BANG_PATTERN.sub("l", _PLUS_PATTERN.sub("t", letters)) if "+" in letters or "!" in letters else letters
 
 
-def one_letter(letters: str) -> str:
+def merge_letters(letters: str) -> str:
     """Plain lower-case letters, with one letter for all that look alike."""
     return letters.replace("rn", "m").replace("vv", "w").translate(_LOOKALIKE_DIGITS)
 
 
 def words(text: str) -> list[str]:
     """The words of the text, with one letter for all that look alike."""
-    return WORD.findall(one_letter(plain_letters(text)))
+    return WORD.findall(merge_letters(to_letters(text)))
 
 
-def finder(words: Sequence[str], most: int | None = None) -> Callable[[str], bool]:
+def finder(words: Sequence[str], most_positions: int | None = None) -> Callable[[str], bool]:
     """A function that says whether consecutive words, joined, make up a form, however it is taken apart.
 
-    Only the first `most` places where the form occurs are tried.
+    Only the first `most_positions` places where the form occurs are tried.
     """
     text, edges = "".join(words), frozenset(itertools.accumulate(map(len, words), initial=0))
 
     def contains(form: str) -> bool:
-        positions = itertools.islice(_positions_of(text, form), most)
+        positions = itertools.islice(_find_positions(text, form), most_positions)
         return any(position in edges and position + len(form) in edges for position in positions)
 
     return contains
 
 
-def _positions_of(text: str, form: str) -> Iterator[int]:
+def _find_positions(text: str, form: str) -> Iterator[int]:
     position = text.find(form)
     while position >= 0:
         yield position
@@ -116,15 +116,15 @@ def readings(
 ) -> Iterator[tuple[str, str]]:
     """(how, reading): the text itself, then its decodings and the decodings of these; at most 32 in all.
 
-    `decipher` gives readings of a text in addition to `decodings`.
+    `decipher` gives readings of a text in addition to `decode`.
     """
     texts = {text}
     current_level = [("", text)]
     yield "", text
-    for _ in range(_DEEPEST):
+    for _ in range(_MOST_NESTING):
         next_level: list[tuple[str, str]] = []
         for outer_encoding, reading in current_level:
-            for encoding, decoding in (*decodings(reading), *decipher(reading)):
+            for encoding, decoding in (*decode(reading), *decipher(reading)):
                 if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _MOST_READINGS:
                     texts.add(decoding)
                     next_level.append((f"{outer_encoding}, {encoding}".removeprefix(", "), decoding))
@@ -132,7 +132,7 @@ def readings(
         current_level = next_level
 
 
-def decodings(text: str) -> Iterator[tuple[str, str]]:
+def decode(text: str) -> Iterator[tuple[str, str]]:
     """(name of the encoding, decoded text) for each encoding that the text may be in."""
     for encoding, decode in _DECODINGS.items():
         for reading in decode(text):
@@ -141,30 +141,30 @@ def decodings(text: str) -> Iterator[tuple[str, str]]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _plain_char(char: str) -> str:
+def _to_plain_char(char: str) -> str:
     if char.isascii():
         return char
     if char.isspace():
         return " " if char not in "\u2028\u2029\x85" else "\n"
     if char in BLANK:
         return ""
-    parts = unicodedata.normalize("NFKD", char)[:_LONGEST_EXPANSION]
+    parts = unicodedata.normalize("NFKD", char)[:_MOST_EXPANSION]
     visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN_CATEGORIES)
-    return visible if visible.isascii() else _lookalikes().get(char) or "".join(map(_lookalike, visible))
+    return visible if visible.isascii() else _read_lookalikes().get(char) or "".join(map(_find_lookalike, visible))
 
 
-def _lookalike(char: str) -> str:
+def _find_lookalike(char: str) -> str:
     if char.isascii():
         return char
     # A letter without a lookalike may have one in its other case.
-    if lookalike := next(filter(None, map(_lookalikes().get, (char, char.upper(), char.lower()))), None):
+    if lookalike := next(filter(None, map(_read_lookalikes().get, (char, char.upper(), char.lower()))), None):
         return lookalike
-    name_match = _LATIN_NAME.search(unicodedata.name(char, ""))
+    name_match = _LATIN_NAME_PATTERN.search(unicodedata.name(char, ""))
     return name_match[1].lower() if name_match else char
 
 
 @functools.cache
-def _lookalikes() -> Mapping[str, str]:
+def _read_lookalikes() -> Mapping[str, str]:
     """Character → the ASCII text that Unicode says it looks like, letters preferred to digits and marks."""
     # The table takes a moment to load, and only texts beyond ASCII need it.
     from confusable_homoglyphs.confusables import confusables_data
@@ -175,7 +175,7 @@ def _lookalikes() -> Mapping[str, str]:
             continue
         # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
         decompositions = (unicodedata.normalize("NFKD", entry["c"]) for entry in entries)
-        prototypes = ["".join(c for c in text if unicodedata.category(c) != "Mn") for text in decompositions]
+        prototypes = ["".join(char for char in text if unicodedata.category(char) != "Mn") for text in decompositions]
         siblings = [entry["c"] for text in prototypes for entry in confusables_data.get(text, ())]
         ascii_texts = [text for text in prototypes if text.isascii()] or [text for text in siblings if text.isascii()]
         if ascii_texts:
@@ -184,13 +184,13 @@ def _lookalikes() -> Mapping[str, str]:
     return latin_by_char
 
 
-def _as_text(data: bytes) -> str:
+def _to_text(data: bytes) -> str:
     """The bytes as text. Raises ValueError if they are not text."""
     text = data.decode()
     # An ordinary word that happens to be decodable becomes letters of any script, and marks.
-    usual_char_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
+    usual_char_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in to_plain(text))
     is_visible = all(char.isprintable() or char.isspace() for char in text)
-    if len(text) < 2 or not is_visible or usual_char_count < _LEAST_USUAL * len(text):
+    if len(text) < 2 or not is_visible or usual_char_count < _LEAST_USUAL_SHARE * len(text):
         raise ValueError("no text")
     return text
 
@@ -219,49 +219,49 @@ def _decode_in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) 
     return decode
 
 
-def _from_base64(token: str) -> str:
+def _read_base64(token: str) -> str:
     bare_token = token.strip("=").replace("-", "+").replace("_", "/")
     # A single character encodes no whole byte.
     bare_token = bare_token[: len(bare_token) - (len(bare_token) % 4 == 1)]
-    return _as_text(base64.b64decode(bare_token + "=" * (-len(bare_token) % 4)))
+    return _to_text(base64.b64decode(bare_token + "=" * (-len(bare_token) % 4)))
 
 
 _BASE64_DECODERS = (
-    _from_base64,
-    lambda token: _from_base64(token[::-1]),
-    lambda token: _from_base64(codecs.encode(token, "rot13")),
+    _read_base64,
+    lambda token: _read_base64(token[::-1]),
+    lambda token: _read_base64(codecs.encode(token, "rot13")),
 )
 
 
 def _decode_base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
-    if readings := list(_decode_in_place(_BASE64, *_BASE64_DECODERS)(text)):
+    if readings := list(_decode_in_place(_BASE64_PATTERN, *_BASE64_DECODERS)(text)):
         # If some words are base64, shorter ones may be too.
         yield from (*readings, *_decode_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
 
 
-def _from_base32(token: str) -> str:
+def _read_base32(token: str) -> str:
     bare_token = token.strip("=").upper()
-    return _as_text(base64.b32decode(bare_token + "=" * (-len(bare_token) % 8)))
+    return _to_text(base64.b32decode(bare_token + "=" * (-len(bare_token) % 8)))
 
 
-def _from_hex(token: str, backwards: bool = False) -> str:
-    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)[:: -1 if backwards else 1]
-    return _as_text(bytes.fromhex(digits[: len(digits) // 2 * 2]))
+def _read_hex(token: str, is_backwards: bool = False) -> str:
+    digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)[:: -1 if is_backwards else 1]
+    return _to_text(bytes.fromhex(digits[: len(digits) // 2 * 2]))
 
 
-def _from_bits(token: str) -> str:
+def _read_bits(token: str) -> str:
     bit_groups = re.findall(r"[01]+", token)
     if len(bit_groups) == 1:
         bit_groups = re.findall(r"[01]{8}", token)
-    return _as_text(bytes(int(bits, 2) for bits in bit_groups if len(bits) <= 8))
+    return _to_text(bytes(int(bits, 2) for bits in bit_groups if len(bits) <= 8))
 
 
-def _from_codes(token: str) -> str:
+def _read_codes(token: str) -> str:
     numbers = [int(number) for number in re.findall(r"\d+", token)]
     if all(1 <= number <= 26 for number in numbers):
         return "".join(ALPHABET[number - 1] for number in numbers)
-    return _as_text(bytes(numbers))
+    return _to_text(bytes(numbers))
 
 
 def _undo_escapes(text: str) -> Iterator[str]:
@@ -280,10 +280,10 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _decode_morse(text: str) -> Iterator[str]:
     if _MORSE_RUN.search(text):
-        yield _MORSE_TEXT.sub(_from_morse, text)
+        yield _MORSE_TEXT.sub(_read_morse, text)
 
 
-def _from_morse(match: re.Match[str]) -> str:
+def _read_morse(match: re.Match[str]) -> str:
     morse_text = match[0].translate(MORSE_MARKS)
     return "".join(MORSE.get(token, " ") for token in re.findall(r"[.-]+|[/|\n]", morse_text))
 
@@ -295,7 +295,7 @@ def _read_invisible(text: str) -> Iterator[str]:
     yield "".join(chr(ord(char) - 0xE0000) for char in text if 0xE0020 <= ord(char) < 0xE007F)
     codes = [ord(char) - 0xFE00 for char in text if 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF]
     with contextlib.suppress(ValueError):
-        yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in codes))
+        yield _to_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in codes))
 
 
 def _turn_upright(text: str) -> Iterator[str]:
@@ -312,7 +312,7 @@ def _join_letters(text: str) -> Iterator[str]:
 def _undo_leet(text: str) -> Iterator[str]:
     if _LEET_WORD.search(text):
         words_and_spaces = re.split(r"(\s+)", text)
-        yield "".join(word.translate(_LEET) if _LEET_WORD.search(word) else word for word in words_and_spaces)
+        yield "".join(word.translate(_LEET_LETTERS) if _LEET_WORD.search(word) else word for word in words_and_spaces)
         yield text.translate(_LEET_SECOND)
 
 
@@ -327,21 +327,21 @@ def _order_parts(text: str) -> Iterator[str]:
             for number, mark, part_end in zip(numbers, part_marks, part_ends, strict=True)
         ]
         yield " ".join(part for _, part in sorted(numbered_parts, key=lambda pair: pair[0]))
-    if quotes := ["".join(quote_groups) for quote_groups in _QUOTES.findall(text)]:
+    if quotes := ["".join(quote_groups) for quote_groups in _QUOTE_PATTERN.findall(text)]:
         yield " ".join(quotes)
 
 
 _DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {
     "base64": _decode_base64,
-    "base32": _decode_in_place(_BASE32, _from_base32),
+    "base32": _decode_in_place(_BASE32_PATTERN, _read_base32),
     "base85": _decode_in_place(
-        _BASE85,
-        lambda token: _as_text(base64.b85decode(token)),
-        lambda token: _as_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
+        _BASE85_PATTERN,
+        lambda token: _to_text(base64.b85decode(token)),
+        lambda token: _to_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
     ),
-    "hexadecimal": _decode_in_place(_HEX, _from_hex, functools.partial(_from_hex, backwards=True)),
-    "binary": _decode_in_place(_BITS, _from_bits),
-    "numbers for letters": _decode_in_place(_CHARACTER_CODES, _from_codes),
+    "hexadecimal": _decode_in_place(_HEX_PATTERN, _read_hex, functools.partial(_read_hex, is_backwards=True)),
+    "binary": _decode_in_place(_BITS_PATTERN, _read_bits),
+    "numbers for letters": _decode_in_place(_CODES_PATTERN, _read_codes),
     "escapes": _undo_escapes,
     "Morse": _decode_morse,
     "characters that show nothing": _read_invisible,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cojax.environment.replay import Replay
 from cojax.settings.tree import Settings
-from cojax.similarity import nearest
+from cojax.similarity import make_nearest
 from cojax.types import Action, Task, content_hash, normalise, setup_hash, to_json
-from cojax.unicode_forms import normal_form
-from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, one_letter, plain, plain_letters
+from cojax.unicode_forms import normalise_form
+from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, merge_letters, to_letters, to_plain
 from cojax.validation.decodings import readings as readings_of
 from cojax.validation.decodings import words as words_of
 from cojax.validation.mention import ENGLISH
@@ -26,24 +26,24 @@ _CLOSING_WORDS = frozenset({"please", "kindly", "thanks"})
 # A turn of a dialogue is only part of a task: to be distinctive it needs this many times the words of a whole query.
 _TURN_FACTOR = 2
 # A query of more characters is not compared; validation allows far fewer.
-_LONGEST_QUERY = 100_000
+_MOST_QUERY_LENGTH = 100_000
 # A query scattered among other words needs this many more words to be distinctive.
 _EXTRA_IF_SCATTERED = 3
 # The wording of a decoded text is compared only if it has at least this many words.
-_FEWEST_DECODED = 4
+_LEAST_DECODED_WORDS = 4
 # The solutions of at most this many evaluation tasks on one setup are run; benchmarks have a few on each.
 _MOST_PER_SETUP = 20
 # A query is recognised inside a longer reading only if it has at least this many words and letters.
-_FEWEST_WORDS, _FEWEST_LETTERS = 3, 12
+_LEAST_WORDS, _LEAST_LETTERS = 3, 12
 # Words that no query contains count as filler only if there are at least this many queries.
 _REPRESENTATIVE_COUNT = 100
 # Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
 _NEIGHBOURS = 0.6
 # At most this many words of a text are tried with each cipher, and at most this many ciphers are followed up.
 _MOST_WORDS_TRIED, _MOST_CIPHERS = 100, 2
-_CLAUSE_END = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
+_CLAUSE_END_PATTERN = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.
-_FILLER_WORDS = frozenset(map(one_letter, ENGLISH["around"].split()))
+_FILLER_WORDS = frozenset(map(merge_letters, ENGLISH["around"].split()))
 # Cipher → the table that undoes it.
 _CIPHER_TABLES = {name: str.maketrans(alphabet, ALPHABET) for name, alphabet in CIPHERS.items()}
 
@@ -56,11 +56,11 @@ class Exclusions:
     - its query contains the query of an evaluation task, word for word or scattered, if that is long enough;
     - the cosine of its query with that of an evaluation task, or with a part of it, is above `similarity` (0: not
       compared);
-    - its actions are those of an evaluation task on the same setup, or have the same end (`why_done`);
+    - its actions are those of an evaluation task on the same setup, or have the same end (`find_end_rule`);
     - it begins on a setup in `closed`, the setups of evaluation tasks that were set apart by setup.
     """
 
-    queries: frozenset[str] = frozenset()  # keys of the evaluation queries, see `_query_keys`
+    queries: frozenset[str] = frozenset()  # keys of the evaluation queries, see `_make_query_keys`
     plans: frozenset[str] = frozenset()  # hashes of setup and actions
     similarity: float = 0.0
     nearest: Callable[[str], tuple[float, str]] | None = None
@@ -99,49 +99,49 @@ class Exclusions:
             if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
                 by_setup[setup_hash(task)] = (*earlier_tasks, task)
         return cls(
-            frozenset(query_key for text in query_texts for query_key in _query_keys(text)),
-            frozenset(_plan_hash(task) for task in tasks),
+            frozenset(query_key for text in query_texts for query_key in _make_query_keys(text)),
+            frozenset(_hash_plan(task) for task in tasks),
             similarity,
-            nearest(query_texts) if similarity else None,
-            tuple(sorted({part for text in query_texts for part in _distinctive_parts(text, words)})) if words else (),
+            make_nearest(query_texts) if similarity else None,
+            tuple(sorted({part for text in query_texts for part in _find_distinctive(text, words)})) if words else (),
             Disguises(query_texts, _EXTRA_IF_SCATTERED + words if words else 0),
             by_setup,
             frozenset(map(setup_hash, closed)),
         )
 
-    def why(self, task: Task) -> str:
+    def find_rule(self, task: Task) -> str:
         """The rule that excludes the task; empty if none does."""
         if self.disguises is None:
             return ""
         if setup_hash(task) in self.closed:
             return "an evaluation task begins on the same setup"
-        if len(task.query) > _LONGEST_QUERY:
-            return f"the query has {len(task.query):,} characters; no more than {_LONGEST_QUERY:,} can be compared"
-        if _query_keys(task.query) & self.queries:
+        if len(task.query) > _MOST_QUERY_LENGTH:
+            return f"the query has {len(task.query):,} characters; no more than {_MOST_QUERY_LENGTH:,} can be compared"
+        if _make_query_keys(task.query) & self.queries:
             return "an evaluation task has the same query"
-        if _plan_hash(task) in self.plans:
+        if _hash_plan(task) in self.plans:
             return "an evaluation task has the same setup and actions"
-        if (cosine := self._cosine(task.query)) > self.similarity:
+        if (cosine := self._measure_cosine(task.query)) > self.similarity:
             # The task is not named: drafts.jsonl must not hold evaluation tasks.
             return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
-        turns = (_query_keys(turn) for turn in _split_turns(task.query) if _shown_words(turn))
-        if any(map(finder(_shown_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
+        turns = (_make_query_keys(turn) for turn in _split_turns(task.query) if _split_words(turn))
+        if any(map(finder(_split_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
-        for encoding, reading in self.disguises.readings(task.query):
-            if disguise := self.disguises.why(encoding, reading, task.query):
+        for encoding, reading in self.disguises.list_readings(task.query):
+            if disguise := self.disguises.find_disguise(encoding, reading, task.query):
                 return f"the query of an evaluation task is hidden in it: {disguise}"
-            wording = reading if encoding else plain(task.query)
-            if wording == task.query or len(wording.split()) < _FEWEST_DECODED:
+            wording = reading if encoding else to_plain(task.query)
+            if wording == task.query or len(wording.split()) < _LEAST_DECODED_WORDS:
                 continue
-            if self._cosine(wording) > self.similarity:
+            if self._measure_cosine(wording) > self.similarity:
                 return f"an evaluation task is worded alike: {encoding or 'letters that look alike'}"
         return ""
 
-    def _cosine(self, text: str) -> float:
+    def _measure_cosine(self, text: str) -> float:
         """The cosine with the nearest evaluation query; 0 if wording is not compared."""
         return self.nearest(text)[0] if self.nearest is not None else 0.0
 
-    def why_done(self, task: Task, run: Replay, replay: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
+    def find_end_rule(self, task: Task, run: Replay, replay: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
         """The rule that excludes the task by the end of its solution, replayed as `run`; empty if none does.
 
         The run must not change the world in the same way as the solution of an evaluation task on the same setup;
@@ -151,11 +151,11 @@ class Exclusions:
         """
         setup = setup_hash(task)
         if setup not in self.ends:
-            runs = [(other, replay(other, other.solution)) for other in self.by_setup.get(setup, ())]
-            self.ends[setup] = tuple((other, _world_hash(other_run)) for other, other_run in runs if other_run.complete)
-        change_hash = _world_hash(run)
-        for other, its_hash in self.ends[setup]:
-            if its_hash == change_hash and (change_hash or replay(other, task.solution).trajectory.reward >= 1.0):
+            runs = [(peer, replay(peer, peer.solution)) for peer in self.by_setup.get(setup, ())]
+            self.ends[setup] = tuple((peer, _hash_world(other_run)) for peer, other_run in runs if other_run.complete)
+        change_hash = _hash_world(run)
+        for other_task, its_hash in self.ends[setup]:
+            if its_hash == change_hash and (change_hash or replay(other_task, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
@@ -163,8 +163,8 @@ class Exclusions:
 class Disguises:
     """Finds queries that are disguised in other texts."""
 
-    def __init__(self, queries: Iterable[str], fewest_scattered: int = 0):
-        """Queries of at least `fewest_scattered` words are also found with other words in between; 0 turns this off."""
+    def __init__(self, queries: Iterable[str], least_words: int = 0):
+        """Queries of at least `least_words` words are also found with other words in between; 0 turns this off."""
         queries = sorted(set(queries))
         self._whole: set[str] = set()
         self._bare: set[str] = set()
@@ -176,63 +176,63 @@ class Disguises:
             self._add_query(query)
         self._is_representative = len(queries) >= _REPRESENTATIVE_COUNT
         self._queries_by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
-        if fewest_scattered:
-            parts = [words_of(part) for query in queries for part in {query, *_paragraphs(query)}]
+        if least_words:
+            parts = [words_of(part) for query in queries for part in {query, *_split_paragraphs(query)}]
             counts = collections.Counter(word for part in parts for word in set(part))
             for part in parts:
-                if len(part) >= fewest_scattered:
+                if len(part) >= least_words:
                     self._queries_by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
 
     def _add_query(self, query: str) -> None:
         words = words_of(query)
         self._words.update(words)
-        self._backward_words.update(one_letter(word[::-1]) for word in words)
+        self._backward_words.update(merge_letters(word[::-1]) for word in words)
         if len(words) > 1:
-            self._bare.add(_without_filler(words))
-        for letters in filter(None, _orders(query)):
-            self._whole.add(one_letter(letters))
+            self._bare.add(_drop_filler(words))
+        for letters in filter(None, _list_orders(query)):
+            self._whole.add(merge_letters(letters))
         # A single turn of a dialogue may be disguised too.
-        for part in {query, *_paragraphs(query)}:
-            if len(WORD.findall(plain_letters(part))) >= _FEWEST_WORDS:
-                for letters in _orders(part):
-                    if len(query_key := one_letter(letters)) >= _FEWEST_LETTERS:
-                        self._queries_by_start.setdefault(query_key[:_FEWEST_LETTERS], set()).add(query_key)
+        for passage in {query, *_split_paragraphs(query)}:
+            if len(WORD.findall(to_letters(passage))) >= _LEAST_WORDS:
+                for letters in _list_orders(passage):
+                    if len(query_key := merge_letters(letters)) >= _LEAST_LETTERS:
+                        self._queries_by_start.setdefault(query_key[:_LEAST_LETTERS], set()).add(query_key)
                         self._spellings.setdefault(query_key, set()).add(letters)
 
-    def readings(self, text: str) -> Iterator[tuple[str, str]]:
+    def list_readings(self, text: str) -> Iterator[tuple[str, str]]:
         """(how, reading) of the text, as in `decodings.readings`, and by ciphers that turn it into known words."""
         return readings_of(text, self._decipher)
 
-    def why(self, how: str, reading: str, text: str) -> str:
+    def find_disguise(self, encoding: str, reading: str, text: str) -> str:
         """The disguise in which a reading of the text is, or contains, a query; empty if there is none.
 
-        `how` names the decodings of the reading. A query that the text contains openly is not disguised.
+        `encoding` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
-        for passage in (reading, *_paragraphs(reading)):
+        for passage in (reading, *_split_paragraphs(reading)):
             if not (words := words_of(passage)):
                 continue
-            if one_letter("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(passage)):
-                return how or "letters that look alike, moved on or reversed"
+            if merge_letters("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(passage)):
+                return encoding or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
-                return how or "words around its parts"
-            if any(self._is_whole(core) for core in self._familiar_words(passage, words, _FEWEST_WORDS - bool(how))):
-                return how or "other words between its parts"
+                return encoding or "words around its parts"
+            if any(self._is_whole(core) for core in self._list_familiar(passage, words, _LEAST_WORDS - bool(encoding))):
+                return encoding or "other words between its parts"
         words = words_of(reading)
-        if queries := self._queries_in(one_letter("".join(words))):
+        if queries := self._find_queries(merge_letters("".join(words))):
             open_letters = "".join(WORD.findall(text.casefold()))
             if not all(any(spelling in open_letters for spelling in self._spellings[query]) for query in queries):
-                return how or "letters that look alike or stand in reverse"
-        return (how or "other words between its parts") if self._is_scattered(words) else ""
+                return encoding or "letters that look alike or stand in reverse"
+        return (encoding or "other words between its parts") if self._is_scattered(words) else ""
 
     def _is_whole(self, words: Sequence[str]) -> bool:
-        return len(words) > 1 and (one_letter("".join(words)) in self._whole or _without_filler(words) in self._bare)
+        return len(words) > 1 and (merge_letters("".join(words)) in self._whole or _drop_filler(words) in self._bare)
 
-    def _familiar_words(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
+    def _list_familiar(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
         # If few queries are known, a word that none contains may matter.
         if not self._is_representative or self._words.issuperset(words):
             return
-        clauses = [words_of(clause) for clause in _CLAUSE_END.split(text)]
+        clauses = [words_of(clause) for clause in _CLAUSE_END_PATTERN.split(text)]
         familiar = [word for clause in clauses if 2 * self._count_known(clause) > len(clause) for word in clause]
         yield from (core for core in ([word for word in words if word in self._words], familiar) if len(core) >= fewest)
 
@@ -246,34 +246,34 @@ class Disguises:
         return any(word_set.issuperset(query) and _in_order(query, words, word_pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
-        letters = "".join(WORD.findall(plain_letters(text)))
+        letters = "".join(WORD.findall(to_letters(text)))
         return len(letters) >= 6 and any(
-            one_letter(letters.translate(cipher_table)) in self._whole for cipher_table in _CIPHER_TABLES.values()
+            merge_letters(letters.translate(cipher_table)) in self._whole for cipher_table in _CIPHER_TABLES.values()
         )
 
-    def _queries_in(self, letters: str) -> set[str]:
+    def _find_queries(self, letters: str) -> set[str]:
         """The queries, as letters, that the letters contain."""
         return {
             query
-            for start in range(len(letters) - _FEWEST_LETTERS + 1)
-            for query in self._queries_by_start.get(letters[start : start + _FEWEST_LETTERS], ())
+            for start in range(len(letters) - _LEAST_LETTERS + 1)
+            for query in self._queries_by_start.get(letters[start : start + _LEAST_LETTERS], ())
             if letters.startswith(query, start)
         }
 
     def _decipher(self, text: str) -> Iterator[tuple[str, str]]:
         """(cipher, reading) for the ciphers, or spelling backwards, that turn most words into known ones."""
-        small_letters = plain_letters(text)
+        small_letters = to_letters(text)
         unknown_words = [
             word
             for word in dict.fromkeys(WORD.findall(small_letters))
-            if len(word) > 2 and one_letter(word) not in self._words
+            if len(word) > 2 and merge_letters(word) not in self._words
         ]
         if not unknown_words:
             return
         unknown_words = unknown_words[:: -(-len(unknown_words) // _MOST_WORDS_TRIED)]
         score_table: list[tuple[int, str, bool]] = []
         for cipher, cipher_table in {"": {}, **_CIPHER_TABLES}.items():
-            candidates = [one_letter(word.translate(cipher_table)) for word in unknown_words]
+            candidates = [merge_letters(word.translate(cipher_table)) for word in unknown_words]
             if cipher:
                 score_table.append((self._count_known(candidates), cipher, False))
             score_table.append((sum(word in self._backward_words for word in candidates), cipher, True))
@@ -285,14 +285,14 @@ class Disguises:
                 yield how, reading[::-1] if backwards else reading
 
 
-def _orders(text: str) -> list[str]:
+def _list_orders(text: str) -> list[str]:
     """The letters of the text, forwards and backwards, with its words in either order."""
-    tokens = ["".join(WORD.findall(token)) for token in plain_letters(text).split()]
+    tokens = ["".join(WORD.findall(token)) for token in to_letters(text).split()]
     letters, reversed_words = "".join(tokens), "".join(tokens[::-1])
     return [letters, letters[::-1], reversed_words, reversed_words[::-1]]
 
 
-def _without_filler(words: Sequence[str]) -> str:
+def _drop_filler(words: Sequence[str]) -> str:
     """The words without filler, joined; all of them if all are filler."""
     return "".join(word for word in words if word not in _FILLER_WORDS) or "".join(words)
 
@@ -303,7 +303,7 @@ def _in_order(query_words: Sequence[str], words: Sequence[str], word_pairs: set[
     return neighbour_count >= _NEIGHBOURS * (len(query_words) - 1) and all(word in words_left for word in query_words)
 
 
-def _world_hash(run: Replay) -> str:
+def _hash_world(run: Replay) -> str:
     """A hash of the parts of the world that the run changed, in their final state; "" if it changed none.
 
     The mappings in a state are the parts of the world. The other values describe the episode: the answer, the outputs
@@ -314,25 +314,25 @@ def _world_hash(run: Replay) -> str:
     return content_hash(changed_parts) if changed_parts else ""
 
 
-def _plan_hash(task: Task) -> str:
+def _hash_plan(task: Task) -> str:
     """A hash of setup and actions with their arguments; the text of an action counts only if it has no calls."""
     actions = [to_json(action.calls) or action.text for action in task.solution]
     return content_hash([task.environment, task.setup, actions])
 
 
-def _shown_words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """The runs of letters and digits, in lower case and usual width, without accents and invisible characters."""
-    chars = normal_form("NFKD", normal_form("NFKD", text).casefold())
+    chars = normalise_form("NFKD", normalise_form("NFKD", text).casefold())
     visible = (char for char in chars if unicodedata.category(char) not in ("Cf", "Mn", "Me") and char not in BLANK)
     return WORD.findall("".join(visible))
 
 
-def _query_keys(text: str) -> set[str]:
+def _make_query_keys(text: str) -> set[str]:
     """Keys of a query: two queries that share a key ask for the same thing in the same words.
 
     The set is never empty, but an empty string is a key only of a query without any text.
     """
-    words = _shown_words(text)
+    words = _split_words(text)
     request_words = [*itertools.dropwhile(_OPENING_WORDS.__contains__, words)]
     while request_words and (request_words[-1] in _CLOSING_WORDS or request_words[-2:] == ["thank", "you"]):
         request_words = request_words[: -1 if request_words[-1] in _CLOSING_WORDS else -2]
@@ -345,13 +345,13 @@ def _split_turns(text: str) -> list[str]:
     return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
-def _paragraphs(text: str) -> list[str]:
+def _split_paragraphs(text: str) -> list[str]:
     """The paragraphs of a text that has several."""
     return turns if len(turns := _split_turns(text)) > 1 else []
 
 
-def _distinctive_parts(text: str, fewest: int) -> set[str]:
+def _find_distinctive(text: str, fewest: int) -> set[str]:
     """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
     least_by_part = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
-    tokens_by_part = {part: _shown_words(part) for part in least_by_part}
-    return {"".join(tokens) for part, tokens in tokens_by_part.items() if len(tokens) >= least_by_part[part]}
+    tokens_by_part = {paragraph: _split_words(paragraph) for paragraph in least_by_part}
+    return {"".join(tokens) for paragraph, tokens in tokens_by_part.items() if len(tokens) >= least_by_part[paragraph]}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_seconds
+from cojax.environment import Episode, EpisodeFailure, LimitExceeded, read_counted_seconds
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, content_hash
 from ..worker import IsolatedEnvironment
 from . import data as roots
@@ -213,7 +213,7 @@ class AppWorldEpisode:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.REPORT_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
         reference = self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
-        deadline = counted_seconds() + self.environment.verdict
+        deadline = read_counted_seconds() + self.environment.verdict
         for _ in range(2):
             self._open_judge_world()
             try:
@@ -242,11 +242,11 @@ class AppWorldEpisode:
     def _replay_calls(self, deadline: float = math.inf) -> Episode:
         """Replays the calls that were not replayed yet; returns the judge's world.
 
-        Raises LimitExceeded if calls remain when `counted_seconds()` passes `deadline`.
+        Raises LimitExceeded if calls remain when `read_counted_seconds()` passes `deadline`.
         """
         judge_episode = self._open_judge_world()
         while self.judged < len(self.calls):
-            if counted_seconds() > deadline:
+            if read_counted_seconds() > deadline:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
             batch = self.calls[self.judged : self.judged + _CALLS_PER_BATCH]
             self.judged += len(batch)

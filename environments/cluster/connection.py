@@ -16,7 +16,7 @@ from typing import Any
 
 import tenacity
 
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 from .host import Host
 
 _ADDRESS_PATTERN = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
@@ -74,7 +74,7 @@ def _join(ray: Any, address: str) -> None:
         reraise=True,
     )
     init_options = {"address": address, "namespace": "cojax", "log_to_driver": False, "configure_logging": False}
-    future = on_thread("cluster-join", lambda: retry_call(ray.init, **init_options))
+    future = run_on_thread("cluster-join", lambda: retry_call(ray.init, **init_options))
     if not concurrent.futures.wait([future], _JOIN_S).done:
         reason = (
             f"it did not take a connection within {_JOIN_S:g} s; ray://HOST:PORT takes the port of the cluster's "

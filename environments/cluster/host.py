@@ -95,7 +95,7 @@ class Host:
                     f"its code ({own_hash[:12]}, in {ROOT}) is not the trainer's ({order['code'][:12]}); install the "
                     "same commit there"
                 )
-            environment = worlds.load_plain(order["name"], order["settings"])
+            environment = worlds.load_from_json(order["name"], order["settings"])
             self._service_operations = environment_operations(environment)
             self._make_operations = functools.partial(episode_operations, environment)
             self._failure_type = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
@@ -131,7 +131,7 @@ class Host:
             return encode_answer(call_id, episode_id, value, _count_seconds(progress))
 
         try:
-            return ask(make_call, failure=failure_type)
+            return ask(make_call, failure_type=failure_type)
         except EnvironmentFailure as error:
             return encode_failure(call_id, error, _count_seconds(progress))
         finally:
@@ -151,7 +151,7 @@ def hash_code(environment_name: str) -> str:
         if path.suffix in (".py", ".md", ".txt", ".toml", ".json", ".jinja")
     }
     if environment_name not in worlds.available():
-        module_name = worlds.full_name(environment_name).partition(":")[0]
+        module_name = worlds.complete_name(environment_name).partition(":")[0]
         own_modules = [worlds.module(environment_name), sys.modules[module_name]]
         path_by_name |= {module.__name__: Path(str(module.__file__)) for module in own_modules}
     digest = hashlib.sha256()

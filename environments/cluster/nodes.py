@@ -92,7 +92,7 @@ class Node:
                 raise EnvironmentFailure(self.loss)
             if (counted_s := self._counted.get(str(call_id), 0.0)) > timeout_s:
                 raise EnvironmentFailure(f"{op} took longer than {timeout_s:g} s on {self.name}")
-            if (progress := PLAYING.get()) and progress.abandoned:  # the watch over the episode has given it up
+            if (progress := PLAYING.get()) and progress.is_abandoned:  # the watch over the episode has given it up
                 raise Abandoned
             return counted_s
 
@@ -231,7 +231,7 @@ class Nodes:
                     raise EnvironmentFailure(
                         f"no node of the cluster was free for {self.name} within {_PLACE_S:g} s; {len(nodes)} are there"
                     )
-                if (progress := PLAYING.get()) and progress.abandoned:
+                if (progress := PLAYING.get()) and progress.is_abandoned:
                     raise Abandoned
                 self._change.wait(_LOOK_PERIOD_S)
         raise EnvironmentFailure(f"the environment {self.name} was closed")

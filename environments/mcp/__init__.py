@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
-from cojax.worlds import function
+from cojax.worlds import find_function
 from ..tools import ToolEnvironment
 from ..tools.toolset import Refused
 from ..worker import Bounds, IsolatedEnvironment
@@ -94,7 +94,7 @@ def make(
     starts_folder = Path(folders).expanduser().absolute() if folders else None
     all_setups = _read_setups(setups, starts_folder)
     bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MOST_PROCESSES, values=_MOST_REPLY_VALUES)
-    propose_calls = function("affordances", affordances) if affordances else None
+    propose_calls = find_function("affordances", affordances) if affordances else None
     slots = concurrency or (_DEFAULT_URL_EPISODES if url else _DEFAULT_COMMAND_EPISODES)
     if url:
         worker = launch.make_unconfined(url, headers, errors, bounds)
@@ -182,7 +182,7 @@ def _make_opener(
     if len(reset_calls) > 1:
         raise ValueError(f"reset names {len(reset_calls)} calls; expected one")
     state_calls = () if not state or _FUNCTION_PATH.fullmatch(state) else read_calls("state", state, offer.tool_names)
-    read: ReadState = function("state", state) if state and not state_calls else lambda folder, call_server: folder
+    read: ReadState = find_function("state", state) if state and not state_calls else lambda folder, call_server: folder
     if state_calls:
         read = functools.partial(read_answers, state_calls)
     alone = bool(url) and concurrency == 1

@@ -5,7 +5,7 @@ inside.py       in a worker: the source of episodes, each of an environment of t
 
 from typing import Any, Literal
 
-from cojax.worlds import function
+from cojax.worlds import find_function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import check_full_reward, make_environment, read_json
 from ..worker.venv import Recipe
@@ -51,7 +51,7 @@ def make(
     """
     settings = dict(locals())
     examine(**settings)
-    settings["affordances"] = function("affordances", affordances) if affordances else None
+    settings["affordances"] = find_function("affordances", affordances) if affordances else None
     return make_environment(
         __name__, NAME, RECIPE, settings, by_text=False, maker_path=module, action=action,
         evaluation=_read_resets(evaluation), query=query, reward=reward, full=full, state=state, solution=solution,

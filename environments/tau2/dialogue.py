@@ -70,7 +70,7 @@ def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: i
             reason = f"the customer at {url} does not answer: {error.reason}"
             if error.kind == "unauthorised":
                 lasting_failure = reason
-            suffix = f"; given up after {error.attempts} attempts" if error.passing else ""
+            suffix = f"; given up after {error.attempts} attempts" if error.may_pass else ""
             failure_type = EpisodeFailure if error.kind in _KINDS_BY_WORDS else EnvironmentFailure
             raise failure_type(reason + suffix) from None
 

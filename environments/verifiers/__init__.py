@@ -7,7 +7,7 @@ inside.py       in a worker: the source of episodes; one rollout: tools, state, 
 import json
 from typing import Any
 
-from cojax.worlds import function
+from cojax.worlds import find_function
 from ..tools import ToolEnvironment
 from ..tools.in_worker import MOST_OFFICIAL_TASKS, check_full_reward, make_environment, read_json
 from ..worker.venv import Recipe
@@ -46,7 +46,7 @@ def make(
     """
     settings = dict(locals())
     examine(**settings)
-    settings["affordances"] = function("affordances", affordances) if affordances else None
+    settings["affordances"] = find_function("affordances", affordances) if affordances else None
     return make_environment(
         __name__, NAME, RECIPE, settings, by_text=True, taskset=module, full=full, state=state, solution=solution,
         most_tasks=min(tasks, MOST_OFFICIAL_TASKS), evaluation=json.loads(evaluation) if evaluation else None,

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from cojax.host.processes import children
+from cojax.host.processes import list_children
 from . import kernel, seccomp, view
 from .bounds import Bounds, Layers
 
@@ -199,7 +199,7 @@ def _kill_leftovers(layers: Layers, slot: int, known_pids: set[int]) -> None:
         return
     # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP_TIMEOUT_S
-    while orphans := children(os.getpid()) - known_pids:
+    while orphans := list_children(os.getpid()) - known_pids:
         for orphan_pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan_pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from cojax.host.processes import descendants
+from cojax.host.processes import list_descendants
 from . import kernel
 from .bounds import Bounds
 
@@ -287,7 +287,7 @@ def _exceeds(folder: str, used_bytes: int, bounds: Bounds) -> bool:
 def _count_deleted(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
     sizes_by_slot: dict[str, dict[tuple[int, int], int]] = {}
-    for pid in descendants(os.getpid()):
+    for pid in list_descendants(os.getpid()):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):

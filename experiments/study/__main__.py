@@ -21,8 +21,8 @@ from typing import Any
 
 from cojax.command import CommandLineParser
 from cojax.durable import sweep
-from cojax.report.console import CONSOLE, duration
-from cojax.run.checks import check
+from cojax.report.console import CONSOLE, format_time
+from cojax.run.checks import check_settings
 from cojax.settings import presets
 from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json, write_text
 from . import figures, schedule, stored, tables
@@ -105,7 +105,7 @@ def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list
         # Wrong settings are found before anything runs.
         configurations = {job.arm: (make_configuration(job.settings), job.settings) for job in jobs}
         for config, job_settings in configurations.values():
-            check(presets.resolve(config, job_settings))
+            check_settings(presets.apply_preset(config, job_settings))
         table_plans.append((output_name, table, jobs))
     return table_plans
 
@@ -182,7 +182,7 @@ def study(
         records[job.arm, job.seed] = record
         durations_s.append(duration_s)
         to_go = sum(durations_s) / len(durations_s) * (len(jobs_left) - len(durations_s) - len(failures)) / len(cores)
-        CONSOLE.print(_write_status_line(record, duration_s, out) + f"; {duration(to_go)} to go")
+        CONSOLE.print(_write_status_line(record, duration_s, out) + f"; {format_time(to_go)} to go")
 
     schedule.run_all(jobs_left, runs_folder, cores, timeout_s, stop, on_end)
     if stop.is_set():
@@ -248,7 +248,7 @@ def _write_status_line(record: Record, duration_s: float, results_folder: Path) 
     """One line on a run that has just finished, compared with the repository's record of the same settings."""
     line = (
         f"{record['arm']}-{record['seed']}: {percent(record['zero_shot'])} → {percent(record['final'])} % "
-        f"in {duration(duration_s)}"
+        f"in {format_time(duration_s)}"
     )
     if results_folder.absolute() == RESULTS:
         return line

@@ -11,7 +11,7 @@ from typing import Any
 from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.rollout.collect import Limits
-from cojax.run.entries import CHOICES, signal_name
+from cojax.run.entries import CHOICES, shorten_signal
 from cojax.settings.base import PAPER
 from cojax.settings.ranges import is_open, leaves
 from cojax.signals import SIGNALS
@@ -62,7 +62,7 @@ def _is_default(setting: str, old_values: Mapping[str, Any], new: Mapping[str, A
     try:
         if section.startswith(f"{_SIGNALS_SECTION}."):
             signal_alias = section.removeprefix(f"{_SIGNALS_SECTION}.")
-            full_names = {signal_name(entry.strip()): entry.strip() for entry in new["signals"].split(",")}
+            full_names = {shorten_signal(entry.strip()): entry.strip() for entry in new["signals"].split(",")}
             schema = registry.settings(registry.find("signal", full_names.get(signal_alias, signal_alias), SIGNALS))
         else:
             leaf, choice = next((leaf, choice) for leaf, choice in CHOICES.items() if choice.section == section)

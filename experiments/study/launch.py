@@ -15,7 +15,7 @@ from cojax.host import same_bits
 # Results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md).
 VARIABLES: Mapping[str, str] = {
     "XLA_FLAGS": " ".join(f"--{name}={value}" for name, value in same_bits.FLAGS.items()),
-    **same_bits.VARIABLES,
+    **same_bits.ENVIRONMENT_VARIABLES,
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -29,7 +29,7 @@ OTHER_VARIABLES = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX
 def main(arguments: list[str]) -> None:
     core_text, parent_pid, *command = arguments
     if sys.platform == "linux":
-        kernel = worlds.part("worker.kernel")
+        kernel = worlds.import_part("worker.kernel")
         kernel.prctl(kernel.PDEATHSIG, signal.SIGTERM)
         if core_text != "-":
             os.sched_setaffinity(0, {int(core_text)})

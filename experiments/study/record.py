@@ -12,11 +12,11 @@ import numpy as np
 
 from cojax import worlds
 from cojax.environment import Charted, Environment
-from cojax.pool import task_from_record
-from cojax.quality import describe_pool, greatest_similarity, hashed_ngrams
-from cojax.report.figures import CONVERSION, conversions
-from cojax.report.lineage import histories
-from cojax.report.origins import worth
+from cojax.pool import read_task_record
+from cojax.quality import describe_pool, hashed_ngrams, measure_greatest
+from cojax.report.figures import CONVERSION_COUNTS, count_conversions
+from cojax.report.lineage import read_histories
+from cojax.report.origins import build_worth
 from cojax.report.run import Run, read_run
 from cojax.run import states
 from cojax.signals import SIGNALS
@@ -68,7 +68,7 @@ def describe_tasks(
     embeddings = embed([task.query for task in tasks])
     centre, axes = _find_plane(tuple(task.query for task in spanning))
     points = (embeddings - centre) @ axes.T
-    similarities = greatest_similarity(embeddings, embed([task.query for task in targets]))
+    similarities = measure_greatest(embeddings, embed([task.query for task in targets]))
     return {
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
@@ -140,7 +140,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
     trials = evaluations[1].get("trials", [])
     run = read_run(workdir)
     metrics, drafts = run.metrics, run.drafts
-    tasks = [task_from_record(record, line_number) for line_number, record in enumerate(run.tasks.values(), 1)]
+    tasks = [read_task_record(record, line_number) for line_number, record in enumerate(run.tasks.values(), 1)]
     evaluation_settings = config["config"]["evaluation"]
     environment = load_environment(config["config"])
     evaluation_tasks = _evaluation_tasks(environment, evaluation_settings, workdir)
@@ -253,8 +253,8 @@ def average_learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def list_evolutions(run: Run) -> list[dict[str, Any]]:
     """The counts CONVERSION of each evolution and origin."""
     return [
-        {"step": step, "origin": origin, **{count_name: counts[count_name] for count_name in CONVERSION}}
-        for (step, origin), counts in sorted(conversions(run).items())
+        {"step": step, "origin": origin, **{count_name: counts[count_name] for count_name in CONVERSION_COUNTS}}
+        for (step, origin), counts in sorted(count_conversions(run).items())
     ]
 
 
@@ -265,7 +265,7 @@ def compute_worth(run: Run) -> dict[str, Any]:
     each predictor of the report (cojax/report/origins.py) that predicted the success of a task: Spearman's `rho` of
     predicted and realised success, None if the report gives none, and the number of `tasks`.
     """
-    report_data = worth(run, histories(run))
+    report_data = build_worth(run, read_histories(run))
     return {
         "origins": {
             origin_row["origin"]: {

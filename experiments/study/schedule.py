@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import own_file
-from cojax.host.processes import descendants, end
-from cojax.storage.files import RunDirectoryError, last_lines, lock_folder
+from cojax.durable import open_own_file
+from cojax.host.processes import end_pids, list_descendants
+from cojax.storage.files import RunDirectoryError, lock_folder, read_last_lines
 from .comparison import explain_other_variables
 from .launch import OTHER_VARIABLES, VARIABLES
 from .tables import ROOT, StudyRun
@@ -100,7 +100,7 @@ def run_job(
         return failure
     shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHER_VARIABLES)}
     variables = {**shell_variables, **job.variables, "PYTHONUNBUFFERED": "1"}
-    with open(log_path, "ab", opener=own_file) as log:
+    with open(log_path, "ab", opener=open_own_file) as log:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         run_process = subprocess.Popen(
             launch, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -115,7 +115,7 @@ def run_job(
                 run_process.terminate()
                 terminated_at = current_time
             elif terminated_at and current_time - terminated_at > _GRACE_S:
-                end(lambda: descendants(run_process.pid))
+                end_pids(lambda: list_descendants(run_process.pid))
                 run_process.kill()
     if run_process.returncode == 0:
         return ""
@@ -160,7 +160,7 @@ def list_cores(most_cores: int) -> list[int | None]:
 
 def _read_last_words(log_path: Path) -> str:
     try:
-        log_lines = [line.strip() for line in last_lines(log_path) if line.strip()]
+        log_lines = [line.strip() for line in read_last_lines(log_path) if line.strip()]
     except OSError:
         return f"its log {log_path} is gone; was the folder --runs deleted while it ran?"
     error_lines = [line for line in log_lines if line.startswith("error: ")]

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from cojax.registry.annotations import quote
-from cojax.report.figures import CONVERSION
+from cojax.report.figures import CONVERSION_COUNTS
 from cojax.signals import SIGNALS
-from cojax.storage.episodes import expand
+from cojax.storage.episodes import decompress
 from cojax.storage.files import encode_record, parse_record, replace_file
 from .comparison import explain_mismatch
 from .record import COLUMNS, CURVE_COLUMNS, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
@@ -58,7 +58,7 @@ _with_kind = dict.fromkeys
 _BUDGET_KEYS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Older records have no measures of origins.
 _ORIGIN: Any = _make_model(_with_kind(ORIGIN_COUNTS, _Count) | _with_kind(ORIGIN_MEASURES, (_Amount | None, None)))
-_EVOLUTION: Any = _make_model(_with_kind(CONVERSION, _Count), step=_Count, origin=str)
+_EVOLUTION: Any = _make_model(_with_kind(CONVERSION_COUNTS, _Count), step=_Count, origin=str)
 _PREDICTION: Any = _make_model(rho=_Correlation, tasks=_Count)
 _TRIAL: Any = _make_model(episodes=_Count, success=_Number)
 _SCHEMA = _make_model(
@@ -146,7 +146,7 @@ def read_arm(results_folder: Path, arm: str) -> dict[int, Record]:
     records: dict[int, Record] = {}
     location = str(path)
     try:
-        for line_number, line in enumerate(expand(path).splitlines(), 1):
+        for line_number, line in enumerate(decompress(path).splitlines(), 1):
             location = f"{path}, line {line_number}"
             record = check_record(parse_record(line), arm)
             if record["seed"] in records:

@@ -15,8 +15,8 @@ from typing import Any
 import jinja2
 
 from cojax.environment import Charted, Environment
-from cojax.registry.source import short_commit
-from cojax.report.figures import student
+from cojax.registry.source import shorten_commit
+from cojax.report.figures import compute_student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
 from .record import FAILURE_SHARES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, least_popular, load_environment
@@ -196,7 +196,7 @@ def estimate(values: Sequence[float | None]) -> dict[str, Any]:
         return {"mean": None, "low": None, "high": None, "count": len(values)}
     if len(known_values) == 1:
         return {"mean": known_values[0], "low": None, "high": None, "count": 1}
-    mean, _, half_width = student(known_values)
+    mean, _, half_width = compute_student(known_values)
     return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(known_values)}
 
 
@@ -489,7 +489,7 @@ def _head(*cells: str) -> str:
 
 _PAGES.filters |= {
     "percent": percent, "told": _format, "interval": _interval, "points": _points, "bounds": _bounds,
-    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": short_commit,
+    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": shorten_commit,
 }  # fmt: skip
 _PAGES.globals |= {
     "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MOST_ROWS": _MOST_ROWS,

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from cojax import imports
 from cojax.registry.annotations import RegistryError, convert_setting, quote
 from cojax.settings.base import expand_flag, put
-from cojax.settings.ranges import RANGES, is_open, is_section, leaves, unknown_setting
+from cojax.settings.ranges import RANGES, is_open, is_section, leaves, word_unknown_setting
 from .. import desk, desk_smollm2
 from .launch import VARIABLES
 
@@ -78,7 +78,7 @@ def make_configuration(settings: Settings) -> ConfigDict:
                 f"{setting} is a section, given {quote(value)}; set what stands in it: --config.{setting}.NAME=VALUE"
             )
         elif not is_open(setting):
-            raise RegistryError(unknown_setting(setting))
+            raise RegistryError(word_unknown_setting(setting))
         try:
             put(config, setting, value)
         except (TypeError, ValueError) as error:

@@ -163,7 +163,7 @@ def _episodes(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
     write(12)
     if 12 not in kept:
         yield "episodes cannot be written once there is room"
-    if {step: episodes.read(step) for step in episodes.steps()} != kept:
+    if {step: episodes.read(step) for step in episodes.list_steps()} != kept:
         yield "the episodes are not those that were acknowledged"
 
 

@@ -42,7 +42,7 @@ class DraftCases:
         self.tasks = [
             task
             for task in self.environment.tasks("seed", 200)
-            if 3 <= len(task.solution) <= 6 and not self.exclusions.why(task)
+            if 3 <= len(task.solution) <= 6 and not self.exclusions.find_rule(task)
         ]
         self.popularity = self.environment.popularity()
 

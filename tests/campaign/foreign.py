@@ -24,7 +24,7 @@ from typing import Any
 from campaign import foreign_attacks, leaks, resumption
 from campaign.cases import Violation, draw
 from cojax.host.processes import end_all
-from cojax.storage.run_files import DERIVED, FOLDERS
+from cojax.storage.run_files import DERIVED_NAMES, FOLDER_NAMES
 
 # Seconds that a command may take, and megabytes that it may hold: the largest file that is read has 256 MB.
 _DEADLINE, _PEAK = 120.0, 3_000.0
@@ -80,8 +80,10 @@ def attack(id: str, seed: int, folder: Path, sound: Path) -> list[tuple[str, str
 def _may_change(path: Path, place: foreign_attacks.Place) -> bool:
     """Whether a command may write there: what is derived, and what names it may give to files of its own."""
     parts = path.relative_to(place.run).parts
-    mine = parts[:1] == () or parts[0] in (*DERIVED, "config.json", ".lock", "evaluations") or path.suffix == ".tmp"
-    return path not in place.planted and (mine or (len(parts) == 1 and parts[0] in FOLDERS))
+    mine = (
+        parts[:1] == () or parts[0] in (*DERIVED_NAMES, "config.json", ".lock", "evaluations") or path.suffix == ".tmp"
+    )
+    return path not in place.planted and (mine or (len(parts) == 1 and parts[0] in FOLDER_NAMES))
 
 
 def _listing(root: Path) -> dict[Path, tuple[Any, ...]]:

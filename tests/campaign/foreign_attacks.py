@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.checksums import with_checksum
+from cojax.storage.checksums import add_checksum
 from cojax.storage.files import write_json
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
 
@@ -161,7 +161,7 @@ def _forged(place: Place, rng: random.Random) -> str:
         holder.pop(key, None)
     else:
         holder[key] = other
-    write_json(path, with_checksum(value))
+    write_json(path, add_checksum(value))
     return f"{path.name} has another {key}"
 
 
@@ -173,13 +173,13 @@ def whole(folder: Path) -> None:
     import numpy as np
 
     from cojax.metrics import Metrics
-    from cojax.rollout.vocabulary import byte_tokenizer
+    from cojax.rollout.vocabulary import train_byte_tokenizer
     from cojax.settings import presets
     from cojax.storage.run_directory import RunDirectory
     from environments.desk import Desk
     from experiments import desk
 
-    config = presets.resolve(desk.get_config(), ())
+    config = presets.apply_preset(desk.get_config(), ())
     config.steps = _STEPS
     tasks = Desk().tasks("seed", 3)
 
@@ -196,7 +196,7 @@ def whole(folder: Path) -> None:
         directory.files.add_evaluation(
             "zero_shot", {"success": 0.25, "tasks": {tasks[0].id: 0.25}}, group(tasks[0], 0).trajectories
         )
-        byte_tokenizer(["a b c"], 300).save_pretrained(folder / "tokenizer")
+        train_byte_tokenizer(["a b c"], 300).save_pretrained(folder / "tokenizer")
         directory.begin()
         directory.add_tasks(tasks)
         metrics = Metrics(folder, log=directory.metrics)
@@ -213,6 +213,6 @@ def whole(folder: Path) -> None:
         )
         parts: dict[str, Any] = {name: {} for name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")}
         parts |= {"tasks_initial": 3, "tasks_final": 3, "seconds": {"total": 1.0}}
-        write_json(folder / "summary.json", with_checksum({"steps": _STEPS, **parts}))
+        write_json(folder / "summary.json", add_checksum({"steps": _STEPS, **parts}))
     finally:
         directory.close()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from campaign.cases import Canary, Violation
-from cojax.host.processes import adopt_orphans, descendants, end, family, memory
+from cojax.host.processes import adopt_orphans, end_pids, family, list_descendants, read_memory
 
 # Folders in which children may have written.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
@@ -48,7 +48,7 @@ def memory_in_use() -> float:
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except AttributeError:
-        return memory(os.getpid(), "Rss")
+        return read_memory(os.getpid(), "Rss")
     ask.restype = _Allocated
     info = ask()
     # Small objects are Python's own to allocate.
@@ -192,7 +192,7 @@ def measure(supervisors: Sequence[int] = ()) -> Resources:
         sum(descriptors(pid) for pid in standing),
         frozenset(our_paths()),
         memory_in_use(),
-        sum(memory(pid, "Rss") for pid in standing),
+        sum(read_memory(pid, "Rss") for pid in standing),
     )
 
 
@@ -235,12 +235,12 @@ def wait_until_settled(before: Resources, supervisors: Sequence[int] = (), secon
 @contextlib.contextmanager
 def ending_descendants() -> Iterator[None]:
     """Makes orphans our children, so that every descendant is found; at the end all new ones are ended."""
-    before = descendants(os.getpid())
+    before = list_descendants(os.getpid())
     adopt_orphans()
     try:
         yield
     finally:
-        end(lambda: descendants(os.getpid()) - before)
+        end_pids(lambda: list_descendants(os.getpid()) - before)
         adopt_orphans(False)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import DERIVED, REMADE, Checkpoint, verify
+from cojax.storage.run_files import DERIVED_NAMES, REMADE, Checkpoint, verify_run
 
 Mutation = Callable[[bytes, random.Random], bytes | None]
 
@@ -135,7 +135,7 @@ class Whole:
 
     @classmethod
     def of(cls, folder: Path) -> "Whole":
-        found = verify(folder)
+        found = verify_run(folder)
         if found is None:
             raise ValueError(f"{folder} holds no checkpoint")
         logs = {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
@@ -202,7 +202,7 @@ def _healed(folder: Path, path: Path, found: Checkpoint, whole: Whole, summary: 
             or bool(found.warnings)
             or found.host == whole.found.host
         )
-    return name in DERIVED or name == "config.json" or (name in REMADE and not path.exists() and summary is None)
+    return name in DERIVED_NAMES or name == "config.json" or (name in REMADE and not path.exists() and summary is None)
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -113,9 +113,9 @@ class Rendering:
 
     @functools.cached_property
     def chat(self) -> Chat:
-        from cojax.rollout.vocabulary import byte_tokenizer
+        from cojax.rollout.vocabulary import train_byte_tokenizer
 
-        return Chat(byte_tokenizer(["a b c"], 300))
+        return Chat(train_byte_tokenizer(["a b c"], 300))
 
     def judge(self, case: Case, trajectory: Trajectory) -> list[Violation]:
         """Violations by observations that make control tokens which the same messages without their text do not."""

@@ -19,7 +19,7 @@ from campaign.cases import Violation, draw
 from campaign.endpoint import EndpointServer, Script, answered, completion, serving
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.rollout.endpoint import chat_endpoint
+from cojax.rollout.endpoint import make_chat_endpoint
 from cojax.rollout.engine import Sampling
 from cojax.rollout.sglang import client as sglang_client
 from cojax.settings.tree import LLMSettings
@@ -173,7 +173,7 @@ def _explore(server: EndpointServer) -> str:
 
 
 def _evaluate(server: EndpointServer) -> str:
-    endpoint = chat_endpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
+    endpoint = make_chat_endpoint(f"{server.url}/v1", "m", timeout_s=3.0, most_attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _ending(lambda: endpoint(said, (), never)[0], EngineError, OutOfContext)

@@ -11,11 +11,11 @@ if __name__ == "__main__":
     del sys.argv[0]  # flags of the configuration are read from this very list
     importlib.import_module(sys.argv[0])  # defines the command's flags
     from cojax.run import checks
-    from cojax.run.configuration import configuration
+    from cojax.run.configuration import read_configuration
     from cojax.settings import flags
 
-    flags.parse(sys.argv)
+    flags.parse_flags(sys.argv)
     try:
-        checks.check(configuration())
+        checks.check_settings(read_configuration())
     except ValueError as error:
         sys.exit(f"error: {error}")

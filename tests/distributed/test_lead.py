@@ -13,7 +13,7 @@ import pytest
 from patience import patience
 from wires import Connected
 
-from cojax.distributed.operations import Follower, Lead, describe
+from cojax.distributed.operations import Follower, Lead, describe_array
 from cojax.distributed.wire import WireError
 
 
@@ -145,5 +145,5 @@ def test_an_operation_that_the_follower_does_not_know_ends_it(pair):
 
 
 def test_arrays_are_described_by_dtype_and_shape():
-    assert describe(np.zeros((2, 3), np.int8)) == ("int8", [2, 3])
-    assert describe(np.asarray(np.float32(1))) == ("float32", [])
+    assert describe_array(np.zeros((2, 3), np.int8)) == ("int8", [2, 3])
+    assert describe_array(np.asarray(np.float32(1))) == ("float32", [])

@@ -11,7 +11,7 @@ from wires import SILENCE, Connected
 
 from cojax.distributed.start import DistributedError, admit, ask_admission, unseen
 from cojax.distributed.wire import Wire
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 
 FACTS = {"settings": {"seed": 0, "optimizer": {"learning_rate": 0.1}}, "versions": {"jax": "0.10"}, "commit": "abc"}
 
@@ -29,7 +29,7 @@ def other_process(answer: Callable[[Wire], None]) -> Iterator[tuple[Wire, list[s
             except DistributedError as error:
                 refused.append(str(error))
 
-        answered = on_thread("process 1", work)
+        answered = run_on_thread("process 1", work)
         yield leads, refused
         answered.result(SILENCE)
 
@@ -43,7 +43,7 @@ def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_th
 
 def test_a_folder_that_is_not_to_be_kept_goes_with_those_above_it(tmp_path):
     with other_process(lambda wire: ask_admission(wire, FACTS, SILENCE)) as (wire, refused):
-        admit(wire, 2, FACTS, {"workdir": tmp_path / "some/where/run"}, SILENCE, keep=False)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "some/where/run"}, SILENCE, keeps_folders=False)
     assert not refused
     assert list(tmp_path.iterdir()) == []
 

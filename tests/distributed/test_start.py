@@ -34,12 +34,12 @@ HALF_SET = (
 )  # fmt: skip
 EACH = """
 import json, os, sys
-from cojax.distributed.start import DistributedError, start
+from cojax.distributed.start import DistributedError, connect_processes
 from cojax.settings.tree import DistributedSettings
 for names, coordinator in json.loads(sys.argv[1]):
     os.environ.update(names)
     try:
-        start(DistributedSettings(coordinator=coordinator))
+        connect_processes(DistributedSettings(coordinator=coordinator))
     except DistributedError as error:
         print(json.dumps(str(error)))
     for name in names:
@@ -50,10 +50,10 @@ import os, signal, sys
 from cojax.distributed import start as module
 from cojax.settings.tree import DistributedSettings
 os.dup2(1, 2)
-process, port, startup, module._REPORT_AFTER = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+process, port, startup, module._REPORT_DELAY_S = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(5))
 print("begins", flush=True)
-module.start(DistributedSettings(True, f"127.0.0.1:{port}", 2, process, startup))
+module.connect_processes(DistributedSettings(True, f"127.0.0.1:{port}", 2, process, startup))
 """
 
 

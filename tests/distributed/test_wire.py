@@ -14,8 +14,8 @@ from patience import patience
 from wires import SILENCE, TOKEN, Connected, server
 
 from cojax.distributed import wire as wire_module
-from cojax.distributed.wire import WireError, accept, connect, read
-from cojax.host.background import on_thread
+from cojax.distributed.wire import WireError, accept, connect, read_message
+from cojax.host.background import run_on_thread
 
 
 class Losses:
@@ -31,7 +31,7 @@ class Losses:
 
 
 def test_messages_arrive_in_order_and_signs_of_life_are_not_messages(monkeypatch):
-    monkeypatch.setattr(wire_module, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(wire_module, "_BEAT_INTERVAL_S", 0.05)
     beats = threading.Semaphore(0)
     with Connected() as connected:
         first, second = connected.process(0, on_beat=beats.release), connected.process(1)
@@ -66,8 +66,8 @@ def test_a_connection_that_ends_without_farewell_is_a_loss_and_one_that_parts_is
     losses = Losses()
     with Connected() as connected:
         first, second = connected.process(0, losses), connected.process(1, losses)
-        second.part()
-        first.part()
+        second.say_farewell()
+        first.say_farewell()
         connected.other.shutdown(socket.SHUT_RDWR)
         assert not losses.any.wait(0.2)
 
@@ -94,7 +94,7 @@ def test_what_is_no_message_is_refused(sent, why):
     other.sendall(sent)
     other.close()
     with pytest.raises(WireError, match=why):
-        read(one)
+        read_message(one)
 
 
 def greeting(message: object) -> bytes:
@@ -119,7 +119,7 @@ def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
             stranger = socket.create_connection(address)
             stranger.sendall(said)
             strangers.append(stranger)
-        process = on_thread("process 1", lambda: connect(*address, TOKEN, 1, SILENCE, SILENCE))
+        process = run_on_thread("process 1", lambda: connect(*address, TOKEN, 1, SILENCE, SILENCE))
         with pytest.raises(WireError, match=f"no connection from process 2 within {seconds:g} s"):
             accept(listening, TOKEN, 3, seconds, SILENCE)
         process.result(SILENCE).close()
@@ -138,7 +138,7 @@ def dribble(connection: socket.socket) -> None:
 
 
 def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(wire_module, "_GREETING_SECONDS", patience(0.3))
+    monkeypatch.setattr(wire_module, "_GREETING_TIMEOUT_S", patience(0.3))
     with server() as listening:
         address = listening.getsockname()
         slow, silent = socket.create_connection(address), socket.create_connection(address)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cojax.distributed.operations import Follower, Lead, lead_array_files
-from cojax.distributed.start import admit, ask_admission, find_devices, start
+from cojax.distributed.operations import Follower, Lead, make_array_files
+from cojax.distributed.start import admit, ask_admission, connect_processes, find_devices
 from cojax.distributed.wire import Wire
-from cojax.learner.placement import finite, gather_leaf, on_host, replicate, weights_of
+from cojax.learner.placement import check_finite, gather_leaf, make_weights, replicate, to_host
 from cojax.learner.update import TrainState, split_states
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
@@ -27,7 +27,7 @@ from cojax.policy.saved_params import save_params
 from cojax.policy.sharding import make_mesh, place, shard
 from cojax.rollout.export import write_item, write_weights
 from cojax.settings.tree import DistributedSettings
-from cojax.storage.checkpoint import OF_ORBAX
+from cojax.storage.checkpoint import ORBAX_FILES
 
 sys.path.append(str(Path(__file__).parents[1]))
 from compiling import initialize
@@ -71,12 +71,12 @@ def run(leads: Lead, name: str, compute: Any, argument: Any) -> Any:
 def save_weights(leads: Lead) -> str:
     """Writes the policy for servers both ways, and tries to write one that is not finite as float16: why it cannot."""
     params = run(leads, "model", model, 0)
-    weights = weights_of(CONFIG, lambda: params, leads, 1, lambda: "")
+    weights = make_weights(CONFIG, lambda: params, leads, 1, lambda: "")
     for dtype in DTYPES:
         write_weights(FOLDER / "gathered" / dtype, CONFIG, weights.arrays(), dtype, label="x")
         write_item(FOLDER / "saved" / dtype, CONFIG, weights.save, dtype, "x")
     large = run(leads, "model", model, 1)
-    save = weights_of(CONFIG, lambda: large, leads, 1, lambda: "").save
+    save = make_weights(CONFIG, lambda: large, leads, 1, lambda: "").save
     try:
         write_item(FOLDER / "saved" / "large", CONFIG, save, "float16", "")
     except ValueError as error:
@@ -104,17 +104,17 @@ def lead(wire: Wire) -> None:
     state = run(leads, "step", step, state)
     if MODE == "leader dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    save, restore = lead_array_files(leads)
+    save, restore = make_array_files(leads)
     save(FOLDER / "arrays", state)
-    found = on_host(run(leads, "replicate", replicate, state))
+    found = to_host(run(leads, "replicate", replicate, state))
     del state
     restored = restore(FOLDER / "arrays", like)
     again = run(leads, "step", step, restored)
-    whole = on_host(run(leads, "replicate", replicate, again))
+    whole = to_host(run(leads, "replicate", replicate, again))
     once, twice = found.params["w"].tolist(), whole.params["w"].tolist()
     print(json.dumps({"once": once, "twice": twice, "step": int(whole.step), "refused": refused}))
     wire.send({"kind": "end", "status": 0, "line": ""})
-    wire.part()
+    wire.say_farewell()
 
 
 def follow(wire: Wire) -> None:
@@ -129,23 +129,23 @@ def follow(wire: Wire) -> None:
         assert np.array_equal(large, np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8))
         assert (small, small.dtype, float(half), str(half.dtype)) == (-3, np.int8, 1.5, "bfloat16")
 
-    save, restore = OF_ORBAX
+    save, restore = ORBAX_FILES
     operations = {
         "begin": begun, "step": step, "replicate": replicate, "check": check,
         "save": lambda folder, target, second: save(Path(folder), target),
         "restore": lambda folder, second: split_states(restore(Path(folder), outlines[0])),
         "model": model, "gather_leaf": functools.partial(gather_leaf, CONFIG),
-        "finite": functools.partial(finite, CONFIG), "save_params": save_params,
+        "finite": functools.partial(check_finite, CONFIG), "save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     }  # fmt: skip
     status = Follower(wire, operations).follow()
-    wire.part()
+    wire.say_farewell()
     print(json.dumps({"status": status}))
 
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    _, _, connections = start(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
+    _, _, connections = connect_processes(DistributedSettings(True, f"127.0.0.1:{PORT}", 2, PROCESS, 120.0, 20.0))
     wire = Wire(connections, 20.0, lost)
     if PROCESS:
         ask_admission(wire, FACTS, 60.0)

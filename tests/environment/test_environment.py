@@ -18,9 +18,9 @@ from cojax.environment import (
     Progress,
     Traits,
     affordances,
-    counted_seconds,
     excuse,
     play,
+    read_counted_seconds,
     traits_of,
     waiting,
 )
@@ -254,7 +254,7 @@ def test_what_the_actions_may_have_caused_is_marked(method, error, actions, susp
     monkeypatch.setattr(CounterEpisode, method, fail(error))
     progress = Progress()
     trajectory = play(CounterEnvironment(), TASK, script(ADD), max_turns=actions, progress=progress)
-    assert (trajectory.outcome, progress.suspect) == ("environment_error", suspect)
+    assert (trajectory.outcome, progress.is_suspect) == ("environment_error", suspect)
 
 
 def test_a_limit_that_an_explorer_meets_while_it_looks_is_not_the_actions_doing(monkeypatch):
@@ -264,7 +264,7 @@ def test_a_limit_that_an_explorer_meets_while_it_looks_is_not_the_actions_doing(
         return Turn(affordances(episode)[0] if messages[0].content == "1" else ADD)
 
     trajectory = play(CounterEnvironment(), TASK, act, progress=(progress := Progress()))
-    assert (trajectory.error, len(trajectory.turns), progress.suspect) == ("act: too much", 1, False)
+    assert (trajectory.error, len(trajectory.turns), progress.is_suspect) == ("act: too much", 1, False)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_an_episode_that_cannot_be_closed_keeps_its_verdict(monkeypatch):
 
 def test_an_abandoned_episode_ends_without_another_step():
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        progress.abandoned = True
+        progress.is_abandoned = True
         return Turn(ADD)
 
     progress, steps = Progress(), []
@@ -355,12 +355,12 @@ def test_seconds_that_a_call_waited_for_the_host_count_towards_no_deadline(pass_
     def waits(task: Task, step: int) -> None:
         pass_time(7.0)
         excuse(5.0)
-        told.append((counted_seconds(), progress.since))
+        told.append((read_counted_seconds(), progress.since))
 
     def trial() -> None:
         play(CounterEnvironment(waits), TASK, script(ADD, ADD), max_turns=2, progress=progress)
         excuse(3.0)  # no episode's
-        told.append((counted_seconds(), progress.since))
+        told.append((read_counted_seconds(), progress.since))
 
     progress, told = Progress(), list[tuple[float, float]]()
     contextvars.Context().run(trial)

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from cojax.worlds import full_name, module
-from environments import check, install, load, maker, settings_from_text
+from cojax.worlds import complete_name, module
+from environments import check, install, load, maker, parse_settings
 from environments.soundness import SetupReport
 from environments.tools import ToolEnvironment
 
@@ -230,7 +230,7 @@ def test_a_tool_that_never_returns_ends_the_check_with_a_fault(outside, monkeypa
 def test_an_environment_of_the_repository_comes_first(outside):
     assert load("desk").name == "desk"
     assert maker("desk").__module__ == "environments.desk"
-    assert (full_name("desk"), full_name("lights"), full_name("a:b")) == ("desk", "lights:make", "a:b")
+    assert (complete_name("desk"), complete_name("lights"), complete_name("a:b")) == ("desk", "lights:make", "a:b")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_what_is_not_there_is_refused(outside, arguments, why, capsys):
 
 
 def test_settings_are_given_as_text(outside, capsys):
-    assert settings_from_text("lights", {"rooms": "3", "label": "3"}) == {"rooms": 3, "label": "3"}
+    assert parse_settings("lights", {"rooms": "3", "label": "3"}) == {"rooms": 3, "label": "3"}
     assert check.main(["lights", "--set", "rooms=4", "--set", "label=a=b"]) == 0
     assert json.loads(capsys.readouterr().out)["setups"] == 4
 

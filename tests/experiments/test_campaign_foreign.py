@@ -13,7 +13,7 @@ from campaign import foreign_attacks
 from commands import Commands
 from patience import patience
 
-from cojax.storage.checksums import with_checksum
+from cojax.storage.checksums import add_checksum
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign needs Linux")
@@ -26,7 +26,7 @@ try:
     pieces = Pieces("stamp", run)
     pieces.put("episodes-000001", {})
     replace_text(run / "report.html", "x")
-    pieces.clear()
+    pieces.remove_old()
 except OSError as error:
     sys.exit(print(f"error: {error}") or 2)
 """
@@ -106,7 +106,7 @@ def test_results_that_no_run_wrote_are_refused_in_a_line(tmp_path: Path, command
     path = tmp_path / "run/summary.json"
     summary = json.loads(path.read_text())
     del summary["checksum"], summary["tasks_initial"]
-    path.write_text(json.dumps(with_checksum(summary)))
+    path.write_text(json.dumps(add_checksum(summary)))
     done = commands.run("experiments.run", f"--workdir={tmp_path / 'run'}", folder=tmp_path)
     assert (done.returncode, done.stdout.count("\n"), "Traceback" in done.stderr) == (1, 1, False), done.stderr
     assert "holds a record that no run wrote (KeyError: 'tasks_initial')" in done.stdout

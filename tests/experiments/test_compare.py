@@ -9,7 +9,7 @@ import pytest
 from small_runs import finished
 
 from cojax.report.command import compare
-from cojax.report.comparison import sign_test
+from cojax.report.comparison import run_sign_test
 
 
 def ended(folder: Path, scores: dict[str, float]) -> Path:
@@ -20,9 +20,9 @@ def ended(folder: Path, scores: dict[str, float]) -> Path:
 
 
 def test_equal_tasks_do_not_count_in_the_sign_test() -> None:
-    assert sign_test(2, 0) == pytest.approx(0.5)  # both better: 2 · ½²
-    assert sign_test(3, 1) == pytest.approx(10 / 16)
-    assert sign_test(0, 0) == 1.0
+    assert run_sign_test(2, 0) == pytest.approx(0.5)  # both better: 2 · ½²
+    assert run_sign_test(3, 1) == pytest.approx(10 / 16)
+    assert run_sign_test(0, 0) == 1.0
 
 
 def test_the_command_shows_the_figures_and_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from cojax.run import entries
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.settings import base
-from cojax.settings.compatibility import check_begun, in_todays_keys
-from cojax.settings.ranges import GONE
+from cojax.settings.compatibility import check_begun, rename_keys
+from cojax.settings.ranges import GONE_SETTINGS
 from cojax.storage.checkpoint import CheckpointError
 from experiments import continued, desk
 
 
 def test_an_absent_key_is_its_default_of_today() -> None:
     stored = {"steps": 3, "llm": {"timeout": 5.0}, "signal_settings": {"rare": {"percent": 1.0}}}
-    filled = in_todays_keys(stored, base.get_config().to_dict())
+    filled = rename_keys(stored, base.get_config().to_dict())
     assert filled["steps"] == 3
     assert filled["llm"]["timeout"] == 5.0
     assert filled["llm"]["concurrency"] == 8
@@ -32,28 +32,28 @@ def test_an_absent_key_is_its_default_of_today() -> None:
 def test_a_release_that_took_a_model_folder_as_it_is_showed_it_nothing() -> None:
     defaults = base.get_config().to_dict()
     old = {"model": {"path": "models/Q"}, "warm_start": {"steps": 450}}
-    assert in_todays_keys(old, defaults)["warm_start"]["steps"] == 0
-    assert in_todays_keys({**old, "model": {"path": ""}}, defaults)["warm_start"]["steps"] == 450
+    assert rename_keys(old, defaults)["warm_start"]["steps"] == 0
+    assert rename_keys({**old, "model": {"path": ""}}, defaults)["warm_start"]["steps"] == 450
     new = {"model": {"path": "models/Q"}, "warm_start": {"steps": 450, "epochs": False}}
-    assert in_todays_keys(new, defaults)["warm_start"]["steps"] == 450
+    assert rename_keys(new, defaults)["warm_start"]["steps"] == 450
 
 
 def test_a_relative_model_folder_of_another_release_is_that_of_the_command(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     defaults = base.get_config().to_dict()
-    assert in_todays_keys({"model": {"path": "models/Q"}}, defaults)["model"]["path"] == f"{tmp_path}/models/Q"
-    assert in_todays_keys({"model": {"path": "/models/Q"}}, defaults)["model"]["path"] == "/models/Q"
-    assert in_todays_keys({"model": {"path": ""}}, defaults)["model"]["path"] == ""
+    assert rename_keys({"model": {"path": "models/Q"}}, defaults)["model"]["path"] == f"{tmp_path}/models/Q"
+    assert rename_keys({"model": {"path": "/models/Q"}}, defaults)["model"]["path"] == "/models/Q"
+    assert rename_keys({"model": {"path": ""}}, defaults)["model"]["path"] == ""
 
 
 def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
-    defaults = entries.defaults(desk.get_config())
+    defaults = entries.list_defaults(desk.get_config())
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}
     assert defaults["environment"] == {"name": "", "cluster": "", "isolated": False}
     assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 5.0}
 
 
-OLD = {name: value for name, (value, _) in GONE.items()}  # as the release before wrote them
+OLD = {name: value for name, (value, _) in GONE_SETTINGS.items()}  # as the release before wrote them
 
 
 def old_settings(**changed: object) -> dict:
@@ -67,8 +67,8 @@ def old_settings(**changed: object) -> dict:
 
 def test_a_run_of_the_release_before_goes_on_as_if_the_settings_that_are_gone_had_never_been(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"config": old_settings()}))
-    check(continued.get_config(str(tmp_path)))
-    assert in_todays_keys(old_settings(), base.get_config().to_dict()) == json.loads(
+    check_settings(continued.get_config(str(tmp_path)))
+    assert rename_keys(old_settings(), base.get_config().to_dict()) == json.loads(
         json.dumps(desk.get_config().to_dict())
     )
 
@@ -104,7 +104,7 @@ def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
     again = continued.get_config(str(tmp_path))
     config.workdir = str(tmp_path)
     assert again.to_dict() == config.to_dict()
-    check(again)
+    check_settings(again)
 
 
 def damaged(folder: Path, text: str) -> str:

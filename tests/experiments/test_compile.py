@@ -13,24 +13,24 @@ import pytest
 from cojax.compile import program_text, targets
 from cojax.compile.program_text import Collective
 from cojax.compile.programs import (
-    device_bytes,
-    examine,
-    families,
-    logits_arrays,
+    count_device_bytes,
+    count_step_flops,
+    find_families,
+    find_logits_arrays,
+    find_vocabulary_moves,
     make_outline,
-    refusal,
+    read_refusal,
     report,
+    report_target,
     shape,
-    step_flops,
     suggestion,
-    vocabulary_moves,
 )  # fmt: skip
 from cojax.compile.targets import Chip
 from cojax.learner.batch import RowShape
 from cojax.learner.learner import Learner
 from cojax.learner.objective import HardNegatives
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import full_batch
+from cojax.learner.rehearsal import make_full_batch
 from cojax.policy import logprobs
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
@@ -45,7 +45,7 @@ TPU, CUDA = ((Path(__file__).parent / f"programs/{name}.txt").read_text() for na
 
 
 def test_collectives_of_a_tpu_program_are_counted_once_with_the_rounds_of_their_loops():
-    found = program_text.collectives(program_text.parse(TPU), 16, (32, 5))
+    found = program_text.find_collectives(program_text.parse_program(TPU), 16, (32, 5))
     assert {(one.kind, one.bytes, one.runs, one.loops) for one in found} == {
         # bf16[1,4,32,256] of 8 devices, begun and ended apart, in each of 4 layers: 65,536 · 7 / 8
         ("all-gather", 57_344, 32 * 4, 2),
@@ -58,7 +58,7 @@ def test_collectives_of_a_tpu_program_are_counted_once_with_the_rounds_of_their_
 
 
 def test_collectives_of_a_cuda_program_are_counted_once_with_the_rounds_of_their_loops():
-    found = program_text.collectives(program_text.parse(CUDA), 8, (4,))
+    found = program_text.find_collectives(program_text.parse_program(CUDA), 8, (4,))
     assert {(one.kind, one.bytes, one.runs, one.loops) for one in found} == {
         ("all-gather", (512 + 131_072) * 7 // 8, 4 * 36, 2),
         ("reduce-scatter", 32 * 4096 * 4 * 7, 4, 1),
@@ -68,21 +68,21 @@ def test_collectives_of_a_cuda_program_are_counted_once_with_the_rounds_of_their
 
 
 def test_kernels_are_found_by_their_names():
-    tpu, cuda = (program_text.kernels(program_text.parse(text)) for text in (TPU, CUDA))
+    tpu, cuda = (program_text.count_kernels(program_text.parse_program(text)) for text in (TPU, CUDA))
     assert tpu == {"ragged-dot-none": 1, "splash_mha_fwd_segmented_residuals": 1}
     assert cuda == {"mha_forward": 1, "ragged_dot_as_dense": 1}
-    assert families(tpu) == ["ragged dot", "splash attention"]
-    assert families(cuda) == ["Triton flash attention", "ragged dot as dense products over all experts"]
+    assert find_families(tpu) == ["ragged dot", "splash attention"]
+    assert find_families(cuda) == ["Triton flash attention", "ragged dot as dense products over all experts"]
 
 
 def test_results_that_take_an_arguments_memory_are_counted():
-    assert [program_text.parse(text).alias_count for text in (TPU, CUDA)] == [2, 2]
-    assert program_text.parse(TPU.replace("may-alias", "")).alias_count == 0
+    assert [program_text.parse_program(text).alias_count for text in (TPU, CUDA)] == [2, 2]
+    assert program_text.parse_program(TPU.replace("may-alias", "")).alias_count == 0
 
 
 def test_a_text_that_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY computation"):
-        program_text.parse("HloModule jit_step\n")
+        program_text.parse_program("HloModule jit_step\n")
 
 
 CONFIG = ModelConfig(24, 8, 16, 2, 2, 1, tie_word_embeddings=False)
@@ -106,7 +106,7 @@ def full():
     """As for a large model, whose logits do not fit into what is kept."""
     made, outline = learner()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(logprobs, "KEPT_BYTES", 0)
+        patched.setattr(logprobs, "MOST_KEPT_BYTES", 0)
         return report(made, outline, [2, 2], CHIP)
 
 
@@ -151,10 +151,10 @@ def test_what_a_step_takes_at_least(full):
 
 def test_several_updates_have_a_program_for_the_policy_before_them():
     made, outline = learner(updates_per_batch=2, lora=Lora(2))
-    batch = full_batch(4, RowShape(200))
-    assert list(made.programs(outline, batch)) == ["update", "reference", "old"]
+    batch = make_full_batch(4, RowShape(200))
+    assert list(made.lower_programs(outline, batch)) == ["update", "reference", "old"]
     once, _ = learner()
-    assert step_flops(made, batch) == 8 * step_flops(once, batch) // 4
+    assert count_step_flops(made, batch) == 8 * count_step_flops(once, batch) // 4
 
 
 def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
@@ -169,22 +169,22 @@ def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
     assert found["bytes_argument"] == found["programs"]["update"]["bytes_argument"] + state + 4 * 1_592
     assert found["bytes_peak"] == max(one["bytes_peak"] + one["bytes_beside"] for one in found["programs"].values())
     # Four rows of groups in four forwards each, and eight rows of pairs: as many again, twice.
-    assert found["flops"] == 3 * step_flops(learner()[0], full_batch(4, RowShape(200)))
+    assert found["flops"] == 3 * count_step_flops(learner()[0], make_full_batch(4, RowShape(200)))
 
 
 def test_a_round_has_a_program_for_the_policy_at_its_beginning():
     made, outline = learner(micro_rows=2, loss="dpo", loss_settings={}, round_reference="round", reference=None)
-    assert list(made.programs(outline, full_batch(4, RowShape(200)))) == ["update", "old"]
+    assert list(made.lower_programs(outline, make_full_batch(4, RowShape(200)))) == ["update", "old"]
 
 
 def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found():
     made, _ = learner()
     once = Collective("all-gather", 1, 32, 1, ((8, 24),))
-    again, other = dataclasses.replace(once, loops=2), dataclasses.replace(once, loops=2, arrays=((8, 16),))
-    assert vocabulary_moves([once, again, other], made) == [again]
+    again, other = dataclasses.replace(once, loops=2), dataclasses.replace(once, loops=2, shapes=((8, 16),))
+    assert find_vocabulary_moves([once, again, other], made) == [again]
     text = TPU.replace("bf16[512,256]{1,0:T(8,128)(2,1)S(1)}", "bf16[1,199,24]{1,0}")
-    assert logits_arrays(program_text.parse(text), made, 200) == [(1, 199, 24)]
-    assert logits_arrays(program_text.parse(TPU), made, 200) == []
+    assert find_logits_arrays(program_text.parse_program(text), made, 200) == [(1, 199, 24)]
+    assert find_logits_arrays(program_text.parse_program(TPU), made, 200) == []
 
 
 def test_the_tpu_compilers_refusal_is_read():
@@ -193,8 +193,8 @@ def test_the_tpu_compilers_refusal_is_read():
         "available HBM (15.75G)."
     )
     sizes = {"bytes_argument": 2**30, "bytes_result": 0, "bytes_code": 0}
-    assert refusal(said, 2**30) == {**sizes, "bytes_temporary": 35 * 2**29, "bytes_peak": 37 * 2**29}
-    assert refusal("RESOURCE_EXHAUSTED", 2**30) == {**sizes, "bytes_temporary": 0, "bytes_peak": 2**30}
+    assert read_refusal(said, 2**30) == {**sizes, "bytes_temporary": 35 * 2**29, "bytes_peak": 37 * 2**29}
+    assert read_refusal("RESOURCE_EXHAUSTED", 2**30) == {**sizes, "bytes_temporary": 0, "bytes_peak": 2**30}
 
 
 def test_a_card_gives_the_share_that_jax_takes(monkeypatch):
@@ -207,33 +207,33 @@ def test_a_card_gives_the_share_that_jax_takes(monkeypatch):
 
 def test_an_unknown_target_is_refused_with_the_others():
     with pytest.raises(ValueError, match="target 'v9-16' not found; available: v5e-4, v5e-8, v5e-16"):
-        targets.find("v9-16")
+        targets.find_target("v9-16")
 
 
 @pytest.fixture
 def config(tmp_path):
     """The settings of BFCL for a model folder that holds only its shape."""
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.replace(CONFIG, param_dtype="bfloat16").to_hf()))
-    made = presets.resolve(bfcl.get_config(), ["model.path"])
+    made = presets.apply_preset(bfcl.get_config(), ["model.path"])
     made.model.path = str(tmp_path)
     return made
 
 
 def test_a_mesh_that_does_not_divide_target_or_model_is_refused(config, monkeypatch):
-    monkeypatch.setattr(targets, "devices", lambda target: [jax.devices()[0]] * target.count)
+    monkeypatch.setattr(targets, "make_devices", lambda target: [jax.devices()[0]] * target.count)
     with pytest.raises(ValueError, match="fsdp=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
-        examine(config, targets.find("v5e-4"))
+        report_target(config, targets.find_target("v5e-4"))
     config.mesh.tensor = 4
     with pytest.raises(ValueError, match="layers/attention/query/kernel has heads=2, which tensor=4 does not divide"):
-        examine(config, targets.find("v5e-4"))
+        report_target(config, targets.find_target("v5e-4"))
 
 
 def test_a_method_is_settled_before_it_is_checked(config, monkeypatch):
     """With rows one by one, a method that learns from pairs takes two at a time, here as in a run."""
-    monkeypatch.setattr(targets, "devices", lambda target: [jax.devices()[0]] * target.count)
+    monkeypatch.setattr(targets, "make_devices", lambda target: [jax.devices()[0]] * target.count)
     config.method, config.learner.micro_rows = "eto", 1
     with pytest.raises(ValueError, match="makes 1 devices, but there are 4"):
-        examine(config, targets.find("v5e-4"))
+        report_target(config, targets.find_target("v5e-4"))
 
 
 def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
@@ -244,8 +244,8 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
 
     learner, state = made(config)
     # 1,592 numbers of float32 with two moments and three counters; a reference whose 56 numbers of norms are float32.
-    held = device_bytes((state, learner.reference))
-    gradients = device_bytes(state.params)
+    held = count_device_bytes((state, learner.reference))
+    gradients = count_device_bytes(state.params)
     update = {"bytes_argument": 30_000, "bytes_peak": 30_000 + gradients + 16_000}
     found = {"programs": {"update": update}}
     assert (held, gradients) == (3 * 4 * 1_592 + 12 + 2 * 1_592 + 2 * 56, 4 * 1_592)
@@ -303,8 +303,8 @@ from cojax.compile import command, programs
 def fails(config, target):
     raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")
 
-programs.examine = fails
-command.start()
+programs.report_target = fails
+command.run_command()
 """
 
 
@@ -325,7 +325,7 @@ HIDING = """
 import sys
 sys.modules["libtpu"] = None
 from cojax.compile import command
-command.start()
+command.run_command()
 """
 
 

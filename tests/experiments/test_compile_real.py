@@ -11,7 +11,7 @@ from cojax import warm_start
 from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
-PYTHON = warm_start.cache() / "compilers/bin/python"
+PYTHON = warm_start.find_cache() / "compilers/bin/python"
 # More than the tokens that a GPU scores at a time; one row's logits exceed what an update keeps of them.
 LENGTH = 2048
 VOCABULARY = 2**17

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from absl.testing import flagsaver
 
-from cojax.run.configuration import file_record
+from cojax.run.configuration import make_file_record
 from cojax.settings import flags
-from cojax.settings.config_file import FlagError, load, source
+from cojax.settings.config_file import FlagError, load_config, record_source
 from cojax.storage.files import write_json
 from experiments import desk
 
@@ -29,7 +29,7 @@ def written(folder: Path, line: str) -> str:
 
 def refusal(given: str) -> str:
     with pytest.raises(FlagError) as caught:
-        load(given)
+        load_config(given)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,7 +80,7 @@ def test_arguments_of_a_file(tmp_path: Path) -> None:
         "from experiments import desk\ndef get_config(seed):\n    config = desk.get_config()\n"
         "    config.seed = int(seed)\n    return config\n"
     )
-    assert load(f"{path}:7").seed == 7
+    assert load_config(f"{path}:7").seed == 7
     assert "get_config() missing 1 required positional argument: 'seed'" in refusal(str(path))
 
 
@@ -116,14 +116,14 @@ def test_outside_of_the_checkout_our_experiments_are_suggested_too(
 
 
 def test_lists_and_whole_numbers_are_taken_where_nothing_is_lost(tmp_path: Path) -> None:
-    config = load(written(tmp_path, "config.explorer.stretch, config.optimizer.learning_rate = [0, 1], 1"))
+    config = load_config(written(tmp_path, "config.explorer.stretch, config.optimizer.learning_rate = [0, 1], 1"))
     assert (config.explorer.stretch, config.optimizer.learning_rate) == ((0, 1), 1.0)
     assert re.match("<class 'float'>", str(type(config.optimizer.learning_rate)))
 
 
 def test_a_file_is_described_by_its_content(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "pass"))
-    told = source(path)
+    told = record_source(path)
     assert told == {
         "path": str(path), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": "unknown",
     }  # fmt: skip
@@ -133,16 +133,16 @@ def test_a_run_notes_its_file_and_one_that_goes_on_by_its_folder_keeps_the_note(
     path, workdir = Path(written(tmp_path, "pass")), tmp_path / "run"
     plain = json.loads(json.dumps(desk.get_config().to_dict()))
     with flagsaver.flagsaver():
-        flags.parse(["run", f"--config={path}"])
-        noted = file_record()
-    assert noted == {"file": source(path)}
+        flags.parse_flags(["run", f"--config={path}"])
+        noted = make_file_record()
+    assert noted == {"file": record_source(path)}
     path.unlink()  # a run goes on without it
     for before in (noted, {}):
         write_json(workdir / "config.json", {"config": plain, **before})
         with flagsaver.flagsaver():
-            flags.parse(["run", f"--config=experiments/continued.py:{workdir}"])
-            assert file_record() == before
+            flags.parse_flags(["run", f"--config=experiments/continued.py:{workdir}"])
+            assert make_file_record() == before
     write_json(tmp_path / "given.json", {"steps": 3})
     with flagsaver.flagsaver():
-        flags.parse(["run", f"--config=experiments/given.py:{tmp_path / 'given.json'}"])
-        assert file_record() == {}
+        flags.parse_flags(["run", f"--config=experiments/given.py:{tmp_path / 'given.json'}"])
+        assert make_file_record() == {}

@@ -30,7 +30,7 @@ import cojax
 from cojax.convert import smollm2
 from cojax.convert.command import main
 from cojax.convert.gguf_file import read_gguf
-from cojax.convert.gguf_model import shape_of, tokenizer_of
+from cojax.convert.gguf_model import make_tokenizer, read_shape
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Message
@@ -279,12 +279,12 @@ def test_a_token_without_end_holds_nobody(tmp_path: Path) -> None:
     tokens = ["reserved" * 2_000 + "\n", *TOKENS[1:]]
     file = read_gguf(write_gguf(tmp_path / "long.gguf", changes={"tokenizer.ggml.tokens": tokens}))
     with pytest.raises(ValueError, match="a token of more than 1,000 characters"):
-        tokenizer_of(file, len(tokens), 128)
+        make_tokenizer(file, len(tokens), 128)
 
 
 def test_tensors_that_overlap_to_more_than_the_file_are_refused(small: Path, tmp_path: Path) -> None:
     whole, path = bytearray(small.read_bytes()), tmp_path / "overlapping.gguf"
-    count = (len(whole) - min(array.start for array in read_gguf(small).arrays.values())) // 4
+    count = (len(whole) - min(array.offset for array in read_gguf(small).arrays.values())) // 4
     for name in ("blk.0.attn_norm.weight", "blk.1.attn_norm.weight"):  # float32, each all that follows the header
         whole[at(whole, name) : at(whole, name) + 24] = struct.pack("<IQIQ", 1, count, 0, 0)
     path.write_bytes(whole)
@@ -303,8 +303,8 @@ def test_damage_anywhere_in_the_header_is_one_error(small: Path, tmp_path: Path)
         said = ""
         try:
             file = read_gguf(path)
-            config = shape_of(file)
-            tokenizer_of(file, config.vocab_size, config.max_position_embeddings)
+            config = read_shape(file)
+            make_tokenizer(file, config.vocab_size, config.max_position_embeddings)
         except ValueError as error:
             said = str(error)
         assert said.isprintable()

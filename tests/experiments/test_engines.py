@@ -54,8 +54,8 @@ def test_the_command_takes_the_short_spelling(commands) -> None:
 def test_a_server_is_launched_by_the_installed_interpreter_on_the_cpu_or_by_ones_own(config, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cache/sglang/bin/python' is no interpreter\. Run `make sglang`"):
         engines.launch(config, tmp_path, "float32")
-    engines.default_python().parent.mkdir(parents=True)
-    engines.default_python().symlink_to(sys.executable)
+    engines.find_default_python().parent.mkdir(parents=True)
+    engines.find_default_python().symlink_to(sys.executable)
     assert engines.launch(config, tmp_path, "float32").device == "cpu"
     config.sglang.python = sys.executable
     assert engines.launch(config, tmp_path, "bfloat16").device == ""
@@ -94,10 +94,10 @@ def test_servers_are_looked_for_only_where_they_are_launched(config, tmp_path: P
 
 def test_the_engine_in_this_process_samples_on_the_learners_mesh(config, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, asked = object(), []
-    monkeypatch.setattr(engines, "mesh_of", lambda config: mesh)
+    monkeypatch.setattr(engines, "make_mesh_of", lambda config: mesh)
     monkeypatch.setattr(engines, "slots", lambda config, model: 4)
     monkeypatch.setattr(engines, "LocalEngine", lambda model, **given: asked.append(given))
-    engines.local(config, MODEL)
+    engines.build_local(config, MODEL)
     assert asked[0]["mesh"] is mesh
 
 
@@ -108,24 +108,24 @@ def test_the_engine_in_this_process_samples_on_the_learners_mesh(config, monkeyp
 def test_small_policies_sample_in_this_process(experiment, policy: str, name: str) -> None:
     config = experiment.get_config()
     config.policy = policy
-    assert presets.resolve(config).engine.name == name
+    assert presets.apply_preset(config).engine.name == name
 
 
 def test_urls_attach_and_need_no_interpreter(config) -> None:
     config.sglang.urls = "http://127.0.0.1:1, http://127.0.0.1:2/"
-    engine = engines.sglang(config, MODEL)
+    engine = engines.build_sglang_engine(config, MODEL)
     assert [server.client.url for server in engine.fleet.servers] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     engine.close()
     for wrong in ("127.0.0.1:1", "http://HOST:PORT", "http://"):
         config.sglang.urls = wrong
         with pytest.raises(ValueError, match=rf"sglang\.urls names '{re.escape(wrong)}'; expected http://HOST:PORT"):
-            engines.sglang(config, MODEL)
+            engines.build_sglang_engine(config, MODEL)
 
 
 def test_a_server_is_named_once(config) -> None:
     config.sglang.urls = "http://127.0.0.1:1,http://127.0.0.1:2, http://127.0.0.1:1/"
     with pytest.raises(ValueError, match=r"sglang\.urls names 'http://127\.0\.0\.1:1' twice"):
-        engines.sglang(config, MODEL)
+        engines.build_sglang_engine(config, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -136,16 +136,16 @@ def test_settings_of_servers_that_are_launched_are_refused_where_none_is(config,
     config.sglang.urls = "http://127.0.0.1:1"
     config.sglang[name] = value
     with pytest.raises(ValueError, match=rf"sglang\.{name} is '?{value}'?, but sglang\.urls attaches to servers"):
-        engines.sglang(config, MODEL)
+        engines.build_sglang_engine(config, MODEL)
 
 
 def test_what_needs_running_servers_says_so(config) -> None:
     config.sglang.follow = True
     with pytest.raises(ValueError, match=r"sglang\.follow is set, but sglang\.urls is empty"):
-        engines.sglang(config, MODEL)
+        engines.build_sglang_engine(config, MODEL)
     config.sglang.urls, config.sglang.router = "http://127.0.0.1:1", "127.0.0.1:2"
     with pytest.raises(ValueError, match=r"sglang\.router is '127\.0\.0\.1:2'; expected http://HOST:PORT"):
-        engines.sglang(config, MODEL)
+        engines.build_sglang_engine(config, MODEL)
 
 
 def test_the_command_for_rollout_hosts_says_what_it_misses(commands) -> None:
@@ -168,4 +168,4 @@ def test_routes_are_asked_of_engines_that_tell_them(config) -> None:
         engines.check_routes(config, Mute())
     assert len(closed) == 1
     with pytest.raises(ValueError, match="num_experts 0: its tokens have no routes"):
-        engines.local(config, MODEL)
+        engines.build_local(config, MODEL)

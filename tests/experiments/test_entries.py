@@ -16,8 +16,8 @@ import environments
 from cojax.registry import RegistryError
 from cojax.run import entries, preflight
 from cojax.run import train as run
-from cojax.run.checks import check
-from cojax.run.entries import apply_flags, describe, entry, signals
+from cojax.run.checks import check_settings
+from cojax.run.entries import apply_flags, describe, entry, find_signals
 from cojax.settings import base, flags
 from experiments import bfcl, desk
 
@@ -89,7 +89,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refusal(config: ConfigDict) -> str:
     with pytest.raises(ValueError, match=r".") as caught:
-        check(config)
+        check_settings(config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -100,7 +100,7 @@ def test_flags_choose_another_loss_which_starts_from_its_own_signature() -> None
     assert entry(base.get_config(), "learner.loss").overrides == {"kl_coefficient": 1e-3}  # the paper's
     other = apply_flags(config, {"learner.loss": "sft"})
     assert entry(other, "learner.loss").overrides == {}
-    check(other)
+    check_settings(other)
     same = apply_flags(config, {"learner.loss": "grpo", "learner.loss_settings.clip_high": "0.4"})
     assert entry(same, "learner.loss").overrides == {"kl_coefficient": 0.0, "clip_high": 0.4}
     assert config.learner.loss_settings.to_dict() == {"kl_coefficient": 0.0}  # the argument stays as it was
@@ -127,10 +127,10 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
     config = desk.get_config()
     config.signals = given.pop("signals")
     config = apply_flags(config, given)
-    check(config)
+    check_settings(config)
     assert entry(config, "curriculum").bind()([1.0, 1.0]) == 4.5
-    assert list(signals(config)) == ["rare", "unlike"]
-    assert signals(config)["unlike"].bind()().threshold == 0.25
+    assert list(find_signals(config)) == ["rare", "unlike"]
+    assert find_signals(config)["unlike"].bind()().threshold == 0.25
     assert entry(config, "environment.name").overrides == {"doors": 3}
     told = describe(config)
     assert told["curriculum"]["path"] == "mine_of_entries:steep"
@@ -145,7 +145,7 @@ def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
     config.signals = "mine_of_entries:Remembered"
     said = "its name is 'beliefs'; expected a lower-case word other than beliefs, credits, frontier, played"
     with pytest.raises(RegistryError, match=said):
-        entries.made_signals(config)
+        entries.build_signals(config)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_no_signal_has_the_name_of_a_statistic(mine) -> None:
 )  # fmt: skip
 def test_what_an_entry_may_not_be_set_to_is_told_in_one_line(mine: None, given: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        check(apply_flags(desk.get_config(), given))
+        check_settings(apply_flags(desk.get_config(), given))
 
 
 def test_settings_of_no_signal_and_two_signals_of_one_name(mine: None) -> None:
@@ -219,15 +219,15 @@ def test_an_infinite_default_is_written_down(mine: None) -> None:
 
 
 def test_what_an_environment_from_outside_keeps_is_read_where_it_is_named(mine: None) -> None:
-    assert environments.reserved_splits("mine_of_entries:rooms") == ("eval",)
-    assert environments.reserved_splits("mine_of_entries:Desk") == ("eval",)  # a class of another file
+    assert environments.list_reserved("mine_of_entries:rooms") == ("eval",)
+    assert environments.list_reserved("mine_of_entries:Desk") == ("eval",)  # a class of another file
 
 
 def test_settings_of_a_signal_that_is_off_do_no_harm() -> None:
     config = desk.get_config()
     config.signals = "forgetting"
-    check(config)
-    assert list(signals(config)) == ["forgetting"]
+    check_settings(config)
+    assert list(find_signals(config)) == ["forgetting"]
 
 
 def test_flags_of_entries_are_told_from_the_others() -> None:
@@ -271,7 +271,7 @@ def test_a_value_out_of_range_is_refused_by_check_and_run_alike(tmp_path: Path, 
     config = apply_flags(desk.get_config(), {"signal_settings.rare.percent": "-1"})
     config.workdir = str(tmp_path / "run")
     said = "signal_settings.rare.percent is -1.0; expected a number from 0 to 100"
-    assert preflight.check(config) == 1
+    assert preflight.run_preflight(config) == 1
     assert f"failed  configuration: {said}" in capsys.readouterr().out
     with pytest.raises(ValueError, match=said):
         run.run(config)

@@ -12,14 +12,14 @@ from chat_endpoint import refused, serving, solver
 from patience import patience
 from trained_runs import config, make_run
 
-from cojax.evaluation.evaluate import evaluate, splits_of, subject_of, tasks_of
+from cojax.evaluation.evaluate import choose_splits, choose_subject, evaluate, tasks_of
 from cojax.report import command as report
 from cojax.report import page as pages
 from cojax.report.page import write_evaluation_report
 from cojax.rollout.collect import RolloutError
 from cojax.run.export import export
 from cojax.run.trained import of_run
-from cojax.settings.presets import resolve
+from cojax.settings.presets import apply_preset
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import RunDirectoryError, write_json
@@ -44,7 +44,7 @@ def no_key(monkeypatch):
 
 def of(settings, place, splits=("eval",), samples=1, out=None, kind="checkpoint"):
     named = {"checkpoint": None, "model": None, "endpoint": None, "endpoint_model": "m", kind: str(place)}
-    return evaluate(settings, subject_of(settings, **named)[0], splits, samples, out)
+    return evaluate(settings, choose_subject(settings, **named)[0], splits, samples, out)
 
 
 def episodes(out: Path) -> dict[str, list]:
@@ -134,18 +134,18 @@ def test_another_evaluation_in_the_same_folder_is_refused_with_what_differs(work
 
 def test_another_shape_than_the_runs_is_an_error_that_names_the_flags(workdir):
     with pytest.raises(ValueError, match="was trained with another policy than --config describes") as caught:
-        subject_of(config(model__shape__hidden_size=32, model__tokenizer="bytes"), str(workdir), None, None, None)
+        choose_subject(config(model__shape__hidden_size=32, model__tokenizer="bytes"), str(workdir), None, None, None)
     assert "model.tokenizer is 'words' in its config.json, 'bytes' here" in str(caught.value)
     assert "Add --config.model.tokenizer=words --config.model.shape.hidden_size=16" in str(caught.value)
     with pytest.raises(ValueError, match=r"Add --config\.model\.path="):
-        subject_of(config(model__path="models/Q"), str(workdir), None, None, None)
+        choose_subject(config(model__path="models/Q"), str(workdir), None, None, None)
 
 
 def test_the_preset_of_a_run_is_named_and_what_it_does_not_set(tmp_path):
-    run = resolve(config(policy="tiny"), ["model.tokenizer", "model.shape.hidden_size"])
+    run = apply_preset(config(policy="tiny"), ["model.tokenizer", "model.shape.hidden_size"])
     write_json(tmp_path / "config.json", {"config": json.loads(json.dumps(run.to_dict()))})
     with pytest.raises(ValueError, match="was trained with another policy than --config describes") as caught:
-        subject_of(config(model__path="models/Q"), str(tmp_path), None, None, None)
+        choose_subject(config(model__path="models/Q"), str(tmp_path), None, None, None)
     assert str(caught.value).endswith(
         "model.path is '' in its config.json, 'models/Q' here. "
         "Add --config.policy=tiny --config.model.tokenizer=words --config.model.shape.hidden_size=16"
@@ -155,19 +155,19 @@ def test_the_preset_of_a_run_is_named_and_what_it_does_not_set(tmp_path):
 def test_whom_to_ask_must_be_one_and_there(workdir, tmp_path):
     for named in ((None,) * 4, (str(workdir), "m", None, None)):
         with pytest.raises(ValueError, match="name one with --checkpoint, --model or --endpoint"):
-            subject_of(config(), *named)
+            choose_subject(config(), *named)
     with pytest.raises(CheckpointError, match="no step 9 in"):
-        subject_of(config(), str(workdir / "checkpoints/9"), None, None, None)
+        choose_subject(config(), str(workdir / "checkpoints/9"), None, None, None)
     with pytest.raises(CheckpointError, match="is not a run directory"):
-        subject_of(config(), str(tmp_path), None, None, None)
+        choose_subject(config(), str(tmp_path), None, None, None)
     with pytest.raises(ValueError, match="is no model folder in HF format"):
-        subject_of(config(), None, str(tmp_path), None, None)
+        choose_subject(config(), None, str(tmp_path), None, None)
 
 
 def test_splits_are_the_configurations_or_the_environments_or_named():
-    assert splits_of(config(), None) == ["eval"]
-    assert splits_of(config(), ["all"]) == ["eval", "dev", "challenge"]
-    assert splits_of(config(), ["dev", " eval", "dev"]) == ["dev", "eval"]
+    assert choose_splits(config(), None) == ["eval"]
+    assert choose_splits(config(), ["all"]) == ["eval", "dev", "challenge"]
+    assert choose_splits(config(), ["dev", " eval", "dev"]) == ["dev", "eval"]
     desk = load("desk")
     assert [len(tasks_of(config(), desk, split)) for split in ("eval", "dev", "challenge")] == [3, 2, 3]
     with pytest.raises(ValueError, match="moon"):
@@ -202,7 +202,7 @@ def test_an_endpoint_that_knows_the_solutions_scores_all_and_lost_episodes_are_p
 
 def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp_path, monkeypatch):
     of(config(**SAMPLED), workdir, ("eval", "dev"), 2, tmp_path / "out")
-    monkeypatch.setattr(pages, "EVALUATION_BYTES", 12_000)
+    monkeypatch.setattr(pages, "MOST_EVALUATION_BYTES", 12_000)
     (tmp_path / "out/report-99.html").write_text("of before")
     (tmp_path / "out/report-notes.html").write_text("somebody's own")
     assert write_evaluation_report(tmp_path / "out") == tmp_path / "out/report.html"

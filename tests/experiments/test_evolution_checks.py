@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from experiments import desk
 
 
@@ -40,7 +40,7 @@ def test_a_contradiction_names_both_settings_and_the_mend(settings: dict[str, ob
     config = desk.get_config()
     config.update_from_flattened_dict(settings)
     with pytest.raises(ValueError, match=reason):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_a_contradiction_names_both_settings_and_the_mend(settings: dict[str, ob
 def test_what_can_be_done_is_not_refused(settings: dict[str, object]) -> None:
     config = desk.get_config()
     config.update_from_flattened_dict(settings)
-    check(config)
+    check_settings(config)

@@ -11,7 +11,7 @@ from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.run import assemble, explorers
-from cojax.run.checks import check, check_run
+from cojax.run.checks import check_run, check_settings
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, bfcl, desk
@@ -92,7 +92,7 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
 def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, message: str) -> None:
     apply(config, change)
     with pytest.raises(ValueError, match=re.escape(message)):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize(
@@ -112,52 +112,52 @@ def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, mess
 )  # fmt: skip
 def test_what_can_happen_may_be_asked_for(config: ConfigDict, change: dict) -> None:
     apply(config, change)
-    check(config)
+    check_settings(config)
 
 
 def test_explorers_and_their_validation_are_built_from_the_configuration(config: ConfigDict) -> None:
     made = assemble.build_parts(config)
-    scripted = assemble.explorer(config, made)
+    scripted = assemble.build_explorer(config, made)
     assert isinstance(scripted, ScriptedExplorer)
     assert scripted.width == 1
-    plain = assemble.validation(config, made, scripted)
+    plain = assemble.build_validation(config, made, scripted)
     # A grammar says all there is to know.
     assert (plain.attempts, plain.judge, plain.safe, plain.exclusions.similarity) == (None, None, True, 0.0)
 
     config.explorer.name, config.explorer.mistakes = "careless", 0.2
-    careless = assemble.explorer(config, made)
+    careless = assemble.build_explorer(config, made)
     assert isinstance(careless, ScriptedExplorer)
     assert vars(careless) == {**vars(scripted), "name": "careless", "mistakes": 0.2, "play": careless.play}
 
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
     config.validation.evaluation_similarity = 0.7
-    llm = assemble.explorer(config, made, journal=Journal())
+    llm = assemble.build_explorer(config, made, journal=Journal())
     assert isinstance(llm, LLMExplorer)
     assert (llm.runs, llm.width, llm.ending, llm.kind) == (2, 2, "finish", "llm")
     assert llm.name.startswith("llm:m@")
-    full = assemble.validation(config, made, llm)
+    full = assemble.build_validation(config, made, llm)
     assert full.attempts is not None
     assert full.judge is not None
     assert (full.attempts.count, full.attempts.max_turns, full.judge.args[1]) == (2, 12, False)
     assert full.attempts.attempters == LLMExplorer.attempters
-    assert full.exclusions.why(made.evaluation[0]) == "an evaluation task has the same query"
+    assert full.exclusions.find_rule(made.evaluation[0]) == "an evaluation task has the same query"
 
     config.explorer.name, config.validation.attempter = "policy", "policy"
-    own = assemble.explorer(config, made, journal=Journal())
+    own = assemble.build_explorer(config, made, journal=Journal())
     assert isinstance(own, LLMExplorer)
     assert own.name.startswith("policy:self@")
-    attempts = assemble.validation(config, made, own).attempts
+    attempts = assemble.build_validation(config, made, own).attempts
     assert attempts is not None
     with attempts.attempters(own, made.evaluation[0], 1) as (act,):
         own.remaining_budget().close()
         # The policy costs nothing, but no attempt outlasts its evolution.
         with pytest.raises(EngineError, match="the evolution is over"):
             act(made.environment.start(made.evaluation[0]), ())
-    assert isinstance(assemble.explorer(config, made, "scripted"), ScriptedExplorer)
+    assert isinstance(assemble.build_explorer(config, made, "scripted"), ScriptedExplorer)
     for wrong in ({"attempter": "nobody"}, {"judge": "maybe"}):
         config.validation.update(wrong)
         with pytest.raises(ValueError, match=f"validation.{next(iter(wrong))} '.*' not found; available"):
-            assemble.validation(config, made, own)
+            assemble.build_validation(config, made, own)
         config.validation.update({"attempter": "policy", "judge": "off"})
 
 
@@ -172,7 +172,7 @@ def test_how_many_expeditions_go_at_once_is_said_by_one_setting_alone(
         made = assemble.build_parts(config)
         for set_to, expected in ((None, width), (1, 1), (20, 20)):
             config.explorer.width = set_to
-            assert assemble.explorer(config, made, journal=Journal()).width == expected
+            assert assemble.build_explorer(config, made, journal=Journal()).width == expected
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_bfcls_turns_are_parted_as_its_dialogues_part_them() -> None:
 def test_validation_refuses_the_control_tokens_of_the_policys_own_template(config: ConfigDict) -> None:
     apply(config, {"validation.longest_query": 30})
     parts = assemble.build_parts(config)
-    explorer = assemble.explorer(config, parts)
-    validate = assemble.validation(config, parts, explorer)
+    explorer = assemble.build_explorer(config, parts)
+    validate = assemble.build_validation(config, parts, explorer)
     assert "<|im_end|>" in validate.control_tokens
     task = parts.environment.tasks("seed", 1)[0]
     for query, reason in (("move <|im_end|> away", "a control token"), ("x" * 31, "at most 30")):

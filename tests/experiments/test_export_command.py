@@ -16,7 +16,7 @@ from cojax.run.export import export, main
 from cojax.run.policies import keep_tokenizer
 from cojax.run.trained import of_run
 from cojax.storage.checkpoint import _list_files
-from cojax.storage.checksums import CHECKSUM, with_checksum
+from cojax.storage.checksums import CHECKSUM_KEY, add_checksum
 
 TOKENS = [[5, 9, 2, 30, 7], [1, 1, 8, 4, 3]]
 
@@ -155,7 +155,9 @@ def reseal(checkpoint):
     """As someone does who computes all checksums anew."""
     record = json.loads((checkpoint / "host.json").read_text())
     record["files"] = _list_files(checkpoint / "arrays")
-    (checkpoint / "host.json").write_text(json.dumps(with_checksum({k: v for k, v in record.items() if k != CHECKSUM})))
+    (checkpoint / "host.json").write_text(
+        json.dumps(add_checksum({k: v for k, v in record.items() if k != CHECKSUM_KEY}))
+    )
 
 
 @pytest.mark.parametrize("copy", ["plain"], indirect=True)

@@ -9,14 +9,14 @@ import pytest
 
 from cojax.api.training import config_flag, flags_of
 from cojax.settings import base
-from cojax.settings.config_file import FlagError, load
+from cojax.settings.config_file import FlagError, load_config
 from experiments import desk
 
 
 def passed(config: object) -> object:
     with config_flag(config) as (flag,):  # type: ignore[arg-type]
         assert Path(flag.rpartition(":")[2]).exists()
-        return load(flag.removeprefix("--config="))
+        return load_config(flag.removeprefix("--config="))
 
 
 def test_an_object_is_passed_on_whole() -> None:

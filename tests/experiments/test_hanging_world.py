@@ -20,4 +20,4 @@ def sleep(world, seconds: Literal[300]) -> None:
 def test_a_tool_that_hangs_is_told_while_the_tokenizer_is_made() -> None:
     world = ToolEnvironment("sleeper", [sleep], dict, [{"x": 1}], traits=Traits(deadline=0.3))
     with pytest.raises(EnvironmentFailure, match=r"affordances has not returned in 0\.3 s; a tool that may hang"):
-        policies.open_world(get_config(), world)
+        policies.train_tokenizer(get_config(), world)

@@ -11,9 +11,9 @@ import pytest
 
 from cojax.environment import Traits
 from cojax.run import parts, states
-from cojax.run.states import HELD_OUT, held_out_by, hold_out, initial_tasks, read_held_out, with_held_out_tasks
+from cojax.run.states import HELD_OUT, add_held_out_tasks, find_initial_tasks, hold_out, read_held_out, read_held_out_of
 from cojax.settings import base
-from cojax.storage.checksums import with_checksum
+from cojax.storage.checksums import add_checksum
 from cojax.synthesis import Synthesis
 from cojax.types import Action, Call, Task, normalise
 from cojax.validation import Exclusions
@@ -54,10 +54,10 @@ def test_a_wording_that_is_also_trained_on_is_in_neither_part():
 def initial(tmp_path, monkeypatch, found, *, evaluation=(), begun=False):
     drafts = (*({"task": one.id} for one in found), {"task": ""})
     calls = []
-    monkeypatch.setattr(states.assemble, "initial", lambda *_: calls.append(1) or Synthesis(found, drafts))
+    monkeypatch.setattr(states.assemble, "find_initial_tasks", lambda *_: calls.append(1) or Synthesis(found, drafts))
     made = dataclasses.make_dataclass("Made", [("evaluation", tuple), ("from_initial", bool, False)])(evaluation)
-    training = functools.cache(functools.partial(initial_tasks, None, made))
-    parts_of = functools.partial(with_held_out_tasks, made, tmp_path / HELD_OUT, begun, training)
+    training = functools.cache(functools.partial(find_initial_tasks, None, made))
+    parts_of = functools.partial(add_held_out_tasks, made, tmp_path / HELD_OUT, begun, training)
     return SimpleNamespace(training=lambda: training()[0], evaluated=parts_of), calls
 
 
@@ -71,8 +71,8 @@ def test_held_out_tasks_are_stored_with_the_run_and_read_when_it_goes_on(tmp_pat
     again, calls = initial(tmp_path, monkeypatch, (), begun=True)
     assert again.evaluated().evaluation == made.evaluation
     assert calls == []
-    assert held_out_by(str(tmp_path)) == held_out_by(str(tmp_path / "checkpoints" / "20")) == made.evaluation
-    assert held_out_by(str(tmp_path / "a" / "b" / "c")) == ()
+    assert read_held_out_of(str(tmp_path)) == read_held_out_of(str(tmp_path / "checkpoints" / "20")) == made.evaluation
+    assert read_held_out_of(str(tmp_path / "a" / "b" / "c")) == ()
 
 
 def test_too_few_tasks_are_all_trained_on(tmp_path, monkeypatch, capsys):
@@ -95,8 +95,8 @@ def test_an_environment_with_evaluation_tasks_keeps_all_of_d_0(tmp_path, monkeyp
 
 def test_a_damaged_file_is_refused(tmp_path):
     path = tmp_path / HELD_OUT
-    record = with_checksum({"tasks": []})
-    for text in ("{", json.dumps({**record, "tasks": [1]}), json.dumps(with_checksum({"tasks": [{"id": "x"}]}))):
+    record = add_checksum({"tasks": []})
+    for text in ("{", json.dumps({**record, "tasks": [1]}), json.dumps(add_checksum({"tasks": [{"id": "x"}]}))):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"held_out\.json cannot be read"):
             read_held_out(path)
@@ -107,9 +107,9 @@ def test_a_damaged_file_is_refused(tmp_path):
 def test_no_task_begins_on_the_setup_of_a_held_out_one():
     held = task(1, "copy the file")
     exclusions = Exclusions.of([held], closed=[held])
-    assert exclusions.why(task(1, "delete everything else")) == "an evaluation task begins on the same setup"
-    assert exclusions.why(task(2, "delete everything else")) == ""
-    assert Exclusions.of([held]).why(task(1, "delete everything else")) == ""
+    assert exclusions.find_rule(task(1, "delete everything else")) == "an evaluation task begins on the same setup"
+    assert exclusions.find_rule(task(2, "delete everything else")) == ""
+    assert Exclusions.of([held]).find_rule(task(1, "delete everything else")) == ""
 
 
 def stating(**stated):
@@ -118,21 +118,21 @@ def stating(**stated):
 
 def test_an_environment_states_its_own_limits():
     config = base.get_config()
-    assert parts.limits(config, stating()) == parts.limits(config, SimpleNamespace(name="world"))
-    found = parts.limits(config, stating(concurrency=3, deadline=5.0))
+    assert parts.make_limits(config, stating()) == parts.make_limits(config, SimpleNamespace(name="world"))
+    found = parts.make_limits(config, stating(concurrency=3, deadline=5.0))
     assert (found.concurrency, found.environment_deadline) == (3, 5.0)
     config.limits.concurrency, config.limits.environment_deadline = 2, 90.0
-    found = parts.limits(config, stating(concurrency=3, deadline=5.0))
+    found = parts.make_limits(config, stating(concurrency=3, deadline=5.0))
     assert (found.concurrency, found.environment_deadline) == (2, 90.0)
     config.limits.environment_deadline = 60.0
-    assert parts.limits(config, stating(deadline=5.0)).environment_deadline == 60.0
+    assert parts.make_limits(config, stating(deadline=5.0)).environment_deadline == 60.0
 
 
 def test_no_more_expeditions_are_made_at_a_time_than_the_environment_can_have():
     config = base.get_config()
-    assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [4, 2, 4]
+    assert [parts.choose_width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [4, 2, 4]
     config.explorer.width = 3
-    assert [parts.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
+    assert [parts.choose_width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
 
 
 def measured_similarity(*given):
@@ -144,15 +144,15 @@ def test_the_similarity_is_measured_where_an_environment_words_all_alike():
     apart = [task(n, query) for n, query in enumerate(("open the door", "buy some milk", "call my sister back"))]
     titles, days = ("bread", "lamp", "soap", "tea"), ("monday", "tuesday", "wednesday")
     alike = [task(0, f'move with title "{title}" and day "{day}"') for title in titles for day in days]
-    assert parts.similarity(config, stating(), alike) == 0.7
-    assert parts.similarity(config, stating(worded_alike=True), apart) == 0.7
+    assert parts.choose_threshold(config, stating(), alike) == 0.7
+    assert parts.choose_threshold(config, stating(worded_alike=True), apart) == 0.7
     assert measured_similarity(config, stating(worded_alike=True), alike[:1]) == 0.0
     assert measured_similarity(config, stating(worded_alike=True), []) is None
     measured = measured_similarity(config, stating(worded_alike=True), alike)
     assert measured is not None
     assert 0.7 < measured < 0.95
-    assert parts.similarity(config, stating(worded_alike=True), alike) == measured
+    assert parts.choose_threshold(config, stating(worded_alike=True), alike) == measured
     near = [task(n, f"{'set the light in the hall to a warm white ' * 8} {n}") for n in range(30)]
-    assert parts.similarity(config, stating(worded_alike=True), near) == 0.0
+    assert parts.choose_threshold(config, stating(worded_alike=True), near) == 0.0
     config.validation.evaluation_similarity = 0.0
-    assert parts.similarity(config, stating(worded_alike=True), alike) == 0.0
+    assert parts.choose_threshold(config, stating(worded_alike=True), alike) == 0.0

@@ -30,7 +30,7 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.run import assemble, initial_policy, policies, states, trained
 from cojax.run.entries import objective_of
-from cojax.run.initial_policy import demonstrations, weights_hash
+from cojax.run.initial_policy import find_demonstrations, hash_weights
 from cojax.run.initial_policy import initial_policy as begin
 from cojax.run.processes import ALONE
 from cojax.storage.checkpoint import CheckpointError
@@ -46,14 +46,14 @@ FEW = {
 
 @pytest.fixture(scope="module")
 def model() -> ModelConfig:
-    _, model = policies.tokenizer_and_shape(config(), DESK)
+    _, model = policies.read_model(config(), DESK)
     return dataclasses.replace(model, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
 def folder(model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder in HF format with random weights."""
-    tokenizer, _ = policies.tokenizer_and_shape(config(), DESK)
+    tokenizer, _ = policies.read_model(config(), DESK)
     made = tmp_path_factory.mktemp("pretrained") / "model"
     made.mkdir()
     save_model(made, model, initialize(model, 0), tokenizer)
@@ -85,7 +85,7 @@ class Begun(NamedTuple):
 
 
 def start(settings: ConfigDict, engine: Held | None = None) -> tuple[Begun, ModelConfig]:
-    tokenizer, shape = policies.tokenizer_and_shape(settings, DESK)
+    tokenizer, shape = policies.read_model(settings, DESK)
     chat = Chat(tokenizer, no_document)
     made = SimpleNamespace(environment=DESK, chat=chat, model=shape, engine=engine or Held(), mesh=None, together=ALONE)
     return Begun(*begin(settings, made, lambda step: 0.25, lambda: DESK.tasks("dev", 2))), shape
@@ -113,7 +113,7 @@ def test_all_weights_learn_once_and_the_result_says_what_they_were_shown(folder,
     assert engine.versions == (2,)
     assert all(changed(folder, shape, first).values())
     assert first.origin == {
-        "folder": str(folder), "weights": weights_hash(folder), "demonstrations": 4, "dropped": 0, "shown": 4,
+        "folder": str(folder), "weights": hash_weights(folder), "demonstrations": 4, "dropped": 0, "shown": 4,
         "batches": 2, "epochs": 1.0, "lora_rank": 0,
         "checks": [{"step": 2, "loss": pytest.approx(6.1, abs=1.0), "success": 0.25}],
     }  # fmt: skip
@@ -181,9 +181,9 @@ def test_without_steps_a_model_folder_begins_as_it_is(folder, cache, capsys):
 
 def test_a_world_without_demonstrations_has_a_fix_for_a_model_folder(folder):
     with pytest.raises(ValueError, match=r"name a split with solutions.*start from the model folder as it is"):
-        demonstrations(taught(folder), SimpleNamespace(name="atlantis"), (0.0, 0.0))
+        find_demonstrations(taught(folder), SimpleNamespace(name="atlantis"), (0.0, 0.0))
     with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors in"):
-        weights_hash(folder.parent)
+        hash_weights(folder.parent)
 
 
 def kept_run(settings: ConfigDict, model: ModelConfig, workdir: Path) -> SimpleNamespace:

@@ -37,7 +37,7 @@ def test_a_pretrained_model_learns_from_six_demonstrations(tmp_path: Path, monke
     config.engine.max_length = config.learner.row_length = 192
     config.warm_start.update({"steps": 3, "batch_size": 2, "demonstrations": 12, "check_every": 1})
     desk = environments.load("desk")
-    tokenizer, model = policies.tokenizer_and_shape(config, desk)
+    tokenizer, model = policies.read_model(config, desk)
     chat = Chat(tokenizer, no_document)
     made = SimpleNamespace(environment=desk, chat=chat, model=model, engine=Held(), mesh=None, together=ALONE)
     _, origin = initial_policy(config, made, lambda step: 0.0, tuple)

@@ -44,7 +44,7 @@ def written(tmp_path, monkeypatch):
 
 
 def test_the_facts_tell_two_processors_of_one_name_apart(written):
-    found = machine.machine()
+    found = machine.read_machine()
     assert found["cpu"] == {
         "vendor": "AuthenticAMD",
         "family": "25",
@@ -57,27 +57,27 @@ def test_the_facts_tell_two_processors_of_one_name_apart(written):
     assert found["caches"] == {"L1d": 32768, "L2": 1048576}
     assert found["environment"] == {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}
     assert found["usable_cores"] == len(os.sched_getaffinity(0))
-    assert machine.processor_name() == "AMD EPYC"
+    assert machine.read_processor_name() == "AMD EPYC"
 
 
 def test_what_the_system_does_not_tell_is_missing(written):
     (written / "cpuinfo").unlink()
     (written / "cache/index0/size").unlink()
-    found = machine.machine()
-    assert (found["cpu"], found["caches"], machine.processor_name()) == ({}, {"L2": 1048576}, "unknown")
+    found = machine.read_machine()
+    assert (found["cpu"], found["caches"], machine.read_processor_name()) == ({}, {"L2": 1048576}, "unknown")
 
 
 def test_the_facts_are_json_and_name_this_machine(written):
-    assert json.loads(json.dumps(machine.machine())) == machine.machine()
-    assert machine.decides_bits() == {
+    assert json.loads(json.dumps(machine.read_machine())) == machine.read_machine()
+    assert machine.find_bit_facts() == {
         "environment": {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
-        "arithmetic": machine.arithmetic(),
+        "arithmetic": machine.hash_arithmetic(),
     }
 
 
 def digest(variables: Mapping[str, str]) -> str:
-    """`arithmetic()` of a process with these variables."""
-    program = "from cojax.run.machine import arithmetic; print(arithmetic())"
+    """`hash_arithmetic()` of a process with these variables."""
+    program = "from cojax.run.machine import hash_arithmetic; print(hash_arithmetic())"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
     run = subprocess.run(
         [sys.executable, "-c", program],
@@ -92,13 +92,15 @@ def digest(variables: Mapping[str, str]) -> str:
 
 def test_the_digest_is_another_for_other_bits():
     own = os.environ.get("XLA_FLAGS", "")
-    assert digest({"XLA_FLAGS": f"{own} --xla_cpu_max_isa=SSE4_2"}) != machine.arithmetic()
+    assert digest({"XLA_FLAGS": f"{own} --xla_cpu_max_isa=SSE4_2"}) != machine.hash_arithmetic()
 
 
 @pytest.mark.nightly
 def test_the_study_computes_the_same_bits_on_every_host_with_avx2_and_fma():
     """Holds for one version of jaxlib: a newer one may add in another order, and then needs a new digest here."""
-    instructions = machine.machine()["cpu"].get("instructions", [])
+    instructions = machine.read_machine()["cpu"].get("instructions", [])
     if jaxlib.__version__ != "0.10.2" or not {"avx2", "fma"} <= set(instructions):
         pytest.skip("the digest is of jaxlib 0.10.2 on an x86-64 host with AVX2 and FMA")
-    assert digest(VARIABLES) == "529f2ad0b14f", f"docs/bits.md promises the digest on this host: {machine.machine()}"
+    assert digest(VARIABLES) == "529f2ad0b14f", (
+        f"docs/bits.md promises the digest on this host: {machine.read_machine()}"
+    )

@@ -28,7 +28,7 @@ import numpy as np
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.transformer import initialize
-from cojax.run.machine import arithmetic
+from cojax.run.machine import hash_arithmetic
 
 config = ModelConfig(512, 128, 512, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
 numbers = np.random.Generator(np.random.PCG64(1))
@@ -39,7 +39,7 @@ positions = jnp.tile(jnp.arange(256, dtype=jnp.int32), (8, 1))
 loss = lambda params: -jnp.mean(token_logprobs(config, params, tokens, positions, jnp.ones_like(tokens)))
 found = jax.jit(jax.value_and_grad(loss))(params)
 assert all(np.asarray(one).any() for one in jax.tree.leaves(found))
-print(arithmetic(), *(hashlib.sha256(np.asarray(one).tobytes()).hexdigest()[:8] for one in jax.tree.leaves(found)))
+print(hash_arithmetic(), *(hashlib.sha256(np.asarray(one).tobytes()).hexdigest()[:8] for one in jax.tree.leaves(found)))
 """
 
 
@@ -69,7 +69,7 @@ def test_a_run_of_the_study_has_the_same_bits_without_avx512(emulator, processor
 
 
 def test_the_processor_decides_the_bits_where_no_variable_fixes_the_kernels(emulator):
-    program = "from cojax.run.machine import arithmetic; print(arithmetic())"
+    program = "from cojax.run.machine import hash_arithmetic; print(hash_arithmetic())"
     free = {"NPROC": "2", "JAX_PLATFORMS": "cpu"}
     found = [output(program, [emulator, "-cpu", processor], free) for processor in ("EPYC-Milan", "Haswell-v4")]
     assert found[0] != found[1]

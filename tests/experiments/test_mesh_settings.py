@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from cojax.policy.sharding import AXES
+from cojax.policy.sharding import MESH_AXES
 from cojax.run import processes
 from cojax.settings import base
 
@@ -16,7 +16,9 @@ from cojax.settings import base
 def _eight_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins: nothing here is computed."""
     devices = np.arange(8)
-    monkeypatch.setattr(processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+    monkeypatch.setattr(
+        processes, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in MESH_AXES]), MESH_AXES)
+    )
 
 
 def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
@@ -27,7 +29,7 @@ def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
 
 
 def test_sizes_of_one_are_no_mesh() -> None:
-    assert processes.mesh_of(base.get_config()) is None
+    assert processes.make_mesh_of(base.get_config()) is None
     processes.check_mesh(given({}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3}))
 
 
@@ -36,10 +38,10 @@ def test_the_devices_of_a_run_are_named_and_so_are_those_that_it_leaves_idle() -
         return [types.SimpleNamespace(device_kind=kind, platform=platform)] * count
 
     cards = devices(8, "NVIDIA H100", "gpu")
-    assert processes.devices_in_words(devices(1, "cpu", "cpu"), devices(1, "cpu", "cpu")) == "1 × cpu, platform cpu"
-    assert processes.devices_in_words(cards, cards) == "8 × NVIDIA H100, platform gpu"
+    assert processes.describe_devices(devices(1, "cpu", "cpu"), devices(1, "cpu", "cpu")) == "1 × cpu, platform cpu"
+    assert processes.describe_devices(cards, cards) == "8 × NVIDIA H100, platform gpu"
     idle = "1 of 8 × NVIDIA H100, platform gpu; --config.mesh.fsdp=-1 uses all of them"
-    assert processes.devices_in_words(cards[:1], cards) == idle
+    assert processes.describe_devices(cards[:1], cards) == idle
 
 
 @pytest.mark.parametrize(

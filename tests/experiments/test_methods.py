@@ -12,11 +12,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.learner.objective import HardNegatives
-from cojax.preference import coefficients, weights
+from cojax.preference import read_coefficients, weights
 from cojax.run import methods, states
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.run.entries import objective_of, reads_initial
-from cojax.run.summary import _hard_negative_share
+from cojax.run.summary import _count_hard_negatives
 from cojax.settings import presets
 from cojax.settings.tree import RoundsSettings
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
@@ -37,9 +37,9 @@ def test_a_methods_own_settings_come_before_the_defaults():
         return found[1]
 
     ours = chosen(method="coevolving")
-    assert (*coefficients(ours), ours.agent, ours.experts) == (0.5, 0.5, "failure", "solutions")
+    assert (*read_coefficients(ours), ours.agent, ours.experts) == (0.5, 0.5, "failure", "solutions")
     eto = chosen(method="eto")
-    assert (*coefficients(eto), eto.agent) == (1.0, 0.0, "none")
+    assert (*read_coefficients(eto), eto.agent) == (1.0, 0.0, "none")
     assert weights(eto) == {"own": 1.0, "other": 0.0, "failures": 0.0}
     assert chosen(method="eto", preference__sft=0.25).sft == 0.25
     assert chosen(method="rft").experts == "both"
@@ -65,9 +65,9 @@ def test_the_initial_policy_is_kept_only_where_it_is_the_reference():
 def test_the_share_of_hard_negatives_is_none_where_none_was_compared():
     compared = {"failures": 4.0, "hard_negatives": 3.0, "hard_pairs": 2.0}
     alone = {**compared, "hard_pairs": 0.0}
-    assert _hard_negative_share([compared, alone]) == 0.75
-    assert _hard_negative_share([alone, {}]) is None
-    assert _hard_negative_share([{}]) is None
+    assert _count_hard_negatives([compared, alone]) == 0.75
+    assert _count_hard_negatives([alone, {}]) is None
+    assert _count_hard_negatives([{}]) is None
 
 
 @pytest.mark.parametrize(("restored", "copies"), [(None, 1), ("second", 0)])
@@ -84,7 +84,7 @@ def test_a_restored_second_agent_is_not_copied_for_the_rehearsal(restored, copie
     learner: Any = types.SimpleNamespace(hosts=types.SimpleNamespace(operation=operation))
     second: Any = restored
     learned: Any = "policy"
-    with states.second_agent_in_memory(config(method="coevolving"), learner, learned, second):
+    with states.hold_second_agent(config(method="coevolving"), learner, learned, second):
         assert asked == ["copy"] * copies
 
 
@@ -107,23 +107,23 @@ def test_a_micro_batch_holds_a_pair_where_the_method_learns_from_pairs(method, r
     made = config(method=method, learner__micro_rows=1)
     made.learner.row_length = made.engine.max_length
     assert methods.apply_method(made).learner.micro_rows == rows
-    check(methods.apply_method(made))
+    check_settings(methods.apply_method(made))
     assert made.learner.micro_rows == 1
 
 
 def test_hard_negatives_go_with_grpo():
     made = config(preference__hard_negatives=0.5, preference__beta=0.3, preference__hard=0.7)
-    check(made)
-    assert methods.hard_negatives(made) == HardNegatives(0.5, beta=0.3, least_partial=0.7)
-    assert methods.hard_negatives(config()) is None
+    check_settings(made)
+    assert methods.make_hard_negatives(made) == HardNegatives(0.5, beta=0.3, least_partial=0.7)
+    assert methods.make_hard_negatives(config()) is None
 
 
 @pytest.mark.parametrize("world", [desk, bfcl, appworld, alfworld, scienceworld, tau2])
 @pytest.mark.parametrize("method", ["coevolve", "coevolving", "eto", "rft", "sft", "best_of_n"])
 def test_every_method_runs_in_every_experiment(method, world):
-    made = presets.resolve(world.get_config(), ["policy"])
+    made = presets.apply_preset(world.get_config(), ["policy"])
     made.method = method
-    check(methods.apply_method(made))
+    check_settings(methods.apply_method(made))
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_every_method_runs_in_every_experiment(method, world):
 )
 def test_what_a_method_does_not_read_and_what_is_out_of_range_is_refused(settings, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        check(config(**settings))
+        check_settings(config(**settings))

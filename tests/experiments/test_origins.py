@@ -9,8 +9,8 @@ import pytest
 from trained_runs import config
 
 from cojax.report.page import write_report
-from cojax.report.run import origin_line, read_run
-from cojax.run.trained import origin_of, warm_start_origin
+from cojax.report.run import describe_origin, read_run
+from cojax.run.trained import make_origin, read_origin
 
 TAUGHT = {"shown": 272, "epochs": 1.0, "lora_rank": 0}
 RECORD = {
@@ -43,15 +43,15 @@ RECORD = {
     ],
 )
 def test_the_line(origin: dict, line: str) -> None:
-    assert origin_line(origin) == line
+    assert describe_origin(origin) == line
 
 
 def test_a_warm_start_from_scratch_is_counted_without_its_scores() -> None:
-    assert warm_start_origin("", "", RECORD) == {
+    assert make_origin("", "", RECORD) == {
         "folder": "", "demonstrations": 2_000, "dropped": 3, "shown": 678, "batches": 200, "epochs": 9.44,
         "lora_rank": 0,
     }  # fmt: skip
-    of_folder = warm_start_origin("/m", "ab", RECORD)
+    of_folder = make_origin("/m", "ab", RECORD)
     assert (of_folder["weights"], of_folder["lora_rank"], of_folder["checks"]) == ("ab", 4, RECORD["checks"])
 
 
@@ -65,8 +65,8 @@ def workdir_of(folder: Path, origin: dict | None, **settings: object) -> Path:
 
 def test_of_a_run_after_its_steps(tmp_path: Path) -> None:
     workdir = workdir_of(tmp_path, {"folder": "", **TAUGHT}, evolve="uniform")
-    assert origin_of(workdir) == {"folder": "", **TAUGHT}
-    assert origin_of(workdir, 6) == {"folder": "", **TAUGHT, "steps": 6, "evolve": "uniform"}
+    assert read_origin(workdir) == {"folder": "", **TAUGHT}
+    assert read_origin(workdir, 6) == {"folder": "", **TAUGHT, "steps": 6, "evolve": "uniform"}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_of_a_run_after_its_steps(tmp_path: Path) -> None:
     ],
 )
 def test_of_a_run_that_is_older_than_the_record(settings: dict, expected: dict, tmp_path: Path) -> None:
-    assert origin_of(workdir_of(tmp_path, {}, **settings)) == expected
+    assert read_origin(workdir_of(tmp_path, {}, **settings)) == expected
     (tmp_path / "model.json").unlink()
-    assert origin_of(tmp_path) == expected
+    assert read_origin(tmp_path) == expected
 
 
 def test_the_report_says_it_also_of_a_run_that_has_not_ended(tmp_path: Path) -> None:

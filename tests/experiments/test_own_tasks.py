@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import Traits
-from cojax.run.parts import check_evolution, own_tasks
+from cojax.run.parts import check_evolution, draw_own_tasks
 from cojax.types import Task
 from environments.tools import ToolEnvironment
 
@@ -25,8 +25,8 @@ def test_a_run_is_told_that_nothing_is_synthesized_and_trains_on_the_environment
     config.evolve = "none"
     check_evolution(config, environment("it has none"))
     said = environment("it has none")
-    found = own_tasks(config, said, said.tasks("eval", 9))
+    found = draw_own_tasks(config, said, said.tasks("eval", 9))
     assert [task.query for task in found.tasks] == ["Say 1.", "Say 2."]
     assert not any(found.counts.values())
     with pytest.raises(ValueError, match="no task in its split 'train'"):
-        own_tasks(config, said, said.tasks("train", 9))
+        draw_own_tasks(config, said, said.tasks("train", 9))

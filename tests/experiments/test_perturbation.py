@@ -41,7 +41,7 @@ def test_a_shorter_dtype_keeps_its_dtype():
 def test_a_run_begins_with_the_perturbed_policy(monkeypatch):
     monkeypatch.setattr(initial_policy, "initialize", initialize)
     desk = environments.load("desk")
-    _, model = policies.tokenizer_and_shape(config(model__shape__num_hidden_layers=1), desk)
+    _, model = policies.read_model(config(model__shape__num_hidden_layers=1), desk)
 
     def begins(number: int) -> np.ndarray:
         settings = config(warm_start__steps=0, perturbation=number)

@@ -4,9 +4,9 @@ import pytest
 
 from cojax.evaluation.evaluate import Subject, identity
 from cojax.run import entries
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.settings.tree import FREE_SETTINGS, LEAVES
-from cojax.storage.differences import differences
+from cojax.storage.differences import list_differences
 from experiments import bfcl, desk
 
 CLUSTER = "ray://head:10001"
@@ -32,7 +32,7 @@ def test_a_flag_sets_it_and_another_environment_keeps_it():
 def test_a_run_may_go_on_elsewhere():
     here, there = desk.get_config(), desk.get_config()
     there.environment.cluster = CLUSTER
-    assert differences(here.to_dict(), there.to_dict(), FREE_SETTINGS) == ""
+    assert list_differences(here.to_dict(), there.to_dict(), FREE_SETTINGS) == ""
     assert LEAVES["environment.cluster"].default == ""
 
 
@@ -48,7 +48,7 @@ def test_an_address_is_checked_before_anything_is_built():
     config = desk.get_config()
     config.environment.cluster = "head"
     with pytest.raises(ValueError, match=r"environment\.cluster is 'head'; expected ray://HOST:PORT"):
-        check(config)
+        check_settings(config)
     config.environment.cluster = "ray://user:key@head:1"
     with pytest.raises(ValueError, match=r"environment\.cluster holds credentials"):
-        check(config)
+        check_settings(config)

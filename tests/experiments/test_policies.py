@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.rollout.chat import Chat, names_only
-from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.rollout.vocabulary import train_byte_tokenizer
 from cojax.run import initial_policy, policies, trained
-from cojax.run.initial_policy import demonstrations
+from cojax.run.initial_policy import find_demonstrations
 from cojax.run.initial_policy import initial_policy as begin
-from cojax.run.policies import closed_world, keep_tokenizer, open_world, texts, tokenizer_and_shape
+from cojax.run.policies import keep_tokenizer, make_word_tokenizer, read_model, texts, train_tokenizer
 from cojax.run.processes import ALONE
-from cojax.settings.presets import resolve
+from cojax.settings.presets import apply_preset
 from cojax.storage.checkpoint import CheckpointError
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import demonstrate
@@ -44,7 +44,7 @@ class Splits(CounterEnvironment):
 def config(**warm_start) -> ConfigDict:
     made = bfcl.get_config()
     made.policy = "tiny"
-    made = resolve(made)
+    made = apply_preset(made)
     made.evaluation.split = "held_out"
     made.model.vocabulary = 300
     made.warm_start.update(warm_start)
@@ -71,14 +71,14 @@ def test_no_held_out_query_reaches_the_trainer(monkeypatch):
         seen.extend(texts)
         return "tokenizer"
 
-    monkeypatch.setattr(policies, "byte_tokenizer", train)
-    assert open_world(config(), Splits()) == "tokenizer"
+    monkeypatch.setattr(policies, "train_byte_tokenizer", train)
+    assert train_tokenizer(config(), Splits()) == "tokenizer"
     assert sum(text.startswith("count to dev") for text in seen) == 3
     assert not [text for text in seen if "held_out" in text or "eval" in text or "bare" in text]
 
 
 def test_a_policy_from_scratch_has_a_vocabulary_of_whole_sixteens():
-    tokenizer, shape = tokenizer_and_shape(config(), Splits())
+    tokenizer, shape = read_model(config(), Splits())
     assert len(tokenizer) <= 300
     assert shape.vocab_size == 16 * (1 + (len(tokenizer) - 1) // 16)
     assert (shape.hidden_size, shape.num_hidden_layers) == (128, 2)
@@ -86,11 +86,11 @@ def test_a_policy_from_scratch_has_a_vocabulary_of_whole_sixteens():
 
 def test_an_environment_without_a_lexicon_has_no_words():
     with pytest.raises(ValueError, match=r"offers no lexicon.*--config\.model\.tokenizer=bytes"):
-        closed_world(config(), Splits())
+        make_word_tokenizer(config(), Splits())
 
 
 def test_demonstrations_are_the_solutions_of_a_split():
-    found = demonstrations(config(split="dev", demonstrations=2), Splits(), (0.0, 0.0))
+    found = find_demonstrations(config(split="dev", demonstrations=2), Splits(), (0.0, 0.0))
     assert [(task.query, len(actions)) for task, actions in found] == [("count to dev 1", 2), ("count to dev 2", 3)]
 
 
@@ -104,7 +104,7 @@ def test_demonstrations_are_the_solutions_of_a_split():
 )
 def test_what_cannot_be_learned_from_is_refused(split, message):
     with pytest.raises(ValueError, match=message):
-        demonstrations(config(split=split), Splits(), (0.0, 0.0))
+        find_demonstrations(config(split=split), Splits(), (0.0, 0.0))
 
 
 @dataclasses.dataclass
@@ -120,7 +120,7 @@ class TurnEpisode(CounterEpisode):
 
 def test_the_end_of_a_turn_is_demonstrated_by_the_end_token_alone():
     environment = Splits()
-    tokenizer, _ = tokenizer_and_shape(config(), environment)
+    tokenizer, _ = read_model(config(), environment)
     chat = Chat(tokenizer, names_only)
     task = Task("counter", "x", {"target": 1}, (ADD, Action(), Action()))
     turns = _Turns()
@@ -142,7 +142,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     settings = config(split="dev", steps=1, batch_size=2, check_every=1)
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     environment = Splits()
-    tokenizer, shape = tokenizer_and_shape(settings, environment)
+    tokenizer, shape = read_model(settings, environment)
     chat = Chat(tokenizer, names_only)
     solved = [(task, task.solution) for task in environment.tasks("dev", 3)]
     lengths = [len(tokens) for tokens, _ in demonstrate(environment, chat, solved)]
@@ -154,7 +154,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
         learned.append([len(tokens) for tokens, _ in demonstrations])
         return state, [{"step": 1, "loss": 0.5, "success": 0.25}], 2
 
-    monkeypatch.setattr(initial_policy.warm_start, "train", train)
+    monkeypatch.setattr(initial_policy.warm_start, "train_policy", train)
     monkeypatch.setattr(initial_policy, "rehearse", lambda learner, state, sizes: state)
     made = [begin(settings, _made(environment, chat, shape), lambda step: 0.25, tuple) for _ in range(2)]
     assert learned == [lengths[:2]]  # once: the second time it comes from the cache
@@ -181,7 +181,7 @@ class _Engine:
 def test_without_steps_the_policy_is_random(capsys):
     settings = config(steps=0)
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
-    tokenizer, shape = tokenizer_and_shape(settings, Splits())
+    tokenizer, shape = read_model(settings, Splits())
     made = (begin(settings, _made(Splits(), Chat(tokenizer), shape), float, tuple) for _ in range(2))
     (first, origin), (again, _) = made
     assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
@@ -190,17 +190,17 @@ def test_without_steps_the_policy_is_random(capsys):
 
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(tmp_path):
-    tokenizer, _ = tokenizer_and_shape(config(), Splits())
+    tokenizer, _ = read_model(config(), Splits())
     keep_tokenizer(tokenizer, tmp_path, has_begun=False)
     keep_tokenizer(tokenizer, tmp_path, has_begun=True)
-    other = byte_tokenizer(["something else, something else"], 300)
+    other = train_byte_tokenizer(["something else, something else"], 300)
     with pytest.raises(ValueError, match=f"no longer the one in {tmp_path} that this run began with"):
         keep_tokenizer(other, tmp_path, has_begun=True)
     keep_tokenizer(other, tmp_path, has_begun=False)
 
 
 def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys):
-    tokenizer = byte_tokenizer([], 300)
+    tokenizer = train_byte_tokenizer([], 300)
     tokenizer.chat_template = (
         "{{ '<|im_start|>system\\nYou are Nobody.<|im_end|>\\n' if messages[0].role != 'system' }}"
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
@@ -216,14 +216,14 @@ def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys)
 
 def test_a_tokenizer_that_is_code_is_refused_and_nobody_is_asked(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "input", lambda *prompt: "y")
-    byte_tokenizer(["a b c"], 300).save_pretrained(tmp_path)
+    train_byte_tokenizer(["a b c"], 300).save_pretrained(tmp_path)
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     made = config()
     made.model.path = str(tmp_path)
-    for read in (lambda: tokenizer_and_shape(made, Splits()), lambda: trained.of_folder(tmp_path, None)):
+    for read in (lambda: read_model(made, Splits()), lambda: trained.read_folder_policy(tmp_path, None)):
         with pytest.raises((ValueError, CheckpointError), match="contains custom code") as refused:
             read()
         assert "\n" not in str(refused.value)

@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 from cojax.compile import targets
 from cojax.learner.batch import RowShape
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import bind, objective
+from cojax.learner.objective import bind_loss, objective
 from cojax.policy.config import ModelConfig
-from cojax.rollout.chat import PROBE, Chat
-from cojax.rollout.sglang.client import RELEASED_MEMORY, ReleasedMemoryFile
-from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.rollout.chat import PROBE_TOOL, Chat
+from cojax.rollout.sglang.client import MEMORY_FILE, ReleasedMemoryFile
+from cojax.rollout.vocabulary import train_byte_tokenizer
 from cojax.run import assemble, preflight
 from cojax.settings import base
-from cojax.settings.presets import resolve
+from cojax.settings.presets import apply_preset
 from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn
 from experiments import desk
@@ -65,7 +65,7 @@ def test_weights_count_on_the_disk_of_their_folder(config: ConfigDict, tmp_path:
 def test_what_fails_is_named_and_what_comes_after_it_is_tried(config, monkeypatch, capsys) -> None:
     config.workdir, config.engine.name = "/proc/cojax", "local"
     monkeypatch.setattr(preflight, "EXAMINATIONS", (preflight._disk, preflight._metrics))
-    assert preflight.check(config) == 1
+    assert preflight.run_preflight(config) == 1
     disk, metrics = capsys.readouterr().out.splitlines()
     # Root is not told that it may not write there, but that there is no room.
     assert disk.startswith("failed  disk: ")
@@ -85,34 +85,34 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
 
     monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
     monkeypatch.setattr(preflight.assemble, "build_parts", parts)
-    assert preflight.check(config) == 1
+    assert preflight.run_preflight(config) == 1
     assert (seen == [tmp_path / "shared"]) == follow
     assert (tmp_path / "shared" / "weights" / "7").is_dir()
 
 
 def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_after_it(config, tmp_path, monkeypatch):
-    notes = tmp_path / "shared" / RELEASED_MEMORY
+    notes = tmp_path / "shared" / MEMORY_FILE
     config.sglang.folder = str(notes.parent)
     write_json(notes, {"http://127.0.0.1:1": ["born", ["weights"]]})
     found: list[tuple[str, list[str]]] = []
 
     def parts(config: ConfigDict) -> None:
-        known = ReleasedMemoryFile(Path(config.sglang.folder) / RELEASED_MEMORY)
+        known = ReleasedMemoryFile(Path(config.sglang.folder) / MEMORY_FILE)
         found.append(known.find("http://127.0.0.1:1"))
         known.write("http://127.0.0.1:1", "born", [])
         raise ValueError("no further")
 
     monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
     monkeypatch.setattr(preflight.assemble, "build_parts", parts)
-    assert preflight.check(config) == 1
+    assert preflight.run_preflight(config) == 1
     assert found == [("born", ["weights"])]
-    assert [path.name for path in notes.parent.iterdir()] == [RELEASED_MEMORY]
+    assert [path.name for path in notes.parent.iterdir()] == [MEMORY_FILE]
     assert ReleasedMemoryFile(notes).find("http://127.0.0.1:1") == ("", [])
 
 
 def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:
     turn = Turn(Action("a"), prompt_tokens=(1, 2), action_tokens=(3, 4, 5), action_logprobs=(-1.0, -1.0, -1.0))
-    learns = objective(bind("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, splits=1)
+    learns = objective(bind_loss("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, split_count=1)
     learner = types.SimpleNamespace(loss="grpo", advantage="mine:brisk", objective=learns, shape=RowShape(8))
     state = {"episode": Trajectory(Task("desk", "a task", {}), turns=(turn,)), "learner": learner}
     config.group_size = 4
@@ -124,11 +124,13 @@ def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:
 
 
 def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config) -> None:
-    tokenizer = byte_tokenizer([], 400)
+    tokenizer = train_byte_tokenizer([], 400)
     tokenizer.chat_template = """
 {%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nBe kind.<|im_end|>' }}{%- endif %}
 {%- for message in messages %}{{- '<|im_start|>' + message.content + '<|im_end|>' }}{%- endfor %}"""
-    episode = types.SimpleNamespace(reset=lambda: (Message("user", "x"),), tools=lambda: (PROBE,), close=lambda: None)
+    episode = types.SimpleNamespace(
+        reset=lambda: (Message("user", "x"),), tools=lambda: (PROBE_TOOL,), close=lambda: None
+    )
     world = types.SimpleNamespace(start=lambda task: episode)
     made = types.SimpleNamespace(environment=world, development=[None], chat=Chat(tokenizer))
     assert preflight._template(config, {"parts": made}).endswith(
@@ -140,7 +142,7 @@ def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config)
 def test_a_policy_that_is_to_be_shown_the_runs_own_initial_tasks_is_examined_before_there_are_any(config) -> None:
     made = desk.get_config()
     made.policy, made.workdir = "tiny", config.workdir
-    made = resolve(made)
+    made = apply_preset(made)
     made.model.vocabulary = 512
     made.model.shape.update(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     parts = assemble.build_parts(made)

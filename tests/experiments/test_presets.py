@@ -3,16 +3,16 @@
 import pytest
 from ml_collections import ConfigDict
 
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.settings import base, presets
-from cojax.settings.presets import PRESETS, resolve
+from cojax.settings.presets import PRESETS, apply_preset
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
 
 def test_a_preset_is_written_into_the_configuration():
     config = bfcl.get_config()
     config.policy = "tiny"
-    resolved = resolve(config)
+    resolved = apply_preset(config)
     assert (resolved.policy, resolved.model.path, resolved.model.tools) == ("tiny", "", "brief")
     assert (resolved.batch_size, resolved.group_size, resolved.evolve_every) == (8, 4, 1)
     assert resolved.model.shape.num_hidden_layers == 2
@@ -26,25 +26,25 @@ def test_explicit_flags_win():
     config.model.tools = "full"
     config.batch_size = 7
     config.model.shape = ConfigDict({"hidden_size": 64})
-    resolved = resolve(config, ["policy", "model.tools", "batch_size", "model.shape"])
+    resolved = apply_preset(config, ["policy", "model.tools", "batch_size", "model.shape"])
     assert (resolved.model.tools, resolved.batch_size, resolved.group_size) == ("full", 7, 4)
     assert resolved.model.shape.to_dict() == {"hidden_size": 64}
 
 
 def test_a_policy_of_a_short_context_gets_no_policy_text_unless_a_flag_asks_for_it():
     config = tau2.get_config()
-    assert resolve(config).environment.instructions == "official"
+    assert apply_preset(config).environment.instructions == "official"
     config.policy = "tiny"
-    assert resolve(config).environment.instructions == "brief"
-    assert resolve(config, ["environment.instructions"]).environment.instructions == "official"
+    assert apply_preset(config).environment.instructions == "brief"
+    assert apply_preset(config, ["environment.instructions"]).environment.instructions == "official"
 
 
 def test_a_small_policy_is_evaluated_on_one_variation_of_each_task_of_scienceworld():
     config = scienceworld.get_config()
     config.policy = "tiny"
-    evaluation = resolve(config).evaluation
+    evaluation = apply_preset(config).evaluation
     assert (evaluation.tasks, evaluation.dev_tasks) == (30, 30)
-    assert resolve(config, ["evaluation.tasks"]).evaluation.tasks == 90
+    assert apply_preset(config, ["evaluation.tasks"]).evaluation.tasks == 90
 
 
 def test_smollm2_learns_its_own_initial_tasks_but_on_bfcl_the_solutions_of_dev():
@@ -55,12 +55,12 @@ def test_smollm2_learns_its_own_initial_tasks_but_on_bfcl_the_solutions_of_dev()
     ):
         config = experiment.get_config()
         config.policy = "smollm2"
-        resolved = resolve(config)
+        resolved = apply_preset(config)
         assert (resolved.warm_start.split, resolved.evaluation.split) == (learned, evaluated)
 
 
 def test_no_preset_changes_nothing():
-    assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
+    assert apply_preset(desk.get_config()).to_dict() == desk.get_config().to_dict()
 
 
 @pytest.mark.parametrize("experiment", [alfworld, appworld, base, bfcl, desk, scienceworld, tau2])
@@ -68,8 +68,8 @@ def test_no_preset_changes_nothing():
 def test_every_preset_fits_every_experiment(name, experiment):
     config = experiment.get_config()
     config.policy = name
-    resolved = resolve(config)
-    check(resolved)
+    resolved = apply_preset(config)
+    check_settings(resolved)
     leaves = {path for path, _ in _leaves(resolved)}
     assert set(PRESETS[name]) <= leaves
     assert not any(isinstance(value, tuple) for value in PRESETS[name].values())
@@ -87,7 +87,7 @@ def test_an_unknown_preset_lists_the_others():
     config = desk.get_config()
     config.policy = "huge"
     with pytest.raises(ValueError, match=r"policy 'huge' not found; available: qwen3-4b, .*, smollm2, tiny, tiny-warm"):
-        resolve(config)
+        apply_preset(config)
 
 
 @pytest.mark.parametrize("wrong", [{"model.colour": "red"}, {"paint.colour": "red"}, {"batch_size": "many"}])
@@ -96,9 +96,9 @@ def test_a_preset_that_does_not_fit_is_named(wrong, monkeypatch):
     config = desk.get_config()
     config.policy = "tiny"
     with pytest.raises(ValueError, match=f"preset 'tiny' sets {next(iter(wrong))} to .*presets.toml"):
-        resolve(config)
+        apply_preset(config)
 
 
 def test_an_experiment_without_a_policy_says_what_to_give():
     with pytest.raises(ValueError, match=r"no policy: set --config\.model\.path .*--config\.policy=tiny"):
-        check(base.get_config())
+        check_settings(base.get_config())

@@ -24,9 +24,9 @@ def test_an_error_is_one_line(command, ends, error, said, monkeypatch, capsys):
 
     monkeypatch.setattr(command, "end_descendants_at_exit", lambda: None)
     for module in (command, processes) if command is evaluate else (processes,):
-        monkeypatch.setattr(module, "keep_compiled", lambda: None)
+        monkeypatch.setattr(module, "keep_programs", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(configuration if command is run else command, "configuration", fail)
+    monkeypatch.setattr(configuration if command is run else command, "read_configuration", fail)
     with pytest.raises(SystemExit):
         ends()
     assert " ".join(capsys.readouterr().out.split()).startswith(said)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from commands import Commands
 
-from cojax.run.hosts import together
-from cojax.run.processes import as_of_one, check, shared_folders
+from cojax.run.hosts import connect_together
+from cojax.run.processes import check_processes, drop_distributed, list_shared_folders
 from experiments import desk
 
 
@@ -22,20 +22,20 @@ def config(**section):
 
 
 def test_one_process_and_a_whole_description_of_several_are_fine():
-    check(desk.get_config())
-    check(config(enabled=True))
-    check(config(coordinator="10.0.0.1:1234", processes=2, process=1))
-    check(config(coordinator="[::1]:1234", processes=1, process=0, engine="local", fsdp=1))
+    check_processes(desk.get_config())
+    check_processes(config(enabled=True))
+    check_processes(config(coordinator="10.0.0.1:1234", processes=2, process=1))
+    check_processes(config(coordinator="[::1]:1234", processes=1, process=0, engine="local", fsdp=1))
 
 
 def test_all_processes_must_see_the_folder_of_weights_that_they_save_together():
     made = config()
     made.workdir = "run"
-    assert shared_folders(made) == {"workdir": Path("run")}
+    assert list_shared_folders(made) == {"workdir": Path("run")}
     made.sglang.folder = "weights"
-    assert shared_folders(made) == {"workdir": Path("run"), "sglang.folder": Path("weights")}
+    assert list_shared_folders(made) == {"workdir": Path("run"), "sglang.folder": Path("weights")}
     made.sglang.sync = "folder"
-    assert shared_folders(made) == {"workdir": Path("run")}
+    assert list_shared_folders(made) == {"workdir": Path("run")}
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_all_processes_must_see_the_folder_of_weights_that_they_save_together():
 )
 def test_settings_that_cannot_be_are_refused(section, named):
     with pytest.raises(ValueError, match=re.escape(named)):
-        check(config(**section))
+        check_processes(config(**section))
 
 
 def test_a_run_stores_nothing_of_how_its_processes_were_found():
     made = config(coordinator="10.0.0.1:1234", processes=2, process=1)
-    stored = as_of_one(made)
+    stored = drop_distributed(made)
     assert stored.distributed == desk.get_config().distributed
     assert made.distributed.process == 1
     assert stored.mesh.fsdp == -1
@@ -70,7 +70,7 @@ def test_a_run_stores_nothing_of_how_its_processes_were_found():
 
 def test_numbers_out_of_range_are_refused_before_other_processes_are_waited_for():
     made = config(coordinator="127.0.0.1:1", processes=2, process=-1)
-    with pytest.raises(ValueError, match="process is -1; expected a whole number at least 0"), together(made):
+    with pytest.raises(ValueError, match="process is -1; expected a whole number at least 0"), connect_together(made):
         raise AssertionError
 
 

@@ -9,7 +9,7 @@ from trained_runs import config
 from cojax.environment import Traits, traits_of
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.run import assemble
-from cojax.run.summary import dev_score, held_out_score, success_by_tool
+from cojax.run.summary import measure_development, measure_held_out, measure_tools
 from cojax.settings.base import get_config
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.desk import Desk
@@ -25,12 +25,12 @@ GROUPS = [group(("a", "a", "finish"), 1.0), group(("b", "a", "finish"), 0.0), gr
 
 
 def test_a_task_counts_for_each_tool_of_its_solution_once():
-    assert success_by_tool(GROUPS, "finish") == {"a": {"success": 0.5, "tasks": 2}, "b": {"success": 0.0, "tasks": 1}}
-    assert success_by_tool([group((), 1.0)], "finish") == {}
+    assert measure_tools(GROUPS, "finish") == {"a": {"success": 0.5, "tasks": 2}, "b": {"success": 0.0, "tasks": 1}}
+    assert measure_tools([group((), 1.0)], "finish") == {}
 
 
 def test_without_evaluation_tasks_there_is_no_success():
-    assert held_out_score(get_config(), SimpleNamespace(evaluation=()), "evaluation") == (
+    assert measure_held_out(get_config(), SimpleNamespace(evaluation=()), "evaluation") == (
         {"success": None, "tasks": {}}, (),
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_where_an_episode_may_read_what_another_left_a_run_evaluates_in_an_envir
     class Kept(Desk):
         traits = Traits(reuses=reuses)
 
-    monkeypatch.setattr(assemble, "made_environment", lambda config: Kept())
+    monkeypatch.setattr(assemble, "build_environment", lambda config: Kept())
     made = assemble.build_parts(config(workdir=str(tmp_path)))
     assert traits_of(made.evaluated_in).reuses is reuses
     assert (made.evaluated_in is not made.environment) is reuses
@@ -56,9 +56,9 @@ def test_evaluations_are_played_there_and_tasks_to_train_on_are_not(monkeypatch:
         environment="training", evaluated_in="evaluation", development=tasks, evaluation=tasks, engine=None, chat=chat,
         limits=Limits(),
     )  # fmt: skip
-    found, _ = held_out_score(get_config(), made, "evaluation")
+    found, _ = measure_held_out(get_config(), made, "evaluation")
     assert found["by_tool"]["a"] == {"success": 0.5, "tasks": 2}
-    dev_score(get_config(), made, 1, tasks)
+    measure_development(get_config(), made, 1, tasks)
     made.development = ()
-    dev_score(get_config(), made, 1, tasks)
+    measure_development(get_config(), made, 1, tasks)
     assert played == ["evaluation", "evaluation", "training"]

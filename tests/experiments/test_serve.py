@@ -29,9 +29,9 @@ TRAINER = SGLangSettings(startup_deadline=20.0, sync_deadline=20.0, probe_every=
 @pytest.fixture
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     """Stand-ins for servers, which start at once, on a host that looks often."""
-    monkeypatch.setattr(serve, "_POLL", 0.05)
-    monkeypatch.setattr(server, "_START_POLL", 0.05)
-    monkeypatch.setattr(server, "_WEIGHTS_POLL", 0.02)
+    monkeypatch.setattr(serve, "_VERSION_POLL_S", 0.05)
+    monkeypatch.setattr(server, "_START_POLL_S", 0.05)
+    monkeypatch.setattr(server, "_WEIGHTS_POLL_S", 0.02)
     (tmp_path / "servers").mkdir()
     return FakeLaunch(tmp_path / "servers")
 
@@ -40,7 +40,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
 def config(tmp_path: Path, launched: FakeLaunch) -> ConfigDict:
     config = base.get_config()
     config.workdir, config.model.path = str(tmp_path / "run"), str(tmp_path / "model")
-    config.sglang.update(python=launched.launch.python, servers=2, port=free_ports(2), probe_every=0.1)
+    config.sglang.update(python=launched.launch.python_path, servers=2, port=free_ports(2), probe_every=0.1)
     write_weights(tmp_path / "model", CONFIG, weights(0).arrays())
     return config
 
@@ -112,7 +112,7 @@ def test_servers_take_new_versions_by_themselves_under_the_label_that_the_traine
         sent = launched.updates.read_text().count(current)
         os.kill(process_at(config.sglang.port), signal.SIGKILL)
         until(lambda: launched.started()[-1][1] == current and label(config.sglang.port) == current)
-        until(lambda: all(one.up for one in engine.fleet.servers))
+        until(lambda: all(one.is_up for one in engine.fleet.servers))
         assert launched.updates.read_text().count(current) == sent == 2
         engine.load(weights(3))
         assert label(config.sglang.port) == engine.fleet.target.label

@@ -20,11 +20,11 @@ from cojax.registry.annotations import Range
 from cojax.rollout.chat import TOOL_DOCUMENTS
 from cojax.rollout.collect import Limits
 from cojax.run import assemble, entries, explorers, reference
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.settings import base
-from cojax.settings.base import JUDGES
-from cojax.settings.ranges import ENTRY_SETTINGS, GONE, RANGES, leaves
-from cojax.settings.tree import ENTRIES, LEAVES, OPEN, SECTIONS, leaves_of
+from cojax.settings.base import JUDGE_MODES
+from cojax.settings.ranges import ENTRY_SETTINGS, GONE_SETTINGS, RANGES, leaves
+from cojax.settings.tree import ENTRIES, LEAVES, OPEN_SECTIONS, SECTIONS, read_leaves
 from cojax.signals import SIGNALS
 from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
 
@@ -43,7 +43,7 @@ def test_an_address_holds_no_key_whether_it_is_used_or_not(setting, address):
     config = desk.get_config()
     config.update_from_flattened_dict({setting: address if setting != "sglang.urls" else f"http://a:1,{address}"})
     with pytest.raises(ValueError, match=f"{setting} holds credentials or a query") as caught:
-        check(config)
+        check_settings(config)
     assert "s3cret" not in str(caught.value)
 
 
@@ -58,30 +58,30 @@ def test_what_is_made_by_hand_has_the_defaults_of_the_settings(section, made):
     keywords = {
         name: one.default for name, one in inspect.signature(made).parameters.items() if one.default != one.empty
     }
-    defaults = {name: leaf.default for name, leaf in leaves_of(SECTIONS[section]).items()}
+    defaults = {name: leaf.default for name, leaf in read_leaves(SECTIONS[section]).items()}
     shared = (keywords.keys() & defaults.keys()) - OWN.get(section, set())
     assert len(shared) > 3
     assert {name: keywords[name] for name in shared} == {name: defaults[name] for name in shared}
 
 
 def test_settings_of_a_name_that_the_loop_has_are_passed_to_it():
-    shared = inspect.signature(Loop).parameters.keys() & leaves_of(SECTIONS[""]).keys()
-    assert shared - {"curriculum", "evolve", "validate"} == set(assemble._LOOP_SETTINGS)
+    shared = inspect.signature(Loop).parameters.keys() & read_leaves(SECTIONS[""]).keys()
+    assert shared - {"curriculum", "evolve", "validate"} == set(assemble._OWN_LOOP_SETTINGS)
 
 
 def test_plain_addresses_are_fine():
     config = desk.get_config()
     for setting in ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"):
         config.update_from_flattened_dict({setting: "http://127.0.0.1:30000/v1"})
-    check(config)
+    check_settings(config)
 
 
 @pytest.mark.parametrize("experiment", [base, desk, bfcl, alfworld, appworld, scienceworld, tau2])
 def test_every_setting_has_a_range(experiment):
     found = {name for name, _ in leaves(experiment.get_config().to_dict())}
-    of_entries = {name for name in found - RANGES.keys() if name.startswith(tuple(OPEN))}
+    of_entries = {name for name in found - RANGES.keys() if name.startswith(tuple(OPEN_SECTIONS))}
     assert found - of_entries == RANGES.keys() == LEAVES.keys()
-    assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN, "signal_settings.rare"}
+    assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN_SECTIONS, "signal_settings.rare"}
 
 
 def refused(name: str, value: object) -> str:
@@ -89,7 +89,7 @@ def refused(name: str, value: object) -> str:
     with config.ignore_type():
         config.update_from_flattened_dict({name: value})
     with pytest.raises(ValueError, match=r"is not|expected|not found") as caught:
-        check(config)
+        check_settings(config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -132,12 +132,12 @@ def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):
     with config.unlocked(), config.ignore_type():
         place[leaf] = value
     with pytest.raises(ValueError, match=re.escape(said)):
-        check(config)
+        check_settings(config)
 
 
 def test_the_reference_lists_every_setting_and_is_current():
     kept = (Path(__file__).parents[2] / "docs/settings.md").read_text()
-    assert kept == "\n".join(reference.lines()) + "\n", "run python -m experiments.reference > docs/settings.md"
+    assert kept == "\n".join(reference.list_lines()) + "\n", "run python -m experiments.reference > docs/settings.md"
     listed = re.findall(r"^\| (?:([\w ,]+) \| )?`([^`]+)` \| `([^`]*)` \| (.+) \| (.+) \|$", kept, re.MULTILINE)
     assert [name for _, name, _, _, _ in listed] == list(RANGES)
     assert all(bounds and meaning for _, _, _, bounds, meaning in listed)
@@ -146,7 +146,7 @@ def test_the_reference_lists_every_setting_and_is_current():
 
 
 def test_the_shared_settings_are_few():
-    assert sum(len(leaves_of(section)) for section in SECTIONS.values()) <= 140
+    assert sum(len(read_leaves(section)) for section in SECTIONS.values()) <= 140
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_flag_of_a_setting_that_is_gone_names_the_rest(flag, said, commands):
 
 
 def test_what_is_gone_is_no_setting():
-    assert not GONE.keys() & (RANGES.keys() | set(ENTRY_SETTINGS))
+    assert not GONE_SETTINGS.keys() & (RANGES.keys() | set(ENTRY_SETTINGS))
 
 
 def test_the_settings_of_entries_that_are_suggested_are_those_that_entries_declare():
@@ -177,7 +177,7 @@ def test_the_settings_of_entries_that_are_suggested_are_those_that_entries_decla
         f"{choice.section}.{setting}"
         for choice in entries.CHOICES.values()
         if choice.section not in ("", "environment")
-        for name in choice.names()
+        for name in choice.list_names()
         for setting in registry.settings(choice.find(name))
     ]
     found += [f"signal_settings.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
@@ -222,7 +222,7 @@ def test_a_wrong_flag_is_told_before_jax_is_loaded(command, flag):
     [
         ("method", ("coevolve", *preference.METHODS, "best_of_n")),
         ("model.tools", TOOL_DOCUMENTS),
-        ("validation.judge", JUDGES),
+        ("validation.judge", JUDGE_MODES),
         ("validation.attempter", explorers.ATTEMPTERS),
         ("quality.embedding", EMBEDDINGS),
     ],
@@ -235,5 +235,5 @@ def test_what_imports_nothing_has_the_same_defaults():
     of_entries = {name: section for name, _, section in ENTRIES}
     for function, section in ((Lora, "learner.lora"), (Lora, "warm_start.lora"), (make_mesh, "mesh")):
         own = {one.name: one.default for one in inspect.signature(function).parameters.values()}
-        for name, leaf in leaves_of({**SECTIONS, **of_entries}[section]).items():
+        for name, leaf in read_leaves({**SECTIONS, **of_entries}[section]).items():
             assert own.get(name, leaf.default) in (leaf.default, inspect.Parameter.empty), (section, name)

@@ -15,7 +15,7 @@ from benchmarks.simulate.accelerators import Assumptions, Layout, list_layouts, 
 from benchmarks.simulate.measured import Demand, draw_groups, fit_cost, fit_demand, fit_rates, measure_runs
 from benchmarks.simulate.steps import simulate_steps
 from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTimes, read_run, write_run
-from cojax.storage.episodes import record_of, write_episodes
+from cojax.storage.episodes import make_record, write_episodes
 from cojax.storage.files import write_json
 from cojax.types import Action, Observation, Task, Trajectory, Turn
 
@@ -98,10 +98,10 @@ def run_directory(folder: Path, engine: float = 0.5) -> Path:
     lines = []
     for step in (1, 2):
         records = [
-            record_of(Trajectory(task, f"{step}-{task.id}-{k}", (), (turn,), float(k), opening_seconds=0.125))
+            make_record(Trajectory(task, f"{step}-{task.id}-{k}", (), (turn,), float(k), opening_seconds=0.125))
             for k in (0, 1)
         ]
-        lost = record_of(Trajectory(task, f"{step}-{task.id}-2", outcome="engine_error"))
+        lost = make_record(Trajectory(task, f"{step}-{task.id}-2", outcome="engine_error"))
         write_episodes(folder / "episodes" / f"{step:06d}.jsonl.gz", [*records, lost])
         lines.append({"step": step, "seconds": {"generation": 1.0, "update": 2.0, "total": 4.0}})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

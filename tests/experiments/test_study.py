@@ -15,7 +15,7 @@ from patience import patience
 
 from cojax.registry import find
 from cojax.registry.annotations import RegistryError
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.synthesis import SELECTIONS
 from cojax.types import Signal
 from experiments import desk_smollm2
@@ -67,7 +67,7 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
     assert len(made) == len(ARMS) * len(seeds)
     for job in made[: len(ARMS)]:
         config = make_configuration(job.settings)
-        check(config)
+        check_settings(config)
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
         own = dict(ON_DEVELOPMENT_TASKS) if development else {}
         assert job.settings == {**COMMON, **ARMS[job.arm], **own, "seed": seeds[0]}

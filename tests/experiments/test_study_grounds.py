@@ -7,8 +7,8 @@ import json
 import pytest
 from study_records import known, record
 
-from cojax.run.checks import check
-from cojax.settings.presets import resolve
+from cojax.run.checks import check_settings
+from cojax.settings.presets import apply_preset
 from cojax.types import content_hash
 from experiments.study.record import count_budget, least_popular, load_environment
 from experiments.study.summary import (
@@ -32,7 +32,7 @@ PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-un
 @pytest.mark.parametrize("arm", GROUND_ARMS)
 def test_every_arm_is_a_run_that_can_be_made(arm):
     (job,) = jobs([arm], [201])
-    check(resolve(make_configuration(job.settings), job.settings))
+    check_settings(apply_preset(make_configuration(job.settings), job.settings))
     assert job.config["environment"]["skew"] == 0.4
 
 

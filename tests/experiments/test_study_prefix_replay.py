@@ -5,7 +5,7 @@ import pytest
 
 import environments
 from cojax.environment import play
-from cojax.learner.batch import sampled_mask
+from cojax.learner.batch import mark_sampled
 from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
@@ -56,10 +56,10 @@ def test_an_episode_with_a_prefix_has_the_tokens_of_one_without_but_learns_from_
     assert tokens(part) == tokens(whole)
     # The engine is asked for the other turns alone, with the random numbers that they have anyway.
     assert [seed for _, seed in engine.prompts] == [(7, turn) for turn in range(length, 4)]
-    kept = sampled_mask(part)
+    kept = mark_sampled(part)
     cut = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in whole.turns[:length])
     assert not kept[:cut].any()
-    np.testing.assert_array_equal(kept[cut:], sampled_mask(whole)[cut:])
+    np.testing.assert_array_equal(kept[cut:], mark_sampled(whole)[cut:])
 
 
 def test_the_actors_of_a_step_ask_for_the_prefix_of_their_session():

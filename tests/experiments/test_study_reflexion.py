@@ -11,12 +11,12 @@ from cojax.environment import EngineError
 from cojax.rollout.chat import Chat, PolicyActors, whole_document
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.rollout.vocabulary import train_byte_tokenizer
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
 from experiments.study.reflexion import add_notes, retry_failures, write_request
 
 WORLD = CounterEnvironment()
-CHAT = Chat(byte_tokenizer([], 512), whole_document)
+CHAT = Chat(train_byte_tokenizer([], 512), whole_document)
 ASKED = "what will you do differently?"
 
 

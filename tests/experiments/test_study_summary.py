@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 from study_records import PAIR, known, record, stepless
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report.run import read_run
-from cojax.storage.episodes import Episodes, record_of
+from cojax.storage.episodes import Episodes, make_record
 from cojax.storage.files import Log, StorageError, write_json
 from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
@@ -57,10 +57,10 @@ def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it(tmp_p
     write_json(tmp_path / "config.json", {"config": {"explorer": {"ending": "finish"}}})
     for name, lines in (("metrics", metrics), ("expeditions", expeditions), ("drafts", drafts)):
         Log(tmp_path / f"{name}.jsonl").append(lines)
-    Log(tmp_path / "tasks.jsonl").append([task_record(task) for task in (seed, *tasks)])
+    Log(tmp_path / "tasks.jsonl").append([make_task_record(task) for task in (seed, *tasks)])
     played = Episodes(tmp_path / "episodes")
-    played.write(1, [record_of(Trajectory(seed, "1-0", (), (), 1.0))])
-    played.write(2, [record_of(Trajectory(task, f"2-{i}-{k}", (), (), float(k < i)))
+    played.write(1, [make_record(Trajectory(seed, "1-0", (), (), 1.0))])
+    played.write(2, [make_record(Trajectory(task, f"2-{i}-{k}", (), (), float(k < i)))
                      for i, task in enumerate(tasks) for k in range(6)])  # fmt: skip
     found = compute_worth(read_run(tmp_path))
     worth = found["origins"]

@@ -19,10 +19,10 @@ import environments
 from cojax import registry
 from cojax.registry.annotations import RegistryError
 from cojax.run import entries
-from cojax.run.checks import check as check_settings
-from cojax.run.configuration import configuration
+from cojax.run.checks import check_settings as check_settings
+from cojax.run.configuration import read_configuration
 from cojax.settings import flags
-from cojax.settings.tree import NAMES
+from cojax.settings.tree import SETTING_NAMES
 from experiments import desk
 
 _MODULE = """
@@ -73,8 +73,8 @@ def resumed(workdir: Path, *arguments: str) -> ConfigDict:
     with flagsaver.flagsaver(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr(sys, "argv", ["run", f"--config=experiments/continued.py:{workdir}", *arguments])
-        flags.parse(sys.argv)
-        return configuration()
+        flags.parse_flags(sys.argv)
+        return read_configuration()
 
 
 def refusal(workdir: Path, *arguments: str) -> str:
@@ -257,7 +257,7 @@ def test_the_programs_and_places_are_settings_that_there_are() -> None:
     leaves, own = desk.get_config(), set()
     for world in ("mcp", "openenv", "tau2"):
         own |= registry.settings(environments.maker(world)).keys()
-    for name in (*NAMES["programs"], *NAMES["places"]):
+    for name in (*SETTING_NAMES["programs"], *SETTING_NAMES["places"]):
         section, _, key = name.partition(".")
         assert key in leaves[section] or (section == "environment" and key in own)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cojax.explorer.answers import answer_objections
+from cojax.explorer.answers import find_answer_objections
 from cojax.types import Action, Call, Message, Observation, Triplet
 
 END = "apis.supervisor.complete_task"
@@ -23,7 +23,7 @@ def session(*blocks: tuple[str, str], fenced: bool = True) -> list[str]:
         )
         for place, (code, shown) in enumerate(blocks, start=1)
     ]
-    return answer_objections(steps, "supervisor.complete_task", "answer")
+    return find_answer_objections(steps, "supervisor.complete_task", "answer")
 
 
 def after(last: str) -> list[str]:
@@ -151,9 +151,9 @@ def test_what_code_spells_itself_its_observation_does_not_show(said: str) -> Non
     assert session((said, "It is Ann."), (f"{END}(answer='Ann')", "")) == refused
     # So too where the reply gives the answer after the last step.
     step = Triplet(Action(f"```python\n{said}\n```"), Observation((Message("user", "It is Ann."),)), 0)
-    assert answer_objections([step], "supervisor.complete_task", "answer", "Ann") == refused
+    assert find_answer_objections([step], "supervisor.complete_task", "answer", "Ann") == refused
     looked = Triplet(Action("```python\nprint(apis.a.b())\n```"), step.observation, 0)
-    assert answer_objections([step, looked], "supervisor.complete_task", "answer", "Ann") == []
+    assert find_answer_objections([step, looked], "supervisor.complete_task", "answer", "Ann") == []
 
 
 def test_a_name_set_before_spells_what_a_later_block_prints() -> None:
@@ -173,11 +173,11 @@ def test_names_last_from_block_to_block_and_a_later_block_may_show_them() -> Non
 def test_calls_may_show_what_code_answers_and_answer_what_code_showed() -> None:
     looked = Triplet(Action(calls=(Call("songs", {}),)), Observation((Message("tool", "Blue"),)), 0)
     told = Triplet(Action(f"```python\n{END}(answer='Blue')\n```"), Observation(done=True), 0)
-    assert answer_objections([looked, told], "supervisor.complete_task", "answer") == []
+    assert find_answer_objections([looked, told], "supervisor.complete_task", "answer") == []
     printed = Triplet(Action("```python\nprint('Blue')\n```"), looked.observation, 0)
     ended = Triplet(Action(calls=(Call("finish", {"answer": ["Blue", None]}),)), Observation(done=True), 0)
-    assert answer_objections([looked, ended], "finish", "answer") == []
-    assert answer_objections([printed, ended], "finish", "answer") == ["no step shows the answer 'Blue'"]
+    assert find_answer_objections([looked, ended], "finish", "answer") == []
+    assert find_answer_objections([printed, ended], "finish", "answer") == ["no step shows the answer 'Blue'"]
 
 
 def test_only_the_last_step_and_the_ending_by_its_name_give_answers() -> None:
@@ -196,13 +196,13 @@ def test_thoughts_are_no_code_and_code_can_be_read() -> None:
 
 @pytest.mark.parametrize("text", ["done 42", "set rent 700", "x = 'Ann", "", "\ud800", "answer = 7"])
 def test_text_that_is_no_code_is_left_alone(text: str) -> None:
-    assert answer_objections([Triplet(Action(text), Observation(done=True), 0)], "", None) == []
+    assert find_answer_objections([Triplet(Action(text), Observation(done=True), 0)], "", None) == []
 
 
 def test_where_no_ending_is_known_any_call_with_an_answer_gives_one() -> None:
     step = Triplet(Action("x = 'Ann'\nenv.submit(answer=x)"), Observation(done=True), 0)
-    assert answer_objections([step], "", None) == ["no step shows the answer 'Ann'"]
-    assert answer_objections([step], "env.submit", None) == []
+    assert find_answer_objections([step], "", None) == ["no step shows the answer 'Ann'"]
+    assert find_answer_objections([step], "env.submit", None) == []
 
 
 HOSTILE = [
@@ -249,10 +249,10 @@ def test_an_answer_without_bounds_is_refused_at_once() -> None:
         deep = [deep]
     for answer in (deep, "x" * 1_000_000, list(range(100_000))):
         end = Triplet(Action(calls=(Call("finish", {"answer": answer}),)), Observation(done=True), 0)
-        assert answer_objections([end], "finish", "answer")
+        assert find_answer_objections([end], "finish", "answer")
     many = Triplet(Action(calls=(Call("finish", {"answer": ["7"] * 101}),)), Observation(done=True), 0)
     seen = Triplet(Action(calls=(Call("look", {}),)), Observation((Message("tool", "7"),)), 0)
-    assert answer_objections([seen, many], "finish", "answer") == ["its answer holds more than 100 values"]
+    assert find_answer_objections([seen, many], "finish", "answer") == ["its answer holds more than 100 values"]
     assert time.process_time() - began < 1
 
 
@@ -268,7 +268,7 @@ def test_of_several_blocks_the_first_one_is_run_and_the_others_are_talk() -> Non
         Triplet(Action(two), Observation((Message("user", "Blue"),)), 0),
         Triplet(Action(f"```python\n{END}(answer='Blue')\n```"), Observation(done=True), 0),
     ]
-    assert answer_objections(steps, "supervisor.complete_task", "answer") == []
+    assert find_answer_objections(steps, "supervisor.complete_task", "answer") == []
 
 
 def test_what_code_counts_or_asks_with_does_not_void_what_it_shows() -> None:

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from records import call, task, trajectory
 
-from cojax.explorer import GUIDANCE, context_of
+from cojax.explorer import GUIDANCE, make_context
 from cojax.types import Check, Signal
 
 A = task("mail amber to ana", [call("contacts_find", person="ana"), call("mail_send", address="box11", text="amber")])
@@ -16,7 +16,7 @@ def failing():
 
 def test_a_context_tells_what_was_done_and_what_went_wrong() -> None:
     signal = Signal("boundary", A.id, "e7", "2 of 4 solved", ("contacts_find", "finish"))
-    context = context_of(failing(), "boundary", signal, "finish")
+    context = make_context(failing(), "boundary", signal, "finish")
     assert context.summary == (
         "'mail amber to ana': 4 turns (mail_send, mail_flag, mail_send, finish), finished, reward 0.00"
     )
@@ -29,22 +29,22 @@ def test_a_context_tells_what_was_done_and_what_went_wrong() -> None:
 
 
 def test_without_a_signal_the_focus_is_what_was_called() -> None:
-    assert context_of(failing(), "trajectory", None, "finish").focus_patterns == ("mail_send", "mail_flag")
+    assert make_context(failing(), "trajectory", None, "finish").focus_patterns == ("mail_send", "mail_flag")
 
 
 def test_of_a_policy_that_called_nothing_the_solution_is_the_focus() -> None:
     silent = dataclasses.replace(trajectory(A, 0), outcome="truncated")
-    context = context_of(silent, "trajectory", None, "finish")
+    context = make_context(silent, "trajectory", None, "finish")
     assert context.focus_patterns == ("contacts_find", "mail_send")
     assert context.failure_cause == "ended as truncated"
 
 
 def test_a_success_has_no_failure_cause() -> None:
-    assert context_of(trajectory(A, 1, "mail_send", "finish"), "rare", None, "finish").failure_cause == ""
+    assert make_context(trajectory(A, 1, "mail_send", "finish"), "rare", None, "finish").failure_cause == ""
 
 
 def test_each_signal_has_guidance_of_its_own_and_other_kinds_have_none() -> None:
     assert set(GUIDANCE) == {"forgetting", "boundary", "rare", "trajectory", "frontier", "posterior"}
     assert len({guidance.objectives for guidance in GUIDANCE.values()}) == 6
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'unguided'"):
-        context_of(failing(), "unguided", None, "finish")
+        make_context(failing(), "unguided", None, "finish")

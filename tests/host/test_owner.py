@@ -15,10 +15,10 @@ ROOT = Path(__file__).parents[2]
 _PROGRAM = """
 import signal, sys
 from cojax.host import processes as owner
-owner.tell(nobody="hears it")
+owner.tell_owner(nobody="hears it")
 owner.end_with_owner(int(sys.argv[1]), int(sys.argv[2]))
-owner.tell(step=3)
-owner.tell(folder="größe")
+owner.tell_owner(step=3)
+owner.tell_owner(folder="größe")
 signal.pause()
 """
 

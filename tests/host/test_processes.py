@@ -12,7 +12,7 @@ import pytest
 from patience import patience
 
 from cojax.host import processes
-from cojax.host.processes import descendants, end, session
+from cojax.host.processes import end_pids, list_descendants, list_session
 from cojax.rollout.sglang.server import LaunchSettings, ServerProcess
 
 # Prints the ids of itself, a child, and a grandchild in a session of its own whose parent is gone; all deaf to SIGTERM.
@@ -30,7 +30,7 @@ COMMAND = """
 import signal, subprocess, sys, time
 from cojax.host import processes
 from cojax.host.processes import end_all, end_descendants_at_exit
-processes.GRACE = 0.1
+processes.GRACE_S = 0.1
 signal.signal(signal.SIGINT, signal.default_int_handler)
 end_descendants_at_exit()
 family = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)
@@ -77,7 +77,7 @@ def server(folder: Path) -> tuple[ServerProcess, list[int]]:
     process.start(folder, "0")
     deadline = time.monotonic() + patience(60)
     while len(family := [int(line) for line in process.log.read_text().split("\n")[2:-1] if line.isdigit()]) < 3:
-        assert time.monotonic() < deadline, process.tail()
+        assert time.monotonic() < deadline, process.read_log_tail()
         time.sleep(0.05)
     assert all(map(alive, family))
     return process, family
@@ -90,7 +90,7 @@ def test_a_stopped_server_has_ended_with_all_it_started(tmp_path, monkeypatch):
     process, family = server(tmp_path)
     process.stop()
     assert not any(map(alive, family))
-    assert not process.running
+    assert not process.is_running
     process.stop()
 
 
@@ -112,7 +112,7 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
         "subprocess.Popen(sys.argv[2:]); time.sleep(60)\n"
     )
     monkeypatch.setattr(processes, "_GUARD_PROGRAM", hung)
-    monkeypatch.setattr(processes, "_GUARD_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(processes, "_GUARD_STOP_TIMEOUT_S", 0.2)
     process, family = server(tmp_path)
     process.stop()
     assert not any(map(alive, family))
@@ -124,7 +124,7 @@ def test_what_a_killed_guard_left_in_its_session_ends(tmp_path):
     guard = process._guarded_process._guard.pid
     os.kill(guard, signal.SIGKILL)
     process.kill()
-    assert not session(guard)
+    assert not list_session(guard)
     # In a session of its own it is nobody's any more.
     for pid in filter(alive, family):
         os.kill(pid, signal.SIGKILL)
@@ -134,8 +134,8 @@ def test_descendants_are_found_whatever_their_session():
     family = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True)
     assert family.stdout is not None
     ids = {int(family.stdout.readline()) for _ in range(3)}
-    assert family.pid in descendants(os.getpid()) & ids
-    assert len(descendants(family.pid) & ids) == 1, "an orphan is adopted by another"
-    assert end(lambda: {pid for pid in ids if alive(pid)}) == set()
+    assert family.pid in list_descendants(os.getpid()) & ids
+    assert len(list_descendants(family.pid) & ids) == 1, "an orphan is adopted by another"
+    assert end_pids(lambda: {pid for pid in ids if alive(pid)}) == set()
     family.wait()
     family.stdout.close()

@@ -116,7 +116,7 @@ def compare(config: ModelConfig, sizes: dict, lora: Lora | None, loss: str, fold
     assert kernel.addressable_shards[0].data.size < kernel.size
     keeper = Checkpointer(folder / f"{loss}-{lora}-{routes}")
     keeper.save(1, many, {})
-    restored = keeper.arrays(1, alone.init(initialize(config, 0)))
+    restored = keeper.read_arrays(1, alone.init(initialize(config, 0)))
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(many), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 

@@ -10,8 +10,8 @@ from cojax.learner.advantages import (
     leave_one_out,
     mean_centred,
     overlong_penalty,
+    spread_entries,
     success,
-    token_advantages,
     truncated_masked,
     turn_level,
 )
@@ -111,7 +111,7 @@ def test_turn_level_without_a_coefficient_is_group_relative():
 
 def test_numbers_stand_for_trajectories_turns_or_tokens():
     episodes = _episodes(1.0, 0.0, 0.0, turns=(2, 1))
-    (whole, _), (turns, _), (tokens, _) = token_advantages([0.5, [1.0, -1.0], [[0.1, 0.2], 3.0]], episodes)
+    (whole, _), (turns, _), (tokens, _) = spread_entries([0.5, [1.0, -1.0], [[0.1, 0.2], 3.0]], episodes)
     assert whole.tolist() == [0.5] * 5
     assert turns.tolist() == [1.0, 1.0, 1.0, -1.0, -1.0]
     assert tokens.tolist() == [0.0, 0.1, 0.2, 3.0, 3.0]
@@ -119,9 +119,9 @@ def test_numbers_stand_for_trajectories_turns_or_tokens():
 
 def test_an_advantage_may_compute_with_jax():
     episodes = _episodes(1.0, 0.0, turns=(2, 1))
-    found = token_advantages(jnp.array([1.5, -0.5]), episodes)
+    found = spread_entries(jnp.array([1.5, -0.5]), episodes)
     assert [values.tolist() for values, _ in found] == [[1.5] * 5, [-0.5] * 5]
-    found = token_advantages([jnp.array([1.0, -1.0]), [jnp.array([0.25, 0.5]), jnp.float32(3.0)]], episodes)
+    found = spread_entries([jnp.array([1.0, -1.0]), [jnp.array([0.25, 0.5]), jnp.float32(3.0)]], episodes)
     assert [values.tolist() for values, _ in found] == [[1.0, 1.0, 1.0, -1.0, -1.0], [0.0, 0.25, 0.5, 3.0, 3.0]]
 
 
@@ -129,7 +129,7 @@ def test_what_is_masked_is_kept_out():
     episodes = _episodes(1.0, 0.0, 0.0, turns=(2, 1))
     turns = np.ma.masked_array([1.0, -1.0], mask=[True, False])
     tokens = [np.ma.masked_array([0.1, 0.2], mask=[False, True]), 3.0]
-    found = token_advantages([np.ma.masked, turns, tokens], episodes)
+    found = spread_entries([np.ma.masked, turns, tokens], episodes)
     assert [kept.tolist() for _, kept in found] == [
         [False] * 5, [False, False, False, True, True], [True, True, False, True, True],
     ]  # fmt: skip
@@ -150,4 +150,4 @@ def test_what_is_masked_is_kept_out():
 )
 def test_what_is_no_advantage_is_an_error(values, message):
     with pytest.raises(ValueError, match=message):
-        token_advantages(values, _episodes(1.0, 0.0, turns=(2, 1)))
+        spread_entries(values, _episodes(1.0, 0.0, turns=(2, 1)))

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from cojax.learner.advantages import mean_centred, success
-from cojax.learner.batch import DTYPES, RowShape, TrainBatch, assert_columns, live_rows, pack, pack_sequences, staleness
+from cojax.learner.batch import (
+    DTYPES,
+    RowShape,
+    TrainBatch,
+    assert_columns,
+    count_rows,
+    measure_staleness,
+    pack,
+    pack_sequences,
+)
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 
@@ -82,7 +91,7 @@ def test_a_failure_of_the_machinery_enters_nothing(outcome):
     assert facts["trajectories_invalid"] == 2.0
     for name in DTYPES:
         assert np.array_equal(getattr(batch, name)[:2], getattr(clean, name)[:2])
-    assert live_rows(batch) == live_rows(clean) == 2
+    assert count_rows(batch) == count_rows(clean) == 2
 
 
 def test_a_group_left_with_one_valid_trajectory_is_dropped_and_not_counted():
@@ -106,7 +115,7 @@ def test_an_episode_without_an_action_moves_the_baseline_only():
 
 def test_nothing_to_learn_is_an_empty_batch():
     batch, facts = pack([group(ONE_TURN, ONE_TURN), group(trajectory(), trajectory())], mean_centred, RowShape(6))
-    assert live_rows(batch) == 0
+    assert count_rows(batch) == 0
     assert facts["rows"] == facts["fill"] == 0.0
     assert batch.tokens.shape == (4, 6)
 
@@ -122,7 +131,7 @@ def test_first_fit_decreasing_is_deterministic_and_tight():
     rows = [([n] * n, [True] * n) for n in (2, 5, 4)] + [([9, 9], [True] * 2), ([3] * 3, [True] * 3)]
     batch = pack_sequences(rows, RowShape(8))
     assert batch.tokens[:3].tolist() == [[5, 5, 5, 5, 5, 3, 3, 3], [4, 4, 4, 4, 2, 2, 9, 9], [0] * 8]
-    assert live_rows(batch) == 2
+    assert count_rows(batch) == 2
 
 
 def test_a_trajectory_longer_than_a_row_names_the_fix():
@@ -140,7 +149,7 @@ def test_every_token_keeps_the_weights_that_sampled_it():
     other = dataclasses.replace(ONE_TURN, turns=(dataclasses.replace(ONE_TURN.turns[0], weights_version=2),))
     batch, _ = pack([group(other, dataclasses.replace(TWO_TURNS, turns=turns))], mean_centred, RowShape(10))
     assert batch.versions[0].tolist() == [-1, -1, 3, 4, -1, 4, -1, 2, -1, -1]
-    assert staleness(batch, 5) == {"staleness": 1.75, "staleness_max": 3.0}  # 2, 1, 1 and 3 updates ago
+    assert measure_staleness(batch, 5) == {"staleness": 1.75, "staleness_max": 3.0}  # 2, 1, 1 and 3 updates ago
 
 
 def test_spans_that_leave_a_token_out_are_an_error():

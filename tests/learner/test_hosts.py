@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 
-from cojax.learner.placement import hf_arrays
+from cojax.learner.placement import gather_arrays
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.sharding import make_mesh, shard
@@ -48,7 +48,7 @@ def test_weights_that_hosts_gather_are_those_of_one_process_in_the_same_order(co
     params, noting = initialize(config, 0), Noting()
     # Parameters that were just drawn are not on the mesh yet.
     spread = shard(config, params, make_mesh(devices=None, data=-1)) if on_mesh else params
-    expected, found = list(to_hf(config, params)), list(hf_arrays(config, lambda: spread, noting))
+    expected, found = list(to_hf(config, params)), list(gather_arrays(config, lambda: spread, noting))
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (_, one), (_, other) in zip(found, expected, strict=True):
         assert one.dtype == other.dtype

@@ -212,7 +212,7 @@ def test_a_restored_state_continues_bit_for_bit(tmp_path):
     state, _ = learner.update(learner.init(PARAMS), GROUPS)
     checkpointer.save(1, state, {})
     ahead, _ = learner.update(state, GROUPS)
-    restored = checkpointer.arrays(1, learner.init(initialize(CONFIG, 5)))
+    restored = checkpointer.read_arrays(1, learner.init(initialize(CONFIG, 5)))
     resumed, _ = learner.update(restored, GROUPS)
     assert bits(resumed) == bits(ahead)
 

@@ -22,7 +22,7 @@ from tiny_learner import (
 
 from cojax.learner.advantages import group_relative
 from cojax.policy.adapters import Lora, initialize_adapters, merge
-from cojax.policy.transformer import hidden_states, logits
+from cojax.policy.transformer import compute_hidden, compute_logits
 from cojax.types import Group
 
 REFERENCE = initialize(CONFIG, 1)
@@ -39,8 +39,8 @@ SIZES = (5, 5, 5, 2)  # of the largest step of these tests, so that one program 
 def _logs(params, tokens):
     """Log-probs of all tokens, [N, 6, V], for the action in each row, which follows the prompt (1, 2)."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden = hidden_states(CONFIG, params, tokens, positions, jnp.ones_like(tokens))
-    return jax.nn.log_softmax(logits(CONFIG, params, hidden[:, 1:-1]))
+    hidden = compute_hidden(CONFIG, params, tokens, positions, jnp.ones_like(tokens))
+    return jax.nn.log_softmax(compute_logits(CONFIG, params, hidden[:, 1:-1]))
 
 
 def _of_action(logs, tokens):

@@ -40,7 +40,7 @@ def test_a_restored_state_continues_bit_for_bit_and_is_small(tmp_path):
     checkpointer.save(1, state, {})
     ahead, metrics = learner.update(state, GROUPS)
     assert metrics["kl"] > 1e-6
-    restored = checkpointer.arrays(1, learner.init(PARAMS, seed=7))
+    restored = checkpointer.read_arrays(1, learner.init(PARAMS, seed=7))
     resumed, _ = learner.update(restored, GROUPS)
     assert bits(resumed) == bits(ahead)
 

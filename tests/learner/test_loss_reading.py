@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from cojax.learner.losses import LOSSES, learns_from, policy_gradient
-from cojax.learner.objective import bind
+from cojax.learner.objective import bind_loss
 from cojax.registry import settings
 
 
@@ -21,13 +21,13 @@ def everything(logprobs, entropy, sequences, turns, tasks, groups, lengths, grou
 
 
 def test_the_reference_is_used_where_the_result_depends_on_it():
-    assert "reference_logprobs" in bind("mine", {"mine": towards}, {}).uses
-    assert "reference_logprobs" not in bind("grpo", LOSSES, {}).uses
-    assert "reference_logprobs" in bind("grpo", LOSSES, {"kl_coefficient": 1e-3}).uses
-    assert "reference_logprobs" not in bind("grpo", LOSSES, {"kl_coefficient": 1e-3, "kl_towards": "sampler"}).uses
-    assert bind("sft", LOSSES, {}).uses == {"logprobs", "weights"}
+    assert "reference_logprobs" in bind_loss("mine", {"mine": towards}, {}).uses
+    assert "reference_logprobs" not in bind_loss("grpo", LOSSES, {}).uses
+    assert "reference_logprobs" in bind_loss("grpo", LOSSES, {"kl_coefficient": 1e-3}).uses
+    assert "reference_logprobs" not in bind_loss("grpo", LOSSES, {"kl_coefficient": 1e-3, "kl_towards": "sampler"}).uses
+    assert bind_loss("sft", LOSSES, {}).uses == {"logprobs", "weights"}
     uses = {"logprobs", "reference_logprobs", "advantages", "rewards", "groups", "weights"}
-    assert bind("dpo", LOSSES, {}).uses == uses
+    assert bind_loss("dpo", LOSSES, {}).uses == uses
 
 
 def test_what_is_computed_and_thrown_away_is_not_used():
@@ -35,39 +35,39 @@ def test_what_is_computed_and_thrown_away_is_not_used():
         distance = jnp.exp(reference_logprobs - logprobs)
         return -advantages * logprobs, {"ratio": jnp.exp(logprobs - logprobs), "zero": 0.0 * distance}
 
-    assert "reference_logprobs" in bind("mine", {"mine": wasteful}, {}).uses  # a fact is a result
+    assert "reference_logprobs" in bind_loss("mine", {"mine": wasteful}, {}).uses  # a fact is a result
 
     def silent(logprobs, advantages, reference_logprobs):
         jnp.exp(reference_logprobs - logprobs)
         return -advantages * logprobs, {}
 
-    assert bind("mine", {"mine": silent}, {}).uses == {"logprobs", "advantages"}
+    assert bind_loss("mine", {"mine": silent}, {}).uses == {"logprobs", "advantages"}
 
 
 def test_what_only_a_fact_tells_of_is_not_learned_from():
     def telling(logprobs, advantages, entropy, reference_logprobs):
         return -advantages * logprobs, {"far": logprobs - reference_logprobs, "spread": entropy}
 
-    bound = bind("mine", {"mine": telling}, {})
+    bound = bind_loss("mine", {"mine": telling}, {})
     assert bound.uses == {"logprobs", "advantages", "entropy", "reference_logprobs"}
     assert bound.loss_inputs == {"logprobs", "advantages"}
-    assert not bound.uses_flat
+    assert not bound.takes_flat
     assert bound.entropy == "value"
 
     def idle(logprobs, advantages):
         return advantages, {"logprobs": logprobs}
 
     with pytest.raises(ValueError, match="depends on neither logprobs nor entropy"):
-        bind("mine", {"mine": idle}, {})
+        bind_loss("mine", {"mine": idle}, {})
 
 
 def test_the_entropy_has_a_gradient_where_the_loss_uses_it():
-    assert bind("grpo", LOSSES, {}).entropy == "value"
-    assert bind("grpo", LOSSES, {"entropy_coefficient": 0.01}).entropy == "gradient"
+    assert bind_loss("grpo", LOSSES, {}).entropy == "value"
+    assert bind_loss("grpo", LOSSES, {"entropy_coefficient": 0.01}).entropy == "gradient"
 
 
 def test_every_column_can_be_read():
-    assert len(bind("mine", {"mine": everything}, {}).uses) == 10
+    assert len(bind_loss("mine", {"mine": everything}, {}).uses) == 10
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_every_column_can_be_read():
     ],
 )
 def test_regularised_losses_see_flat_groups(name, given, flat):
-    assert bind(name, LOSSES, given).uses_flat is flat
+    assert bind_loss(name, LOSSES, given).takes_flat is flat
 
 
 def test_a_loss_of_ones_own_declares_what_it_needs():
@@ -98,17 +98,17 @@ def test_a_loss_of_ones_own_declares_what_it_needs():
         return -advantages * logprobs + pull * logprobs**2, {}
 
     table = {"plain": plain, "declared": declared, "by_setting": by_setting, "towards": towards}
-    assert not bind("plain", table, {}).uses_flat
-    assert bind("declared", table, {}).uses_flat
-    assert not bind("by_setting", table, {}).uses_flat
-    assert bind("by_setting", table, {"pull": 0.5}).uses_flat
-    assert bind("towards", table, {}).uses_flat  # it uses no advantages
+    assert not bind_loss("plain", table, {}).takes_flat
+    assert bind_loss("declared", table, {}).takes_flat
+    assert not bind_loss("by_setting", table, {}).takes_flat
+    assert bind_loss("by_setting", table, {"pull": 0.5}).takes_flat
+    assert bind_loss("towards", table, {}).takes_flat  # it uses no advantages
 
 
 def test_a_partial_declares_what_the_loss_does():
-    assert bind("mine", {"mine": functools.partial(LOSSES["dpo"], beta=0.3)}, {}).is_paired
+    assert bind_loss("mine", {"mine": functools.partial(LOSSES["dpo"], beta=0.3)}, {}).is_paired
     pulled = functools.partial(LOSSES["grpo"], kl_coefficient=0.1, kl_towards="sampler")
-    assert bind("mine", {"mine": pulled}, {}).uses_flat
+    assert bind_loss("mine", {"mine": pulled}, {}).takes_flat
 
 
 def test_who_decides_on_flat_groups_is_told_what_it_takes():
@@ -116,14 +116,14 @@ def test_who_decides_on_flat_groups_is_told_what_it_takes():
     def two(logprobs, advantages, *, pull: float = 0.5, scale: float = 1.0):
         return -scale * advantages * logprobs, {}
 
-    assert bind("two", {"two": two}, {"scale": 2.0}).uses_flat
-    assert not bind("two", {"two": two}, {"pull": 0.0}).uses_flat
+    assert bind_loss("two", {"two": two}, {"scale": 2.0}).takes_flat
+    assert not bind_loss("two", {"two": two}, {"pull": 0.0}).takes_flat
 
 
 def test_a_loss_that_compares_a_group_has_it_whole():
-    assert bind("mine", {"mine": everything}, {}).needs_groups
-    assert not bind("grpo", LOSSES, {}).needs_groups
-    assert not bind("dpo", LOSSES, {}).needs_groups  # its groups are pairs
+    assert bind_loss("mine", {"mine": everything}, {}).needs_groups
+    assert not bind_loss("grpo", LOSSES, {}).needs_groups
+    assert not bind_loss("dpo", LOSSES, {}).needs_groups  # its groups are pairs
 
 
 def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():
@@ -133,7 +133,7 @@ def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():
     def reinforce(log_ratio, logprobs, advantages, sequences, learned, *, scale: float = 2.0):
         return -scale * advantages * jnp.where(learned, logprobs, 0.0), {}
 
-    bound = bind("mine", {"mine": reinforce}, {"scale": 3, "kl_coefficient": 0.1})
+    bound = bind_loss("mine", {"mine": reinforce}, {"scale": 3, "kl_coefficient": 0.1})
     assert bound.settings == {"scale": 3.0, "kl_coefficient": 0.1}
     assert "reference_logprobs" in bound.uses
 
@@ -142,9 +142,9 @@ def test_what_there_is_not_is_refused_with_a_list():
     with pytest.raises(
         ValueError, match=r"loss 'mine' reads 'batch', which is not an input; inputs are logprobs, entropy, rou"
     ):
-        bind("mine", {"mine": lambda logprobs, batch: (logprobs, {})}, {})
+        bind_loss("mine", {"mine": lambda logprobs, batch: (logprobs, {})}, {})
     with pytest.raises(ValueError, match="reads 'others', which is not an input"):
-        bind("mine", {"mine": lambda logprobs, *others: (logprobs, {})}, {})
+        bind_loss("mine", {"mine": lambda logprobs, *others: (logprobs, {})}, {})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_there_is_not_is_refused_with_a_list():
 )
 def test_what_is_no_loss_is_refused_in_the_first_second(loss, message):
     with pytest.raises(ValueError, match=message):
-        bind("mine", {"mine": loss}, {})
+        bind_loss("mine", {"mine": loss}, {})
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_what_is_no_loss_is_refused_in_the_first_second(loss, message):
 )
 def test_settings_are_checked_by_the_signature(given, message):
     with pytest.raises(ValueError, match=message):
-        bind("grpo", LOSSES, given)
+        bind_loss("grpo", LOSSES, given)
 
 
 def test_an_unknown_loss_lists_the_others():
     with pytest.raises(ValueError, match="loss 'ppo' not found; available: grpo, gspo, cispo, dual_clip, sft, dpo"):
-        bind("ppo", LOSSES, {})
+        bind_loss("ppo", LOSSES, {})

@@ -13,7 +13,7 @@ import pytest
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import RowShape, TrainBatch, draw_pairs, pack
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import bind, objective
+from cojax.learner.objective import bind_loss, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Action, Group, Task, Trajectory, Turn
@@ -90,13 +90,13 @@ def _plain(trajectory: Trajectory, advantage: float, logprobs: np.ndarray, entro
 @functools.cache
 def _compiled(name: str, settings: tuple) -> object:
     """(log-probs and entropies by token id, micro-batch) → Σ weights · loss, and its gradients."""
-    loss = bind(name, LOSSES, dict(settings))
+    loss = bind_loss(name, LOSSES, dict(settings))
 
     def total(logprobs: jax.Array, entropy: jax.Array, micro: TrainBatch) -> jax.Array:
         at = micro.tokens
         old, reference = (jnp.asarray(_tables()[table], jnp.float32)[at] for table in ("old", "reference"))
         micro = dataclasses.replace(micro, old_logprobs=old, reference_logprobs=reference)
-        inputs = loss.inputs(TokenScores(logprobs[at], entropy[at]), micro)
+        inputs = loss.select_inputs(TokenScores(logprobs[at], entropy[at]), micro)
         return jnp.sum(micro.weights * loss.function(*inputs, **loss.settings)[0])
 
     return jax.jit(jax.value_and_grad(total, (0, 1)))
@@ -125,7 +125,7 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
         group_relative,
         RowShape(ROW, MICRO_ROWS),
         weighting=functools.partial(WEIGHTINGS[weighting], **keywords),
-        skip_flat=not bind(name, LOSSES, settings).uses_flat,
+        skip_flat=not bind_loss(name, LOSSES, settings).takes_flat,
     )
     advantages = [group_relative(group.valid) for group in groups]
 
@@ -150,8 +150,8 @@ def test_a_loss_is_that_of_plain_loops(name, settings, weighting):
 @pytest.mark.parametrize("settings", [{}, {"beta": 0.5, "dpo_coefficient": 0.5, "sft_coefficient": 0.5}])
 def test_preferences_are_those_of_plain_loops(settings, row):
     groups, tables = _groups()[0], _tables()
-    wanted = objective(bind("dpo", LOSSES, settings), "group_relative", {}, "group_token_mean", {}, splits=1)
-    (batch,), facts = wanted.batches(groups, SEED, RowShape(row, MICRO_ROWS))
+    wanted = objective(bind_loss("dpo", LOSSES, settings), "group_relative", {}, "group_token_mean", {}, split_count=1)
+    (batch,), facts = wanted.pack_batches(groups, SEED, RowShape(row, MICRO_ROWS))
     drawn = [pair for group in groups for pair in draw_pairs(group, SEED)]
     assert facts["pairs"] == len(drawn) == 6
 

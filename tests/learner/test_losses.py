@@ -10,7 +10,7 @@ import pytest
 
 from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.learner.losses import LOSSES, bounded_exp, summed_by, two_sided_mask
-from cojax.learner.objective import bind
+from cojax.learner.objective import bind_loss
 from cojax.policy.logprobs import TokenScores
 
 
@@ -32,11 +32,11 @@ def _batch(*, advantages, old, sampler, reference=None, weights=None, reward=0.0
 
 def _loss(name, logprobs, batch, **settings):
     """(per-token loss, facts); the entropy is 1 nat everywhere. A row of 8 tokens, as programs of one shape suffice."""
-    bound, count = bind(name, LOSSES, settings), logprobs.shape[1]
+    bound, count = bind_loss(name, LOSSES, settings), logprobs.shape[1]
     padding = (0, 0), (0, 8 - count)
     scores = TokenScores(jnp.pad(logprobs, padding), jnp.ones((1, 8)))
     padded = jax.tree.map(lambda column: np.pad(column, padding), batch)
-    return jax.tree.map(lambda x: x[:, :count], bound.function(*bound.inputs(scores, padded), **bound.settings))
+    return jax.tree.map(lambda x: x[:, :count], bound.function(*bound.select_inputs(scores, padded), **bound.settings))
 
 
 grpo, sft = functools.partial(_loss, "grpo"), functools.partial(_loss, "sft")

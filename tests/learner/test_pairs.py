@@ -8,7 +8,7 @@ from test_batch import group, trajectory
 
 from cojax.learner.batch import Pair, RowShape, draw_pairs, pack_examples, pack_pairs
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import bind, objective
+from cojax.learner.objective import bind_loss, objective
 
 GOOD = [trajectory(((1,), (n, n)), reward=1.0, episode=f"good {n}") for n in (3, 4, 5)]
 BAD = [trajectory(((1,), (n,)), reward=0.5 * (n == 6), episode=f"bad {n}") for n in (6, 7)]
@@ -70,9 +70,9 @@ def test_without_a_pair_the_batch_is_empty():
 
 
 def test_the_shape_does_not_depend_on_rewards():
-    wanted = objective(bind("dpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, splits=1)
+    wanted = objective(bind_loss("dpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, split_count=1)
     shapes = {
-        wanted.batches([group(*some), group(*some)], (0, 0), RowShape(8, 2))[0][0].tokens.shape
+        wanted.pack_batches([group(*some), group(*some)], (0, 0), RowShape(8, 2))[0][0].tokens.shape
         for some in ((GOOD[0], *BAD), (BAD[0], *GOOD[:2]), GOOD)
     }
     assert shapes == {(12, 8)}
@@ -94,4 +94,4 @@ def test_the_shape_does_not_depend_on_rewards():
 def test_other_weightings_and_advantages_are_refused(changes, message):
     given = {"advantage": "group_relative", "weighting": "group_token_mean", **changes}
     with pytest.raises(ValueError, match=message):
-        objective(bind("dpo", LOSSES, {}), given["advantage"], {}, given["weighting"], {}, splits=1)
+        objective(bind_loss("dpo", LOSSES, {}), given["advantage"], {}, given["weighting"], {}, split_count=1)

@@ -13,7 +13,7 @@ from tiny_learner import GROUPS, PARAMS, bits, flat_array, make_learner
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.parameters import cast_for_compute, leaf_of, parameters
+from cojax.policy.parameters import cast_for_compute, get_leaf, parameters
 
 WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, model_type="qwen2")
 SPARSE = ModelConfig(
@@ -48,7 +48,7 @@ def test_a_bfloat16_update_is_near_the_float32_one():
     value, found = _gradient(half(WIDE), params, tokens)
     assert value == pytest.approx(float(exact), abs=0.01)
     for row in parameters(WIDE):
-        a, b = (np.asarray(leaf_of(tree, row)) for tree in (found, expected))
+        a, b = (np.asarray(get_leaf(tree, row)) for tree in (found, expected))
         assert a.dtype == np.float32
         assert np.linalg.norm(a - b) <= 0.05 * np.linalg.norm(b), row.name
 
@@ -105,7 +105,7 @@ def test_what_is_computed_with_is_the_policy_to_the_bit(config):
     positions = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
     scores = [token_logprobs(config, tree, tokens, positions, jnp.ones_like(tokens)) for tree in (params, small)]
     assert (scores[0] == scores[1]).all()
-    halved = {row.name for row in parameters(config) if leaf_of(small, row).dtype == jnp.bfloat16}
+    halved = {row.name for row in parameters(config) if get_leaf(small, row).dtype == jnp.bfloat16}
     kept = {row.name.removeprefix("layers/") for row in parameters(config) if row.name not in halved}
     assert kept <= {
         "attention_norm/scale", "feed_forward_norm/scale", "final_norm/scale", "feed_forward/router",

@@ -13,10 +13,10 @@ from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import (
     GIB,
     DeviceMemoryError,
-    available_bytes,
-    fastest_that_fits,
-    least_bytes,
-    needed_bytes,
+    choose_fastest,
+    count_needed,
+    estimate_least_bytes,
+    measure_available_bytes,
     rehearse,
 )  # fmt: skip
 from cojax.policy.adapters import Lora
@@ -55,7 +55,7 @@ def test_a_run_that_fits_is_unchanged_bit_for_bit_and_its_first_step_compiles_no
 
     def learned(state):
         for batch in learner.pack(GROUPS, 0).batches:
-            count = learner.live(batch)
+            count = learner.count_live(batch)
             state, _ = learner.update_once(state, learner.prepare(state, batch, count), count)
         return bits(state)
 
@@ -84,7 +84,7 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
     """More tokens than the model has numbers, so that what is kept of them decides."""
     learner = make_learner(row_length=512, micro_rows=32)
     state, asked, compiled = learner.init(PARAMS), [], {}
-    lowering = Learner.programs
+    lowering = Learner.lower_programs
 
     def programs(candidate, *arguments):
         """Each update is compiled once."""
@@ -93,18 +93,18 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
         return {"update": lambda: SimpleNamespace(compile=lambda: compiled[candidate.remat])}
 
     def needed(programs, devices, arrays):
-        asked.append(needed_bytes(programs, devices, arrays))
+        asked.append(count_needed(programs, devices, arrays))
         return asked[-1]
 
     def chosen(there, beside=0):
-        monkeypatch.setattr(rehearsal, "available_bytes", lambda: there)
-        return fastest_that_fits(learner, state, SIZES, beside).remat
+        monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: there)
+        return choose_fastest(learner, state, SIZES, beside).remat
 
-    monkeypatch.setattr(rehearsal, "needed_bytes", needed)
-    monkeypatch.setattr(Learner, "programs", programs)
-    assert chosen(0) == chosen(least_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
+    monkeypatch.setattr(rehearsal, "count_needed", needed)
+    monkeypatch.setattr(Learner, "lower_programs", programs)
+    assert chosen(0) == chosen(estimate_least_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
     assert not asked  # nor is a program compiled to see that
-    assert chosen(least_bytes(learner)) == "layers"
+    assert chosen(estimate_least_bytes(learner)) == "layers"
     none, dots = asked
     assert none > dots
     assert (chosen(none), chosen(none - 1), chosen(dots - 1)) == ("none", "dots", "layers")
@@ -114,7 +114,7 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
-    monkeypatch.setattr(rehearsal, "available_bytes", lambda: None)
+    monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 20), config=config)
     with pytest.raises(DeviceMemoryError, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
@@ -125,7 +125,7 @@ def test_what_no_machine_has_is_refused_before_a_program_is_compiled(monkeypatch
     """jaxlib 0.12 ends the process where it compiles this one."""
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
-    monkeypatch.setattr(rehearsal, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: 64 * GIB)
     # 64 heads × 2¹⁹ queries of a block × 2²² keys × 4 bytes
     with pytest.raises(DeviceMemoryError, match=r"the update needs 524288\.0 GiB beside what is loaded, and 64\.0 GiB"):
         rehearse(learner, learner.init(initialize(config, 0)), [1])
@@ -141,7 +141,7 @@ def _machine(folder, cgroup, files):
     for name, text in files.items():
         (folder / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cgroup" / name).write_text(text)
-    return available_bytes(folder / "proc", folder / "cgroup")
+    return measure_available_bytes(folder / "proc", folder / "cgroup")
 
 
 def test_without_a_limit_it_is_what_the_machine_has(tmp_path):
@@ -164,8 +164,8 @@ def test_a_limit_of_version_1_stands_at_the_root_of_a_container(tmp_path):
 
 
 def test_where_the_system_does_not_say_nothing_is_known(tmp_path):
-    assert available_bytes(tmp_path, tmp_path) is None
+    assert measure_available_bytes(tmp_path, tmp_path) is None
 
 
 def test_this_machine_has_some():
-    assert 0 < available_bytes() < 1 << 50
+    assert 0 < measure_available_bytes() < 1 << 50

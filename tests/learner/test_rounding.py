@@ -97,5 +97,5 @@ def test_a_checkpoint_of_it_goes_on_bit_for_bit(tmp_path):
     state, _ = learner.update(learner.init(_halved(PARAMS)), GROUPS)
     checkpointer.save(1, state, {})
     ahead, _ = learner.update(state, GROUPS)
-    restored = checkpointer.arrays(1, learner.init(_halved(PARAMS)))
+    restored = checkpointer.read_arrays(1, learner.init(_halved(PARAMS)))
     assert bits(learner.update(restored, GROUPS)[0]) == bits(ahead)

@@ -13,7 +13,7 @@ import pytest
 from tiny_learner import CONFIG, PARAMS, SGD, bits, flat_array, make_learner, make_trajectory, sampled_logprobs
 
 from cojax.learner.batch import Pair
-from cojax.learner.learner import Learner, StepBatches, learn_round, mean_log_ratio
+from cojax.learner.learner import Learner, StepBatches, get_log_ratio, learn_round
 from cojax.types import Trajectory
 
 BETTER = [make_trajectory([3 + n, 7, 9], 1.0, sample=n) for n in range(8)]
@@ -159,8 +159,8 @@ def test_the_distance_to_a_policy_is_the_mean_log_ratio():
         for t in WORSE[:5]
     ]
     start = learner()
-    assert mean_log_ratio(start, start.init(PARAMS), shifted, SIZE) == pytest.approx(0.25, rel=1e-4)
-    assert mean_log_ratio(start, start.init(PARAMS), [], SIZE) == 0.0
+    assert get_log_ratio(start, start.init(PARAMS), shifted, SIZE) == pytest.approx(0.25, rel=1e-4)
+    assert get_log_ratio(start, start.init(PARAMS), [], SIZE) == 0.0
 
 
 def test_an_unknown_reference_is_refused():

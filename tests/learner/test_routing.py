@@ -13,7 +13,7 @@ from tiny_learner import bits
 from cojax.learner.batch import decode_routes
 from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import bind
+from cojax.learner.objective import bind_loss
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
@@ -154,9 +154,9 @@ def wary(logprobs, advantages, routes_differing, weights):
 
 
 def test_a_loss_may_read_how_far_routes_differ() -> None:
-    bound = bind("wary", {"wary": wary}, {})
+    bound = bind_loss("wary", {"wary": wary}, {})
     assert bound.routes
-    assert not bind("grpo", LOSSES, {}).routes
+    assert not bind_loss("grpo", LOSSES, {}).routes
     with pytest.raises(ValueError, match=r"reads routes_differing.*learner\.routes=compared"):
         Learner(CONFIG, KEEPING, loss="test_routing:wary")
     assert Learner(CONFIG, KEEPING, loss="test_routing:wary", routes="compared").shape.routes == SHAPE

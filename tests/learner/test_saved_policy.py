@@ -10,7 +10,7 @@ from small_runs import tree
 from tiny_learner import CONFIG, PARAMS, make_learner
 
 from cojax.policy.adapters import Lora
-from cojax.policy.saved_params import read_saved, reader_of_arrays
+from cojax.policy.saved_params import make_reader, read_array
 from cojax.rollout.export import restore_item, write_item, write_weights
 
 
@@ -45,4 +45,4 @@ def test_the_largest_finite_number_passes(tmp_path):
     learner = make_learner()
     write_item(tmp_path / "item", CONFIG, learner.weights(learner.init(params), 3).save, "float16", "")
     folder, path = tmp_path / "item/params", ("final_norm", "scale")
-    assert read_saved(reader_of_arrays(), folder, path, (CONFIG.hidden_size,), "float16")[3] == 65_504.0
+    assert read_array(make_reader(), folder, path, (CONFIG.hidden_size,), "float16")[3] == 65_504.0

@@ -14,12 +14,12 @@ from tiny_learner import GROUPS, PARAMS, SGD, bits, flat_array, make_groups, mak
 from cojax.learner.batch import DTYPES, TrainBatch
 from cojax.learner.learner import StepBatches
 from cojax.learner.losses import LOSSES, summed_by
-from cojax.learner.objective import bind
+from cojax.learner.objective import bind_loss
 from cojax.learner.update import NonFiniteUpdate, TrainState, update
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Group
 
-GRPO = bind("grpo", LOSSES, {})
+GRPO = bind_loss("grpo", LOSSES, {})
 PARTS = {"optimizer": SGD, "updates_per_batch": 2, "each_update": "part", "seed": 4}
 
 
@@ -69,7 +69,7 @@ def test_off_policy_the_old_log_probs_are_read():
 def test_a_batch_of_another_dtype_and_a_loss_of_another_shape_are_errors():
     """A loss is tried on rows of 8 tokens when it is bound; on one of 1 token these sums would broadcast."""
     state = TrainState(jnp.int32(0), {"table": jnp.zeros(4)}, SGD.init({"table": jnp.zeros(4)}))
-    one = functools.partial(update, state, None, count=np.int32(1), score=_table, optimizer=SGD, on_policy=True)
+    one = functools.partial(update, state, None, micro_count=np.int32(1), score=_table, optimizer=SGD, on_policy=True)
     wide = dataclasses.replace(GRPO, function=lambda logprobs, *_, **settings: (jnp.zeros((2, 8)) + logprobs, {}))
     batch = _one_token(2, 2.0, 0.5)
     with pytest.raises(AssertionError, match="shape"):
@@ -193,7 +193,7 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another_by_one_pro
     start, expected = learner.init(PARAMS), PARAMS
     for part in parts:
         (batch,) = make_learner().pack(part, 0, [4, 4]).batches
-        count, now = learner.live(batch), learner.init(expected)
+        count, now = learner.count_live(batch), learner.init(expected)
         old = learner.prepare(start, batch, count).old_logprobs
         now, _ = learner.update_once(
             now, dataclasses.replace(learner.prepare(now, batch, count), old_logprobs=old), count

@@ -13,7 +13,7 @@ from patience import patience
 from cojax import signals
 from cojax.coevolve import coevolve
 from cojax.explorer import Exploration
-from cojax.host.background import in_background, settle
+from cojax.host.background import await_background, in_background
 from cojax.loop import Loop, State
 from cojax.loop.records import save
 from cojax.metrics import Stopwatch
@@ -23,7 +23,7 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.signals import Forgetting, SignalKind
-from cojax.signals.tools import by_verb
+from cojax.signals.tools import read_by_verb
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Expedition
 from cojax.synthesis.evolutions import around_signals
@@ -192,10 +192,10 @@ def test_what_is_under_way_is_waited_for_but_not_for_ever():
     with in_background("stalled", lambda unwanted: free.wait(patience(10))):
         pass
     began = time.monotonic()
-    assert not settle(0.1)
+    assert not await_background(0.1)
     assert time.monotonic() - began < patience(5)
     free.set()
-    assert settle(10)
+    assert await_background(10)
 
 
 def test_a_step_stopped_in_its_evolution_keeps_the_seconds_it_took(tmp_path):
@@ -246,4 +246,4 @@ def test_visits_before_the_last_evolution_count_where_signals_go_by_verbs(tmp_pa
 
     plain = seen_by(Forgetting(), tmp_path / "plain")
     assert any(visit.step == 0 for visits in plain[-1].values() for visit in visits)
-    assert seen_by(by_verb(Forgetting(), {"act": "command"}), tmp_path / "verbs") == plain
+    assert seen_by(read_by_verb(Forgetting(), {"act": "command"}), tmp_path / "verbs") == plain

@@ -10,18 +10,18 @@ import pytest
 from counter_environment import CounterEnvironment
 from ml_collections import ConfigDict
 
-from cojax.learner.batch import RowShape, live_rows
+from cojax.learner.batch import RowShape, count_rows
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import bind, objective
+from cojax.learner.objective import bind_loss, objective
 from cojax.loop import Loop, State
-from cojax.loop.groups import PlayedCount, learnable, sample_ahead, sample_groups
+from cojax.loop.groups import PlayedCount, sample_ahead, sample_groups, select_learnable
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.run.checks import check
+from cojax.run.checks import check_settings
 from cojax.types import Action, Call, Group, Task
 from experiments import desk
 
@@ -146,10 +146,10 @@ def test_episodes_and_environment_steps_are_counted() -> None:
 
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_step_without_episodes_learns_nothing(parts) -> None:
-    groups, room = learnable(loop(batch_size=4, episodes=14), [])
-    learns = objective(bind("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, parts)
-    batches, facts = learns.batches(groups, (0, 1), RowShape(32, 2), room)
-    assert [(live_rows(batch), batch.tokens.shape) for batch in batches] == [(0, (8 // parts, 32))] * parts
+    groups, room = select_learnable(loop(batch_size=4, episodes=14), [])
+    learns = objective(bind_loss("grpo", LOSSES, {}), "group_relative", {}, "group_token_mean", {}, parts)
+    batches, facts = learns.pack_batches(groups, (0, 1), RowShape(32, 2), room)
+    assert [(count_rows(batch), batch.tokens.shape) for batch in batches] == [(0, (8 // parts, 32))] * parts
     assert (facts["groups"], facts["tokens_trained"]) == (0.0, 0.0)
 
 
@@ -160,15 +160,15 @@ def test_episodes_are_not_counted_where_steps_run_ahead() -> None:
         loop(batch_size=4, environment_steps=8, staleness=1)
     config = desk.get_config()
     config.episodes = 8
-    check(config)
+    check_settings(config)
     for name, value in (("staleness", 1), ("episodes", 7)):
         wrong = config.copy_and_resolve_references()
         wrong[name] = value
         with pytest.raises(ValueError, match=r"episodes is \d with group_size=8 and staleness=\d; expected 0 \(any"):
-            check(wrong)
+            check_settings(wrong)
     config.episodes, config.environment_steps, config.staleness = 0, 8, 1
     with pytest.raises(ValueError, match=r"environment_steps is 8 with staleness=1; expected 0 \(any"):
-        check(config)
+        check_settings(config)
 
 
 @pytest.mark.parametrize("settings", [{"dynamic_sampling": 3}, {"dynamic_sampling": 8, "quorum": 0.75}])
@@ -196,10 +196,10 @@ def test_what_makes_no_sense_is_refused(settings) -> None:
 def test_the_configuration_says_so_in_the_first_second(change: dict, said: str) -> None:
     config = desk.get_config()
     config.dynamic_sampling = 64
-    check(config)
+    check_settings(config)
     for name, value in change.items():
         section, _, leaf = name.rpartition(".")
         place = config[section] if section else config
         place[leaf] = ConfigDict(value) if isinstance(value, dict) else value
     with pytest.raises(ValueError, match=re.escape(said)):
-        check(config)
+        check_settings(config)

@@ -7,14 +7,14 @@ from records import group, task
 
 from cojax.learner.batch import count_groups
 from cojax.loop import State
-from cojax.loop.records import step_record
+from cojax.loop.records import make_step_record
 
 MEANS = {"success", "reward", "partial", "turns", "live_groups"}
 
 
 def recorded(groups, dynamic_sampling=0):
     loop = SimpleNamespace(dynamic_sampling=dynamic_sampling, kinds={}, detectors={})
-    return step_record(loop, State(3, None, (), {}), groups, (), count_groups(groups), ())
+    return make_step_record(loop, State(3, None, (), {}), groups, (), count_groups(groups), ())
 
 
 def test_a_step_has_the_means_over_its_episodes():

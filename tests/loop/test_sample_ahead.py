@@ -8,7 +8,7 @@ import pytest
 from counter_environment import CounterEnvironment
 from patience import patience
 
-from cojax.host.background import settle
+from cojax.host.background import await_background
 from cojax.loop import Loop, State
 from cojax.loop.groups import sample_ahead
 from cojax.metrics import Stopwatch
@@ -79,7 +79,7 @@ def test_a_failed_update_is_not_held_up_by_what_it_no_longer_needs():
     with pytest.raises(ZeroDivisionError), sample_ahead(loop(engine, staleness=1), STATE, 2):
         raise ZeroDivisionError
     assert time.monotonic() - began < patience(1)
-    assert settle(10)
+    assert await_background(10)
     asked = engine.asked
     engine.free.set()
     for thread in threading.enumerate():

@@ -13,7 +13,7 @@ from chat_server import Answer, Endless, in_turn, serving, soon
 from patience import patience
 
 from cojax import openai_api as client
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 from cojax.openai_api import ApiClient, CallFailed
 
 KEY = "sk-very-secret-0123456789"
@@ -54,10 +54,10 @@ def test_a_refusal_without_end_is_read_no_further(status: int, kind: str) -> Non
 
 def test_a_reply_that_is_late_is_late_whoever_notices_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def and_wait(name: str, work: Callable[[], bytes]) -> Future[bytes]:
-        wait([future := on_thread(name, work)])
+        wait([future := run_on_thread(name, work)])
         return future
 
-    monkeypatch.setattr(client, "on_thread", and_wait)
+    monkeypatch.setattr(client, "run_on_thread", and_wait)
     with Endless(200, b"x", 30.0).serving() as url:
         assert refused(url, 0.2).kind == "timeout"
 

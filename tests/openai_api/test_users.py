@@ -13,7 +13,7 @@ from cojax import openai_api as calls
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.quality import EmbeddingError, endpoint_embedding
-from cojax.rollout.endpoint import chat_endpoint
+from cojax.rollout.endpoint import make_chat_endpoint
 from cojax.settings.tree import LLMSettings
 from cojax.types import Message
 from environments.tau2 import dialogue
@@ -24,7 +24,7 @@ KEY = "sk-very-secret-0123456789"
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(calls, "FIRST_WAIT_S", 0.01)
 
 
 def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
@@ -33,11 +33,11 @@ def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return endpoint_embedding(url, "m", timeout_s=seconds, call_timeout_s=seconds, attempts=attempts)(["hello"])
+    return endpoint_embedding(url, "m", timeout_s=seconds, call_timeout_s=seconds, most_attempts=attempts)(["hello"])
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    endpoint = chat_endpoint(url, "m", deadline=seconds, attempts=attempts)
+    endpoint = make_chat_endpoint(url, "m", timeout_s=seconds, most_attempts=attempts)
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 

@@ -24,7 +24,7 @@ SHAPE = re.compile(r"\w+\[([\d,]+)\]")
 
 def program(config: ModelConfig, sizes: dict[str, int], kept: int) -> str:
     """The text of the compiled loss and gradient; rows need up to eight rounds of CHUNK tokens. `kept`: KEPT_BYTES."""
-    logprobs.KEPT_BYTES = kept
+    logprobs.MOST_KEPT_BYTES = kept
     mesh = make_mesh(**sizes)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)

@@ -12,7 +12,7 @@ import numpy as np
 import cojax
 from cojax.policy import logprobs, moe, transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Params, leaf_of, parameters
+from cojax.policy.parameters import Params, get_leaf, parameters
 from cojax.policy.pretrained import write_model
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
 from cojax.storage.checkpoint import Checkpointer
@@ -51,7 +51,7 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def close(config: ModelConfig, found: Params, expected: Params, what: str) -> None:
     for row in parameters(config):
-        a, b = (np.asarray(leaf_of(tree, row), np.float64) for tree in (found, expected))
+        a, b = (np.asarray(get_leaf(tree, row), np.float64) for tree in (found, expected))
         share = np.linalg.norm(a - b) / np.linalg.norm(b)
         assert share <= 1e-5, f"{what}: {row.name} is off by {share:.1e} of its norm"
 
@@ -89,7 +89,7 @@ def check_kept(config: ModelConfig, sizes: dict) -> None:
     mesh = make_mesh(**sizes)
     rows, vocabulary = 8 // (mesh.shape["data"] * mesh.shape["fsdp"]), config.vocab_size // mesh.shape["tensor"]
     for kept, less in ((True, 0), (False, 1)):
-        logprobs.KEPT_BYTES = 4 * rows * 16 * vocabulary - less
+        logprobs.MOST_KEPT_BYTES = 4 * rows * 16 * vocabulary - less
         placed = shard(config, initialize(config, 0), mesh)
         program = str(jax.make_jaxpr(functools.partial(step, config, mesh=mesh))(placed, batch()))
         assert (f"f32[{rows},16,{vocabulary}]" in program) == kept, (sizes, kept)
@@ -99,7 +99,7 @@ def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
     """A device holds its part of a leaf, and no more."""
     mesh = make_mesh(**sizes)
     row = next(row for row in parameters(config) if row.name == row_name)
-    leaf = leaf_of(shard(config, initialize(config, 0), mesh), row)
+    leaf = get_leaf(shard(config, initialize(config, 0), mesh), row)
     whole = int(np.prod(leaf.shape))
     parts = int(np.prod([mesh.shape[axis] for axis in partition(row) if axis]))
     assert leaf.addressable_shards[0].data.size * parts == whole, (row_name, leaf.sharding)
@@ -117,11 +117,11 @@ def check_checkpoint(config: ModelConfig, folder: Path) -> None:
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
             shard(config, params, mesh),
         )
-        restored = keeper.arrays(1, like)
+        restored = keeper.read_arrays(1, like)
         for row in parameters(config):
-            leaf = leaf_of(restored, row)
+            leaf = get_leaf(restored, row)
             assert leaf.sharding.device_set == set(jax.devices()[:count])
-            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(leaf_of(params, row)))
+            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(get_leaf(params, row)))
 
 
 def check_load(config: ModelConfig, sizes: dict, folder: Path) -> None:
@@ -131,9 +131,9 @@ def check_load(config: ModelConfig, sizes: dict, folder: Path) -> None:
     mesh = make_mesh(**sizes)
     policy = cojax.load(folder / "one", mesh=mesh)
     for row in parameters(config):
-        leaf = leaf_of(policy.params, row)
+        leaf = get_leaf(policy.params, row)
         assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, partition(row)), leaf.ndim), row.name
-        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(leaf_of(alone, row)), err_msg=row.name)
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(get_leaf(alone, row)), err_msg=row.name)
     tokens = batch()[0][:3]
     np.testing.assert_allclose(policy.logits(tokens), cojax.load(folder / "one").logits(tokens), atol=2e-5)
     policy.save(folder / "two")
@@ -152,7 +152,7 @@ if __name__ == "__main__":
     model, meshes = MESHES[kind]
     for number, sizes in enumerate(meshes):
         for bytes_kept in (0, 2**20):
-            logprobs.KEPT_BYTES = bytes_kept
+            logprobs.MOST_KEPT_BYTES = bytes_kept
             check_update(model, sizes, mesh_aware=True)
         if number == len(meshes) - 1:
             check_update(model, sizes, mesh_aware=False)

@@ -16,8 +16,8 @@ from cojax.policy.transformer import Params
 
 # Compiled once per config and shape: operation by operation they would take seconds.
 initialize = functools.cache(compiling.drawn)
-hidden_states = jax.jit(transformer.hidden_states, static_argnums=0)
-cached_hidden_states = jax.jit(transformer.cached_hidden_states, static_argnums=0, static_argnames="span")
+hidden_states = jax.jit(transformer.compute_hidden, static_argnums=0)
+cached_hidden_states = jax.jit(transformer.compute_cached_states, static_argnums=0, static_argnames="span")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

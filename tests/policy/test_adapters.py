@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from compiling import drawn
 
-from cojax.policy.adapters import Lora, adapted_parameters, add_adapters, factors, initialize_adapters, merge
+from cojax.policy.adapters import Lora, add_adapters, initialize_adapters, list_adapted, make_factors, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.parameters import get_leaf, parameters
 from cojax.policy.sharding import partition
 
 DENSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
@@ -76,18 +76,18 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
         return dense, own(adapters)
 
     dense, own = gradients(merge(config, LORA, base(config), adapters), adapters)
-    for row in adapted_parameters(config, LORA):
-        of_a, of_b = factors(row)
+    for row in list_adapted(config, LORA):
+        of_a, of_b = make_factors(row)
         a, b, whole = (
-            np.asarray(leaf_of(t, r), np.float64) for t, r in ((adapters, of_a), (adapters, of_b), (dense, row))
+            np.asarray(get_leaf(t, r), np.float64) for t, r in ((adapters, of_a), (adapters, of_b), (dense, row))
         )
         # [stack, inputs, rank], [stack, rank, outputs], [stack, inputs, outputs]
         stack = int(np.prod(whole.shape[: len(row.lead_axes)]))
         a, b = a.reshape(stack, -1, 3), b.reshape(stack, 3, -1)
         whole = whole.reshape(stack, a.shape[1], b.shape[2])
         for found, expected in (
-            (leaf_of(own, of_a), 2.0 * whole @ b.transpose(0, 2, 1)),
-            (leaf_of(own, of_b), 2.0 * a.transpose(0, 2, 1) @ whole),
+            (get_leaf(own, of_a), 2.0 * whole @ b.transpose(0, 2, 1)),
+            (get_leaf(own, of_b), 2.0 * a.transpose(0, 2, 1) @ whole),
         ):
             error = np.linalg.norm(np.asarray(found).ravel() - expected.ravel())
             assert error <= 1e-4 * np.linalg.norm(expected), row.name
@@ -95,7 +95,7 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
 
 def test_what_the_backward_pass_keeps_holds_no_merged_matrix():
     """The frozen matrices are there, as what the merging reads, and nothing else of their shapes."""
-    matrices = sorted(leaf_of(base(DENSE), row).shape for row in adapted_parameters(DENSE, LORA))
+    matrices = sorted(get_leaf(base(DENSE), row).shape for row in list_adapted(DENSE, LORA))
     for remat in ("dots", "layers"):
 
         def policy(adapters, remat=remat):
@@ -106,7 +106,7 @@ def test_what_the_backward_pass_keeps_holds_no_merged_matrix():
 
 
 def test_every_matrix_of_the_layers_is_a_row_and_nothing_else():
-    names = lambda config, *targets: [r.name for r in adapted_parameters(config, Lora(2, targets=targets))]  # noqa: E731
+    names = lambda config, *targets: [r.name for r in list_adapted(config, Lora(2, targets=targets))]  # noqa: E731
     assert names(DENSE) == [
         "layers/attention/query/kernel", "layers/attention/key/kernel", "layers/attention/value/kernel",
         "layers/attention/output/kernel", "layers/feed_forward/gate/kernel", "layers/feed_forward/up/kernel",
@@ -130,7 +130,7 @@ def test_shapes_and_layout_follow_the_matrix():
     output = adapters["layers"]["attention"]["output"]["kernel"]
     assert (output["a"].shape, output["b"].shape) == ((2, 4, 16, 3), (2, 3, 32))
     rows = {row.name: row for row in parameters(SPARSE)}
-    layouts = {name: tuple(tuple(partition(f)) for f in factors(rows[f"layers/{name}"])) for name in (
+    layouts = {name: tuple(tuple(partition(f)) for f in make_factors(rows[f"layers/{name}"])) for name in (
         "attention/output/kernel", "feed_forward/down",
     )}  # fmt: skip
     assert layouts == {
@@ -152,4 +152,4 @@ def test_shapes_and_layout_follow_the_matrix():
 )
 def test_a_wrong_setting_says_what_is_right(settings, message):
     with pytest.raises(ValueError, match=message):
-        adapted_parameters(SPARSE, Lora(**settings))
+        list_adapted(SPARSE, Lora(**settings))

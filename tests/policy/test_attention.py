@@ -47,13 +47,13 @@ def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
     def kernel(*given: jax.Array) -> jax.Array:
         return attention.KERNELS[platform](*given, interpret=True)
 
-    expected = results(attention.blockwise, arrays, segments)
+    expected = results(attention.attend_blockwise, arrays, segments)
     for found, each in zip(results(kernel, arrays, segments), expected, strict=True):
         np.testing.assert_allclose(found, each, atol=5e-6)
 
 
 def test_a_kernel_gets_its_rows_and_heads_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention.KERNELS, "cpu", functools.partial(attention.tpu_kernel, interpret=True))
+    monkeypatch.setitem(attention.KERNELS, "cpu", functools.partial(attention.run_tpu_kernel, interpret=True))
     arrays, segments = rows(length=130, heads=2, groups=1, size=16)
     mesh = make_mesh(devices=jax.devices()[:1])
     found = jax.jit(functools.partial(packed_attention, mesh=mesh))(*arrays[:3], segments)

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from cojax.policy.config import FAMILIES, ModelConfig, RopeScaling
 from cojax.policy.family import FULL, LLAMA, QWEN3_MOE, SLIDING, Family
 from cojax.policy.parameters import parameters
-from cojax.policy.transformer import hidden_states, initialize
+from cojax.policy.transformer import compute_hidden, initialize
 
 TINY = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5)
 
@@ -261,7 +261,7 @@ def test_published_models_build_with_their_number_of_parameters(count: int, hf: 
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract)) == count
     assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract)} == {"bfloat16"}
     tokens = jax.ShapeDtypeStruct((1, 8), "int32")
-    hidden = jax.eval_shape(lambda p, t: hidden_states(config, p, t, t, t), abstract, tokens)
+    hidden = jax.eval_shape(lambda p, t: compute_hidden(config, p, t, t, t), abstract, tokens)
     assert hidden.shape == (1, 8, hf["hidden_size"])
 
 

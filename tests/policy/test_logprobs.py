@@ -11,8 +11,8 @@ import pytest
 from references import hidden_states, one_segment, reference
 
 from cojax.policy import logprobs, transformer
-from cojax.policy.logprobs import chunk_size
-from cojax.policy.sharding import AXES
+from cojax.policy.logprobs import choose_chunk
+from cojax.policy.sharding import MESH_AXES
 
 _SETTINGS = ("temperature", "chunk", "remat", "entropy")
 token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=_SETTINGS[:3])
@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_float64(
     name: str, entropy: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the formulas in NumPy, from the hidden states on: of the last norm's scale and, where untied, of the head."""
-    monkeypatch.setattr(logprobs, "KEPT_BYTES", kept)
+    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", kept)
     config, params, values = reference(name)
     tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
     batch = (tokens, *one_segment(tokens))
@@ -82,7 +82,7 @@ def test_values_and_gradients_are_those_of_float64(
 
     (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     hidden = np.float64(hidden_states(config, params, *batch))[:, :-1]
-    matrix = np.float64(transformer.scoring_matrix(config, params))
+    matrix = np.float64(transformer.find_scoring_matrix(config, params))
     matrix = matrix.T if config.tie_word_embeddings else matrix
     logs = hidden @ matrix / 0.7
     logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
@@ -124,8 +124,8 @@ def test_they_and_their_gradients_are_those_of_the_whole_table_of_logits(
         return (scores.logprobs * factors[0] + scores.entropy * factors[1]).sum(), scores
 
     def plain(params: dict) -> tuple:
-        hidden = transformer.hidden_states(config, params, *batch)
-        logs = jax.nn.log_softmax(transformer.logits(config, params, hidden[:, :-1]) / 0.7)
+        hidden = transformer.compute_hidden(config, params, *batch)
+        logs = jax.nn.log_softmax(transformer.compute_logits(config, params, hidden[:, :-1]) / 0.7)
         chosen = jnp.take_along_axis(logs, tokens[:, 1:, None], -1)[..., 0]
         entropy = -(jnp.exp(logs) * logs).sum(-1)
         scores = [jnp.pad(score * wanted[:, 1:], ((0, 0), (1, 0))) for score in (chosen, entropy)]
@@ -134,7 +134,7 @@ def test_they_and_their_gradients_are_those_of_the_whole_table_of_logits(
     (_, expected), gradient = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     totals, gradients = [], []
     for size in (KEPT, COMPUTED_AGAIN):
-        monkeypatch.setattr(logprobs, "KEPT_BYTES", size)
+        monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", size)
         (total, scores), found = jax.jit(jax.value_and_grad(lambda p: own(p), has_aux=True))(params)
         for score, whole in zip((scores.logprobs, scores.entropy), expected, strict=True):
             np.testing.assert_array_equal(score[~wanted], 0.0)
@@ -176,10 +176,10 @@ def _program(*, gradient: bool) -> str:
 
 
 def test_a_gradient_keeps_the_logits_only_where_all_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "KEPT_BYTES", 4 * 3 * 64 * 61)
+    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", 4 * 3 * 64 * 61)
     assert "f32[3,64,61]" in _program(gradient=True)
     assert "f32[3,64,61]" not in _program(gradient=False)
-    monkeypatch.setattr(logprobs, "KEPT_BYTES", 4 * 3 * 64 * 61 - 1)
+    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", 4 * 3 * 64 * 61 - 1)
     program = _program(gradient=True)
     assert "f32[3,16,61]" in program
     assert "f32[3,64,61]" not in program
@@ -234,8 +234,8 @@ def test_a_gpu_makes_more_logits_at_a_time_and_never_more_than_a_few_rows_need(
     platform: str, rows: int, sizes: dict[str, int], expected: int
 ) -> None:
     count = math.prod(sizes.values())
-    devices = np.array([types.SimpleNamespace(platform=platform)] * count).reshape([sizes.get(x, 1) for x in AXES])
-    mesh: Any = types.SimpleNamespace(devices=devices, shape={axis: sizes.get(axis, 1) for axis in AXES})
-    assert chunk_size(rows, 4096, mesh) == expected
-    assert chunk_size(rows, 4096, None) == 128
-    assert chunk_size(rows, 100, mesh) == chunk_size(rows, 100, None) == 99
+    devices = np.array([types.SimpleNamespace(platform=platform)] * count).reshape([sizes.get(x, 1) for x in MESH_AXES])
+    mesh: Any = types.SimpleNamespace(devices=devices, shape={axis: sizes.get(axis, 1) for axis in MESH_AXES})
+    assert choose_chunk(rows, 4096, mesh) == expected
+    assert choose_chunk(rows, 4096, None) == 128
+    assert choose_chunk(rows, 100, mesh) == choose_chunk(rows, 100, None) == 99

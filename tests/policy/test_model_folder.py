@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from cojax.policy import pretrained
 from cojax.policy.config import DamagedFile, ModelConfig
-from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.parameters import get_leaf, parameters
 from cojax.policy.pretrained import load, read_params, write_model
 
 DENSE = ModelConfig(61, 32, 40, 2, 4, 2, 16)
@@ -36,7 +36,7 @@ def test_round_trip_is_bit_identical(tmp_path: Path, config: ModelConfig, larges
     assert ModelConfig.from_hf(tmp_path / "a") == config
     back = read_params(tmp_path / "a", config)
     for row in parameters(config):
-        before, after = np.asarray(leaf_of(params, row)), np.asarray(leaf_of(back, row))
+        before, after = np.asarray(get_leaf(params, row)), np.asarray(get_leaf(back, row))
         assert (before.dtype, before.shape) == (after.dtype, after.shape)
         assert before.tobytes() == after.tobytes(), row.name
     write_model(tmp_path / "b", config, back, largest)

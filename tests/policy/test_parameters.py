@@ -9,7 +9,7 @@ from references import FIXTURES, initialize, reference
 
 from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import from_hf, leaf_of, parameters, to_hf
+from cojax.policy.parameters import from_hf, get_leaf, parameters, to_hf
 
 CONFIGS = {
     "qwen3": ModelConfig(61, 32, 40, 2, 4, 2, 16),
@@ -24,7 +24,7 @@ def test_table_describes_every_leaf(config: ModelConfig) -> None:
     paths = {tuple(key.key for key in path) for path, _ in jax.tree_util.tree_leaves_with_path(outlines)}
     assert paths == {row.path for row in parameters(config)}
     for row in parameters(config):
-        assert leaf_of(outlines, row).shape == row.shape(config), row.name
+        assert get_leaf(outlines, row).shape == row.shape(config), row.name
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -33,7 +33,7 @@ def test_round_trip_is_bit_identical(config: ModelConfig) -> None:
     back = from_hf(config, to_hf(config, params))
     assert jax.tree.structure(back) == jax.tree.structure(params)
     for row in parameters(config):
-        before, after = np.asarray(leaf_of(params, row)), np.asarray(leaf_of(back, row))
+        before, after = np.asarray(get_leaf(params, row)), np.asarray(get_leaf(back, row))
         assert before.dtype == after.dtype
         assert before.tobytes() == after.tobytes(), row.name
 

@@ -11,14 +11,14 @@ from cases import CASES, FIXTURES, Case
 from references import cached_hidden_states, hidden_states
 
 from cojax.policy import transformer
-from cojax.policy.config import ModelConfig, frequencies
+from cojax.policy.config import ModelConfig, compute_frequencies
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Params, parameters, to_hf
-from cojax.policy.transformer import logits, make_cache, unstack
+from cojax.policy.transformer import compute_logits, make_cache, unstack
 
 SHARE = 1e-4  # of the largest magnitude of the reference
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-head = jax.jit(logits, static_argnums=0)
+head = jax.jit(compute_logits, static_argnums=0)
 
 
 @functools.cache
@@ -155,11 +155,11 @@ def test_a_mistake_in_the_angles_shows(name: str, changes: list[dict], monkeypat
 
     @jax.jit
     def found_with(params: Params, rates: jax.Array, factor: jax.Array) -> jax.Array:
-        monkeypatch.setattr(transformer, "frequencies", lambda *_: (rates, factor))
-        return logits(case.config, params, transformer.hidden_states(case.config, params, *case.padded()))
+        monkeypatch.setattr(transformer, "compute_frequencies", lambda *_: (rates, factor))
+        return compute_logits(case.config, params, transformer.compute_hidden(case.config, params, *case.padded()))
 
     def far_off(config: ModelConfig) -> bool:
-        scores = found_with(case.params, *frequencies(config.rope_theta, config.head_dim, config.rope_scaling))
+        scores = found_with(case.params, *compute_frequencies(config.rope_theta, config.head_dim, config.rope_scaling))
         return is_far_off(name, np.asarray(scores)[tuple(places(case)[0].T)])
 
     assert not far_off(case.config)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cojax.policy.config import RopeScaling, frequencies, read_rope, write_rope
+from cojax.policy.config import RopeScaling, compute_frequencies, read_rope, write_rope
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -14,14 +14,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 def test_plain_frequencies() -> None:
     """θ = 10,000 over 4 pairs: 1, 0.1, 0.01, 0.001."""
-    found, factor = frequencies(1e4, 8, None)
+    found, factor = compute_frequencies(1e4, 8, None)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [1, 0.1, 0.01, 0.001], rtol=1e-6)
     assert factor == 1.0
 
 
 def test_linear_scaling_divides_all() -> None:
-    found, factor = frequencies(1e4, 8, RopeScaling("linear", 4.0))
+    found, factor = compute_frequencies(1e4, 8, RopeScaling("linear", 4.0))
     np.testing.assert_allclose(found, [0.25, 0.025, 0.0025, 0.00025], rtol=1e-6)
     assert factor == 1.0
 
@@ -32,14 +32,14 @@ def test_yarn_keeps_fast_pairs_and_divides_slow_ones() -> None:
     Turns of 32 and 1 lie at pairs −0.497 and 1.008, rounded outwards and cut to 0 and 2: the ramp is 0, ½, 1, 1. So
     the second is ½ · 0.1 + ½ · 0.025 = 0.0625.
     """
-    found, factor = frequencies(1e4, 8, RopeScaling("yarn", 4.0, 64, 1.25))
+    found, factor = compute_frequencies(1e4, 8, RopeScaling("yarn", 4.0, 64, 1.25))
     np.testing.assert_allclose(found, [1, 0.0625, 0.0025, 0.00025], rtol=1e-6)
     assert factor == 1.25
 
 
 def test_yarn_without_rounding_the_range() -> None:
     """The ramp ends at pair 1.0080 and begins at 0: at pair 1 it is 1 / 1.0080 = 0.99206."""
-    found, _ = frequencies(1e4, 8, RopeScaling("yarn", 4.0, 64, truncate=False))
+    found, _ = compute_frequencies(1e4, 8, RopeScaling("yarn", 4.0, 64, truncate=False))
     np.testing.assert_allclose(found, [1, 0.1 * 0.00794 + 0.025 * 0.99206, 0.0025, 0.00025], rtol=1e-3)
 
 
@@ -48,7 +48,7 @@ def test_llama3_keeps_fast_pairs_and_divides_slow_ones() -> None:
 
     The second is (1.0186 − 1) / (4 − 1) = 0.0061972 of the way: 0.1 · (0.0061972 + 0.9938028 / 8) = 0.0130423.
     """
-    found, factor = frequencies(1e4, 8, RopeScaling("llama3", 8.0, 64))
+    found, factor = compute_frequencies(1e4, 8, RopeScaling("llama3", 8.0, 64))
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [1, 0.0130423, 0.00125, 0.000125], rtol=1e-5)
     assert factor == 1.0

@@ -11,7 +11,7 @@ from references import initialize, one_segment
 from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
-from cojax.policy.moe import RouteShape, differing_share
+from cojax.policy.moe import RouteShape, measure_difference
 
 CONFIG = ModelConfig(
     29,
@@ -39,7 +39,7 @@ def test_routes_as_text() -> None:
     assert (SHAPE.dtype, many.dtype) == (np.int8, np.int16)
     assert many.encode(np.array([[[299, 1]]])) == "KwEBAA=="
     assert SHAPE.decode("").shape == (0, 2, 2)
-    assert SHAPE.unknown(3).tolist() == [[[-1, -1], [-1, -1]]] * 3
+    assert SHAPE.make_unknown(3).tolist() == [[[-1, -1], [-1, -1]]] * 3
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_differing_by_hand() -> None:
     """Both, in another order; one of two; none; and a token whose routes are not known."""
     own = jnp.array([[3, 5], [3, 5], [3, 5], [3, 5]])
     routes = jnp.array([[5, 3], [5, 1], [0, 1], [-1, -1]])
-    assert differing_share(own, routes).tolist() == [0.0, 0.5, 1.0, 0.0]
+    assert measure_difference(own, routes).tolist() == [0.0, 0.5, 1.0, 0.0]
 
 
 def rms(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def test_replaying_the_routers_own_routes_changes_nothing() -> None:
     tokens = np.random.default_rng(1).integers(0, 29, (2, 7)).astype(np.int32)
     positions, segments = one_segment(tokens)
     split, cache = transformer.unstack(CONFIG, params), transformer.make_cache(CONFIG, 2, 7)
-    fed = jax.jit(transformer.cached_hidden_states, static_argnums=0, static_argnames="with_routes")
+    fed = jax.jit(transformer.compute_cached_states, static_argnums=0, static_argnames="with_routes")
     _, _, own = fed(CONFIG, split, cache, tokens, positions, with_routes=True)
     assert (own.shape, own.dtype) == ((2, 7, 2, 2), np.int8)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy.pretrained import DamagedFile, StoredTensor, dtype_code, read_header, split_files, write_tensors
+from cojax.policy.pretrained import DamagedFile, StoredTensor, find_code, read_header, split_files, write_tensors
 
 ARRAYS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -119,6 +119,6 @@ def test_files_are_cut_at_their_largest_size() -> None:
 
 
 def test_codes() -> None:
-    assert [dtype_code(name) for name in ("float32", "bfloat16", "float16")] == ["F32", "BF16", "F16"]
+    assert [find_code(name) for name in ("float32", "bfloat16", "float16")] == ["F32", "BF16", "F16"]
     with pytest.raises(ValueError, match="dtype 'float64' is not supported; available: float32, bfloat16, float16"):
-        dtype_code("float64")
+        find_code("float64")

@@ -11,7 +11,7 @@ from references import cached_hidden_states, hidden_states, initialize, one_segm
 from cojax.policy import transformer
 from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
-from cojax.policy.transformer import block_of, logits, make_cache, rotation, unstack
+from cojax.policy.transformer import compute_logits, make_block, make_cache, make_rotation, unstack
 
 CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 
@@ -20,14 +20,14 @@ CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 def test_logits_are_those_of_transformers(name: str) -> None:
     config, params, values = reference(name)
     hidden = hidden_states(config, params, values["tokens"], *one_segment(values["tokens"]))
-    np.testing.assert_allclose(logits(config, params, hidden)[0], values["logits"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(compute_logits(config, params, hidden)[0], values["logits"], atol=1e-5, rtol=0)
 
 
 def test_cached_logits_are_those_of_transformers() -> None:
     """A prefill of 16 tokens in slot 2, then one token at a time beside other rows."""
     config, params, values = reference("qwen3")
     tokens, split = jnp.asarray(values["tokens"]), unstack(config, params)
-    cache = make_cache(config, slots=3, length=32)
+    cache = make_cache(config, slot_count=3, length=32)
     first = jnp.arange(16)[None]
     hidden, cache, _ = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([2]), span=16)
     found = [hidden[0]]
@@ -35,7 +35,9 @@ def test_cached_logits_are_those_of_transformers() -> None:
         fed = jnp.array([[5], [0], [int(tokens[0, index])]])
         hidden, cache, _ = cached_hidden_states(config, split, cache, fed, jnp.array([[index - 16], [32], [index]]))
         found.append(hidden[2])
-    np.testing.assert_allclose(logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        compute_logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize(("layers", "reach"), [((SLIDING,), 4), ((SLIDING, FULL), 12)])
@@ -50,7 +52,7 @@ def test_layers_that_differ_in_their_windows(
     found = hidden_states(config, params, tokens, *row)
     other = hidden_states(config, params, np.where(tokens == 0, 60, tokens), *row)
     assert np.flatnonzero(np.any(np.asarray(found != other)[0], axis=-1)).tolist() == list(range(min(reach + 1, 12)))
-    cache, split = make_cache(config, slots=1, length=16), unstack(config, params)
+    cache, split = make_cache(config, slot_count=1, length=16), unstack(config, params)
     cached = []
     for index in range(12):
         fed = jnp.array([[index]])
@@ -67,7 +69,7 @@ def test_a_family_has_its_own_activation(monkeypatch: pytest.MonkeyPatch) -> Non
     layer = jax.tree.map(lambda leaf: leaf[0], initialize(config, 0)["layers"])
     layer["feed_forward"] = {name: {"kernel": jnp.asarray(kernel, jnp.float32)} for name, kernel in kernels.items()}
     x = jax.random.normal(jax.random.key(0), (3, 32))
-    np.testing.assert_allclose(block_of(config, layer).feed_forward(x), jax.nn.gelu(x) * x, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(make_block(config, layer).feed_forward(x), jax.nn.gelu(x) * x, atol=1e-6, rtol=0)
 
 
 def test_packed_segments_do_not_see_each_other() -> None:
@@ -99,7 +101,7 @@ def test_rotation_pairs_the_halves() -> None:
     """head_dim 4, θ = 100: at position 2 the pairs (0, 2) and (1, 3) turn by 2 and by 2 · 100^(−1/2) = 0.2."""
     config = ModelConfig(61, 8, 8, 1, 2, 2, 4, rope_theta=100.0)
     x = jnp.array([1.0, 2.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
-    turned = rotation(config, jnp.array([[2]]))(x).ravel()
+    turned = make_rotation(config, jnp.array([[2]]))(x).ravel()
     np.testing.assert_allclose(turned, [-0.4161468, 1.9601332, 0.9092974, 0.3973387], atol=1e-6)
 
 

@@ -7,8 +7,8 @@ import dataclasses
 from played_episodes import episode, group
 
 from cojax.learner.batch import Pair
-from cojax.preference import second_agent_count
-from cojax.preference.agents import agent_pairs, distinct_successes, experts_by_task
+from cojax.preference import count_second_episodes
+from cojax.preference.agents import agent_pairs, group_experts, select_successes
 from cojax.settings.tree import RoundsSettings
 
 EXPERT = episode("a0", 1.0, reward=1.0, version=-1, turns=2)
@@ -62,7 +62,7 @@ def test_experts_are_solutions_or_successes_or_these_where_there_is_no_solution(
     other = [group(episode("b3", 1.0, reward=1.0))]
 
     def names(experts: str) -> dict[str, list[str]]:
-        found = experts_by_task(dataclasses.replace(SETTINGS, experts=experts), solutions, own, other)
+        found = group_experts(dataclasses.replace(SETTINGS, experts=experts), solutions, own, other)
         return {some[0].task.query: [one.episode for one in some] for some in found.values()}
 
     assert names("solutions") == {"a": ["a0"]}
@@ -72,10 +72,10 @@ def test_experts_are_solutions_or_successes_or_these_where_there_is_no_solution(
 
 def test_equal_successes_are_imitated_once():
     twice = dataclasses.replace(episode("a3", 1.0, reward=1.0), episode="a9")
-    assert [t.episode for t in distinct_successes([*OWN, group(twice)])] == ["a3"]
+    assert [t.episode for t in select_successes([*OWN, group(twice)])] == ["a3"]
 
 
 def test_the_second_agent_plays_its_share_and_never_all_or_nothing():
-    assert [second_agent_count(RoundsSettings(share=share), 8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
-    assert second_agent_count(RoundsSettings(share=0.5), 2) == 1
-    assert second_agent_count(RoundsSettings(agent="none"), 8) == 0
+    assert [count_second_episodes(RoundsSettings(share=share), 8) for share in (0.01, 0.25, 0.5, 1.0)] == [1, 2, 4, 7]
+    assert count_second_episodes(RoundsSettings(share=0.5), 2) == 1
+    assert count_second_episodes(RoundsSettings(agent="none"), 8) == 0

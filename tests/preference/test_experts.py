@@ -6,7 +6,7 @@ import dataclasses
 
 import environments
 from cojax.environment.wrapping import Wrapped
-from cojax.preference.agents import SolutionActors, expert_trajectories
+from cojax.preference.agents import SolutionActors, play_experts
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.vocabulary import word_tokenizer
@@ -21,7 +21,7 @@ UNSOLVED = dataclasses.replace(UNSOLVED, solution=())
 
 
 def test_an_expert_is_a_solution_that_succeeds_rendered_as_the_policy_acts():
-    found = expert_trajectories(DESK, CHAT, LIMITS, [SOLVED, WRONG, UNSOLVED], 10_000)
+    found = play_experts(DESK, CHAT, LIMITS, [SOLVED, WRONG, UNSOLVED], 10_000)
     assert found.keys() == {SOLVED.id}
     expert = found[SOLVED.id]
     assert (expert.reward, expert.partial, len(expert.turns)) == (1.0, 1.0, len(SOLVED.solution))
@@ -37,7 +37,7 @@ def test_calls_are_written_also_where_an_action_has_other_text_and_a_policys_cod
     desk.runs_policy_code = True
     thinking = tuple(dataclasses.replace(action, text="I should look first.") for action in SOLVED.solution)
     solved = dataclasses.replace(SOLVED, solution=thinking)
-    found = expert_trajectories(desk, CHAT, LIMITS, [solved], 10_000)[solved.id]
+    found = play_experts(desk, CHAT, LIMITS, [solved], 10_000)[solved.id]
     assert [CHAT.read(turn.action_tokens).calls for turn in found.turns] == [one.calls for one in SOLVED.solution]
 
 
@@ -49,11 +49,11 @@ def test_code_without_calls_is_written_as_it_is():
 def test_an_expert_longer_than_a_row_is_left_out():
     size = sum(
         len(turn.prompt_tokens) + len(turn.action_tokens)
-        for turn in expert_trajectories(DESK, CHAT, LIMITS, [SOLVED], 10_000)[SOLVED.id].turns
+        for turn in play_experts(DESK, CHAT, LIMITS, [SOLVED], 10_000)[SOLVED.id].turns
     )
-    assert expert_trajectories(DESK, CHAT, LIMITS, [SOLVED], size).keys() == {SOLVED.id}
-    assert expert_trajectories(DESK, CHAT, LIMITS, [SOLVED], size - 1) == {}
+    assert play_experts(DESK, CHAT, LIMITS, [SOLVED], size).keys() == {SOLVED.id}
+    assert play_experts(DESK, CHAT, LIMITS, [SOLVED], size - 1) == {}
 
 
 def test_without_solutions_nothing_is_played():
-    assert expert_trajectories(DESK, CHAT, LIMITS, [UNSOLVED], 10_000) == {}
+    assert play_experts(DESK, CHAT, LIMITS, [UNSOLVED], 10_000) == {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from played_episodes import episode, group
 
-from cojax.preference.rounds import measures_of
+from cojax.preference.rounds import measure
 
 
 def test_successes_failures_and_hard_negatives_are_counted():
-    found = measures_of(
+    found = measure(
         [
             group(
                 episode("a1", 1.0, reward=1.0), episode("a2", 0.6), episode("a3", 0.25), episode("a4", outcome="cut")
@@ -29,10 +29,10 @@ def test_successes_failures_and_hard_negatives_are_counted():
 
 def test_failures_with_the_same_actions_are_one_and_lie_close():
     same = [episode("a1"), episode("a1"), episode("a1")]
-    found = measures_of([group(*same)], 0.6)
+    found = measure([group(*same)], 0.6)
     assert found["distinct"] == pytest.approx(1 / 3)
     assert found["sr_at_k"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_without_episodes_there_are_only_counts():
-    assert measures_of([], 0.6) == {"episodes": 0, "failures": 0, "hard": 0}
+    assert measure([], 0.6) == {"episodes": 0, "failures": 0, "hard": 0}

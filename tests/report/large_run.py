@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.storage.files import write_json
 from cojax.types import Action, Call, Check, Lineage, Message, Observation, Task, Trajectory, Turn, to_json
 
@@ -21,7 +21,7 @@ def write_run(folder: Path, tasks: int, episodes: int) -> None:
     write_json(
         folder / "config.json", {"config": {"environment": {"name": "large"}, "learner": {"advantage": "mean_centred"}}}
     )
-    _log(folder / "tasks.jsonl", (task_record(task) for task in pool))
+    _log(folder / "tasks.jsonl", (make_task_record(task) for task in pool))
     (folder / "episodes").mkdir()
     left = episodes
     rows = []

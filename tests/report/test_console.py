@@ -10,7 +10,16 @@ from rich.console import Console
 from rich.control import Control
 from rich.table import Table
 
-from cojax.report.console import CONSOLE, bar, duration, extra_lines, seconds_left, show_step, show_summary, step_line
+from cojax.report.console import (
+    CONSOLE,
+    estimate_seconds,
+    format_step,
+    format_time,
+    list_extra_lines,
+    show_bar,
+    show_step,
+    show_summary,
+)
 
 RECORD = {
     "step": 7,
@@ -36,7 +45,7 @@ def test_a_name_between_colons_is_no_picture() -> None:
 
 
 def test_readable_durations() -> None:
-    assert [duration(s) for s in (0.04, 9.94, 12.3, 125, 3725, 59.9)] == [
+    assert [format_time(s) for s in (0.04, 9.94, 12.3, 125, 3725, 59.9)] == [
         "0.0 s",
         "9.9 s",
         "12 s",
@@ -47,7 +56,7 @@ def test_readable_durations() -> None:
 
 
 def test_the_line_of_a_step() -> None:
-    assert step_line(RECORD, steps=80, eta_s=146.0).plain == (
+    assert format_step(RECORD, step_count=80, eta_s=146.0).plain == (
         "step  7/80  success  41 %  reward 0.50  live 100 %  signals F1  B8  R3    pool  140"
         "  loss -0.0132   2.0 s  ETA 2:26"
     )
@@ -89,13 +98,13 @@ def test_an_evolution_without_expeditions_says_why() -> None:
 
 
 def test_the_estimate_leaves_the_compiling_step_out() -> None:
-    assert seconds_left([60.0, 2.0], 10) is None
-    assert seconds_left([60.0, 2.0, 4.0], 10) == 30.0
+    assert estimate_seconds([60.0, 2.0], 10) is None
+    assert estimate_seconds([60.0, 2.0, 4.0], 10) == 30.0
 
 
 def test_a_bar_counts() -> None:
     console, file = plain_console()
-    with bar("episodes", console=console) as advance:
+    with show_bar("episodes", console=console) as advance:
         advance(2)
         advance()
     assert file.getvalue() == "episodes: 3 in 0.0 s\n"
@@ -104,7 +113,7 @@ def test_a_bar_counts() -> None:
 def test_a_bar_on_a_terminal_shows_count_and_total() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100)
-    with bar("episodes", 4, console) as advance:
+    with show_bar("episodes", 4, console) as advance:
         advance(3)
     assert "3/4" in file.getvalue()
 
@@ -114,7 +123,7 @@ def test_an_evolution_with_a_probe_tells_what_validation_refused_and_what_was_no
         "expeditions": 60, "drafts": 65, "accepted": 6, "retained": 0, "discarded": 59, "added": {"posterior": 6},
         "probe": {"candidates": 60, "episodes": 240},
     }  # fmt: skip
-    (line,) = extra_lines({"evolution": evolution})
+    (line,) = list_extra_lines({"evolution": evolution})
     assert " ".join(line.plain.split()) == (
         "evolved 60 expeditions → 65 drafts → 60 valid tasks tried in 240 episodes → "
         "6 accepted, 5 discarded, 54 not admitted → new tasks: 6 posterior"
@@ -164,12 +173,12 @@ def test_the_closing_table() -> None:
 
 def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:
     counts = {"boundary": 1, "forgetting": 2, "rare": 3, "slow": 4, "ready": 5}
-    assert "signals F2  B1  R3  S4  Re5    pool" in step_line({**RECORD, "signals": counts}, steps=80).plain
+    assert "signals F2  B1  R3  S4  Re5    pool" in format_step({**RECORD, "signals": counts}, step_count=80).plain
 
 
 def test_dynamic_sampling_shows_how_many_groups_it_sampled() -> None:
     record = {**RECORD, "groups_live": 4.0, "groups_sampled": 9}
-    assert "reward 0.50  live 4 of 9  signals" in step_line(record, steps=80).plain
+    assert "reward 0.50  live 4 of 9  signals" in format_step(record, step_count=80).plain
 
 
 def test_the_log_gets_what_the_console_says_as_plain_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +192,7 @@ def test_the_log_gets_what_the_console_says_as_plain_lines(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == [
         "[bold]plain[/x] :fire:",
         "as [it] is",
-        step_line(RECORD, 120).plain,
+        format_step(RECORD, 120).plain,
     ]
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from browser import dom
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report.command import main
 from cojax.report.episodes import pick_varied, pick_within
-from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
-from cojax.report.lineage import TaskVisit, add_visit, histories, lineage
-from cojax.report.page import contents, embed, write_report
+from cojax.report.figures import average_first_and_last, build_headline, count_pool, evenly, list_evolutions, sum_totals
+from cojax.report.lineage import TaskVisit, add_visit, read_histories, read_lineage
+from cojax.report.page import build_contents, embed_json, write_report
 from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Path:
     Log(folder / "metrics.jsonl").append(
         [metrics(1, dev={"success": 0.2}), metrics(2, evolution=evolution, loss=None), metrics(3, dev={"success": 0.4})]
     )
-    Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD, GRANDCHILD))
+    Log(folder / "tasks.jsonl").append(make_task_record(task) for task in (SEED, CHILD, GRANDCHILD))
     found = Signal("boundary", SEED.id, SOURCE, "1 of 2 solved")
     Log(folder / "signals.jsonl").append([{"step": 1, **to_json(found)}])
     draft = {"query": ATTACK}
@@ -103,7 +103,7 @@ def data_of(page: str) -> Any:
 
 
 def test_lineage_answers_why_and_whether_it_helped(run: Path) -> None:
-    story = lineage(run, CHILD.id[:8])
+    story = read_lineage(run, CHILD.id[:8])
     assert (story.id, story.origin, story.step, story.verdict) == (CHILD.id, "boundary", 2, "accepted")
     assert story.solution == ("mail(to='ana')", "finish(answer='four')")
     assert [parent[:2] for parent in story.parents] == [(SEED.id, "unguided")]
@@ -115,40 +115,40 @@ def test_lineage_answers_why_and_whether_it_helped(run: Path) -> None:
 
 
 def test_the_parent_chain_ends_at_the_first_task(run: Path) -> None:
-    assert [id for id, _, _ in lineage(run, GRANDCHILD.id).parents] == [CHILD.id, SEED.id]
-    assert lineage(run, SEED.id).parents == ()
+    assert [id for id, _, _ in read_lineage(run, GRANDCHILD.id).parents] == [CHILD.id, SEED.id]
+    assert read_lineage(run, SEED.id).parents == ()
 
 
 def test_a_parent_that_is_not_in_the_pool_is_named_by_its_id(run: Path) -> None:
     orphan = dataclasses.replace(GRANDCHILD, query="other", lineage=Lineage(parent="feedfacefeedface", step=4))
-    Log(run / "tasks.jsonl").append([task_record(orphan)])
-    assert lineage(run, orphan.id).parents == (("feedfacefeedface", "", ""),)
+    Log(run / "tasks.jsonl").append([make_task_record(orphan)])
+    assert read_lineage(run, orphan.id).parents == (("feedfacefeedface", "", ""),)
 
 
 def test_an_unknown_or_ambiguous_id_says_what_to_give(run: Path) -> None:
     with pytest.raises(KeyError, match="'zz' not among 3 tasks; give an id"):
-        lineage(run, "zz")
+        read_lineage(run, "zz")
     with pytest.raises(KeyError, match="fits 3 tasks"):
-        lineage(run, "")
+        read_lineage(run, "")
 
 
 def test_figures(run: Path) -> None:
     read = read_run(run)
-    assert pool(read) == {
+    assert count_pool(read) == {
         "step": [0, 1, 2, 3],
         "origins": {"unguided": [1, 1, 1, 1], "boundary": [0, 0, 1, 1], "rare": [0, 0, 0, 0]},
     }
-    first, still_open = evolutions(read)
+    first, still_open = list_evolutions(read)
     assert (first["step"], first["signals"]) == (2, {"boundary": 4, "rare": 3})
     assert first["verdicts"] == {"accepted": 1, "retained": 0, "discarded": 2}
     assert still_open == {"step": 3, "signals": {"boundary": 2, "rare": 3}, "open": True}
-    assert totals(read) == {
+    assert sum_totals(read) == {
         "seconds": {"update": 6.0},
         "outcomes": {"finished": 6},
         "signals": {"boundary": 6, "rare": 6},
         "verdicts": {"accepted": 1, "retained": 0, "discarded": 2},
     }
-    said = headline(read)
+    said = build_headline(read)
     assert (said["finished"], said["step"], said["steps"], said["dev"]) == (False, 3, 5, [0.2, 0.4])
     assert (said["tasks_initial"], said["tasks_final"]) == (1, 3)
 
@@ -163,9 +163,9 @@ def test_a_finished_run_shows_its_summary(run: Path) -> None:
     }
     write_json(run / "summary.json", summary)
     read = read_run(run)
-    said = headline(read)
+    said = build_headline(read)
     assert (said["finished"], said["zero_shot"], said["final"], said["tasks_initial"]) == (True, 0.24, 0.49, 7)
-    assert totals(read)["seconds"] == {"update": 9.0, "total": 9.5}
+    assert sum_totals(read)["seconds"] == {"update": 9.0, "total": 9.5}
 
 
 def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
@@ -173,7 +173,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
     for step in (1, 3, 5):
         for line in read.episodes.read(step):
             add_visit(rewards, CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
-    assert first_and_last_success(histories(read, rewards)) == [
+    assert average_first_and_last(read_histories(read, rewards)) == [
         {"origin": "unguided", "tasks": 1, "first": 0.5, "last": 1.0},
         {"origin": "boundary", "tasks": 1, "first": 0.0, "last": 0.5},
     ]
@@ -181,7 +181,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
 
 def test_the_page_holds_sources_of_lineages_and_says_what_it_leaves_out(run: Path) -> None:
     read = read_run(run)
-    data = contents(read)
+    data = build_contents(read)
     assert data["counts"] == {"tasks": 2, "histories": 2, "episodes": 8, "sources": [2, 2], "drafts": [0, 1]}
     source = next(one for one in data["episodes"] if one["id"] == SOURCE)
     assert source["signals"] == [["boundary", "1 of 2 solved"], ["rare", ""]]
@@ -221,7 +221,7 @@ def test_the_page_asks_nothing_of_any_server(run: Path) -> None:
 
 
 def test_embedded_json_cannot_close_its_block_and_has_no_nan() -> None:
-    text = embed({"a": "</script>&\u2028", "b": float("nan"), "c": [float("inf")]})
+    text = embed_json({"a": "</script>&\u2028", "b": float("nan"), "c": [float("inf")]})
     assert text == '{"a":"\\u003c/script\\u003e\\u0026\\u2028","b":null,"c":[null]}'
 
 
@@ -250,7 +250,7 @@ def test_a_kind_of_signal_from_outside_is_drawn_in_its_colour(run: Path) -> None
     rows = list(Log(run / "metrics.jsonl").read())
     Log(run / "metrics.jsonl").truncate(0)
     Log(run / "metrics.jsonl").append({**row, "signals": {**row["signals"], "slow": 2}} for row in rows)
-    data = contents(read_run(run))
+    data = build_contents(read_run(run))
     assert data["kinds"] == {"forgetting": "", "boundary": "", "rare": "", "slow": "#228833", "odd": ""}
     assert data["evolutions"][0]["signals"] == {"boundary": 4, "rare": 3, "slow": 4}
     assert {row["origin"]: row["signals"] for row in data["conversion"]["funnel"]}["slow"] == 6

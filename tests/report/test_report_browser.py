@@ -17,7 +17,7 @@ from browser import DEADLINE, OVERFLOW, dom, found
 from large_run import write_run
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, episode, metrics
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report import live
 from cojax.report.comparison import write_comparison
 from cojax.report.page import write_evaluation_report, write_report
@@ -51,7 +51,7 @@ def write(folder: Path, seed: int = 0, **settings: Any) -> Path:
         | ({"evolution": {**verdicts, "probe": probe}, "dev": {"success": 0.4}} if step % 5 == 0 else {})
         for step in range(1, 41)
     )
-    Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD, GRANDCHILD))
+    Log(folder / "tasks.jsonl").append(make_task_record(task) for task in (SEED, CHILD, GRANDCHILD))
     Log(folder / "signals.jsonl").append([{"step": 1, **to_json(Signal("boundary", SEED.id, SOURCE, "1 of 8 solved"))}])
     verdict = {"status": "discarded", "evidence": ["new, and no evaluation task", f"does not run: {ATTACK}{LONG}"]}
     drafts = [{"step": step, "origin": "rare", "draft": {"query": LONG}, "verdict": verdict} for step in (0, 0, 0, 5)]
@@ -266,7 +266,7 @@ def test_a_live_page_draws_what_is_new_and_says_when_it_ends(
     (folder / "summary.json").unlink()
     asked: queue.Queue[int] = queue.Queue()
     ended = threading.Event()
-    newer = live.LiveReport.newer
+    newer = live.LiveReport.wait_for_newer
 
     def noted(report: live.LiveReport, version: int) -> Any:
         if ended.is_set():  # as when the process ends, which closes what is open
@@ -274,8 +274,8 @@ def test_a_live_page_draws_what_is_new_and_says_when_it_ends(
         asked.put(version)
         return newer(report, version)
 
-    monkeypatch.setattr(live.LiveReport, "newer", noted)
-    monkeypatch.setattr(live, "PATIENCE", 0.5)
+    monkeypatch.setattr(live.LiveReport, "wait_for_newer", noted)
+    monkeypatch.setattr(live, "MOST_WAIT_S", 0.5)
     with live.ReportServer(live.LiveReport(folder)) as server, ThreadPoolExecutor() as threads:
         threads.submit(server.serve_forever)
         shown = threads.submit(dom, f"http://127.0.0.1:{server.server_port}/", tmp_path)

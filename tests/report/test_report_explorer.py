@@ -10,13 +10,13 @@ from page_text import drawn, needs_node
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episode, metrics
 
 from cojax.explorer.llm.chat_model import Journal
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report import exchanges
 from cojax.report.command import main
-from cojax.report.exchanges import places_of, read_exchanges
-from cojax.report.figures import conversion, feedback, lengths, quality
-from cojax.report.lineage import lineage
-from cojax.report.page import contents, write_report
+from cojax.report.exchanges import find_places, read_exchanges
+from cojax.report.figures import build_conversion, build_quality_curves, count_lengths, measure_feedback
+from cojax.report.lineage import read_lineage
+from cojax.report.page import build_contents, write_report
 from cojax.report.run import read_run
 from cojax.signals import kinds
 from cojax.storage.episodes import Episodes
@@ -76,7 +76,7 @@ def run(tmp_path: Path) -> Path:
     first = metrics(1, seconds={"feedback": 1.0, "total": 8.0})
     second = metrics(2, evolution=evolution, seconds={"feedback": 3.0, "total": 8.0})
     Log(folder / "metrics.jsonl").append([first, second])
-    Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD))
+    Log(folder / "tasks.jsonl").append(make_task_record(task) for task in (SEED, CHILD))
     context = {"kind": "boundary", "episode": SOURCE, "summary": f"it failed {ATTACK}", "objectives": ["mail", "flag"]}
     runs = [{"run": 0, "actions": 2, "ok": 1}]
     about = {"step": 2, "origin": "boundary", "task": SEED.id, "signal": "1 of 2 solved"}
@@ -106,7 +106,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def exchanges_of(journal: Path, key: tuple[int, int] | str) -> list[dict[str, Any]]:
-    return read_exchanges(journal, places_of(journal).get(key, ()))
+    return read_exchanges(journal, find_places(journal).get(key, ()))
 
 
 def test_the_exchanges_of_an_expedition_come_in_the_order_of_its_parts(run: Path) -> None:
@@ -147,7 +147,7 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     places = [one["place"] for one in exchanges_of(path, (2, 3))]
     assert places == ["reflect", "run 0/turn 2", "run 1/turn 1", "run 10/turn 1", "abstract", "abstract/repair"]
     assert not exchanges_of(path, (9, 9))
-    assert not places_of(run / "nowhere.jsonl")
+    assert not find_places(run / "nowhere.jsonl")
 
 
 def test_a_number_of_too_many_digits_is_no_place(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_a_number_of_too_many_digits_is_no_place(tmp_path: Path) -> None:
 
 
 def test_the_history_of_a_task_names_its_expedition_and_its_difficulty(run: Path) -> None:
-    story = lineage(run, CHILD.id)
+    story = read_lineage(run, CHILD.id)
     assert (story.expedition, story.difficulty) == ((2, 3), 0.5)
-    assert (lineage(run, SEED.id).expedition, lineage(run, SEED.id).difficulty) == (None, None)
+    assert (read_lineage(run, SEED.id).expedition, read_lineage(run, SEED.id).difficulty) == (None, None)
 
 
 def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
@@ -177,24 +177,27 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     assert [held["texts"][text] for _, text in second["messages"]] == ["move", "moved"]
     assert second["shared"] == 2
     cut = held["texts"][first["messages"][1][1]]
-    assert cut == f"{LONG[: exchanges.TEXT]} … [{len(LONG) - exchanges.TEXT:,} characters more]"
+    assert (
+        cut == f"{LONG[: exchanges.MOST_TEXT_CHARACTERS]} … "
+        f"[{len(LONG) - exchanges.MOST_TEXT_CHARACTERS:,} characters more]"
+    )
     assert len(held["texts"]) == len(set(held["texts"]))
     assert [row["text"] is None for row in held["tasks"][CHILD.id]] == [False, False, True]
     assert "kind timeout · reason no reply" in held["tasks"][CHILD.id][2]["about"]
 
 
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stories = contents(read_run(run))["tasks"]
+    stories = build_contents(read_run(run))["tasks"]
     assert len(stories) == 1
-    monkeypatch.setattr(exchanges, "CHARACTERS", 0)
-    data = contents(read_run(run))["exchanges"]
+    monkeypatch.setattr(exchanges, "MOST_CHARACTERS", 0)
+    data = build_contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
     order = exchanges._spread_evenly(list(range(8)))  # type: ignore[arg-type]
     assert order == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 def test_quality_of_the_task_set_over_evolutions(run: Path) -> None:
-    found = quality(read_run(run))
+    found = build_quality_curves(read_run(run))
     assert found["step"] == [0, 2]
     assert found["pool"] == {
         "sr_at_k": [None, 0.5], "ed_rel": [None, 0.02], "similarity": [0.6, 0.4], "turns": [1.0, 2.0],
@@ -204,18 +207,18 @@ def test_quality_of_the_task_set_over_evolutions(run: Path) -> None:
     assert found["greatest"] == {"initial": 0.6, "synthesized": 0.4}
     assert (found["k"], found["embedding"]) == (5, "local")
     Log(run / "metrics.jsonl").truncate(0)
-    assert quality(read_run(run)) == {}
+    assert build_quality_curves(read_run(run)) == {}
 
 
 def test_what_feedback_brings_and_costs(run: Path) -> None:
     read = read_run(run)
-    assert feedback(read) == {"step": [1, 2], "share": [0.125, 0.25]}
-    assert lengths(read) == {
+    assert measure_feedback(read) == {"step": [1, 2], "share": [0.125, 0.25]}
+    assert count_lengths(read) == {
         "actions": ["1", "2"],
         "counts": {"initial": [1, 0], "synthesized": [0, 1]},
         "mean": {"initial": 1.0, "synthesized": 2.0},
     }
-    found = conversion(read)
+    found = build_conversion(read)
     assert found["funnel"] == [
         {"origin": "boundary", "signals": 4, "expeditions": 2, "fruitful": 1, "drafts": 3, "tasks": 1},
         {"origin": "rare", "signals": 3, "expeditions": 0, "fruitful": 0, "drafts": 0, "tasks": 0},

@@ -18,7 +18,7 @@ from patience import patience
 from test_report import CHILD, SEED, episode, metrics
 from test_report_pieces import unpacked
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report import live
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "desk"
     write_json(folder / "config.json", {"config": {"steps": 5}})
     Log(folder / "metrics.jsonl").append([metrics(1)])
-    Log(folder / "tasks.jsonl").append([task_record(SEED), task_record(CHILD)])
+    Log(folder / "tasks.jsonl").append([make_task_record(SEED), make_task_record(CHILD)])
     Episodes(folder / "episodes").write(1, [episode(1, SEED, 0, 1.0, []), episode(1, SEED, 1, 0.0, ["rare"])])
     return folder
 
@@ -81,21 +81,21 @@ def test_the_command_serves_the_page_and_what_is_new(run: Path, address: str) ->
 
 
 def test_nothing_is_read_while_nothing_changes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PATIENCE", 0.0)
+    monkeypatch.setattr(live, "MOST_WAIT_S", 0.0)
     report, drawn = live.LiveReport(run), []
     draw = live.LiveReport._draw_page
     monkeypatch.setattr(live.LiveReport, "_draw_page", lambda self: (drawn.append(1), draw(self)))
-    assert report.data()["live"] == 1
-    assert [report.newer(1), report.newer(1), len(drawn)] == [None, None, 1]
+    assert report.read_data()["live"] == 1
+    assert [report.wait_for_newer(1), report.wait_for_newer(1), len(drawn)] == [None, None, 1]
 
 
 def test_steps_that_a_resumed_run_plays_again_are_read_again(run: Path) -> None:
     report = live.LiveReport(run)
-    assert [len(row["r"]) for _, (row,) in report.data()["index"]["steps"]] == [2]
+    assert [len(row["r"]) for _, (row,) in report.read_data()["index"]["steps"]] == [2]
     Episodes(run / "episodes").write(1, [episode(1, CHILD, sample, 0.0, []) for sample in range(3)])
     Log(run / "metrics.jsonl").append([metrics(2)])
     report._next_draw_time = 0.0
-    assert [len(row["r"]) for _, (row,) in report.data()["index"]["steps"]] == [3]
+    assert [len(row["r"]) for _, (row,) in report.read_data()["index"]["steps"]] == [3]
 
 
 def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
@@ -140,7 +140,7 @@ def half_open(server: ThreadingHTTPServer, text: bytes = b"GET / HT") -> socket.
 def test_many_who_ask_for_nothing_take_a_bounded_number_of_threads(
     server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "THREADS", 4)
+    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
     before = set(threading.enumerate())
     held = [half_open(server, b"GET / HT" if number % 2 else b"") for number in range(40)]
     assert httpx.get(f"http://127.0.0.1:{server.server_port}/").status_code == 200
@@ -156,6 +156,6 @@ def test_many_who_ask_for_nothing_take_a_bounded_number_of_threads(
 def test_a_request_that_does_not_come_is_not_waited_for(
     server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "READING", 0.1)
+    monkeypatch.setattr(live, "READ_TIMEOUT_S", 0.1)
     with half_open(server) as connection:
         assert connection.recv(1) == b""

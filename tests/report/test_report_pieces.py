@@ -14,11 +14,11 @@ import pytest
 from large_run import write_run
 from test_report import ATTACK, CHILD, SEED, episode, metrics
 
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report import episodes, page
-from cojax.report.episodes import EpisodeIndex, advantages_of
+from cojax.report.episodes import EpisodeIndex, make_advantages
 from cojax.report.figures import paired_difference
-from cojax.report.page import contents, write_report
+from cojax.report.page import build_contents, write_report
 from cojax.report.pieces import Pieces, piece
 from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "desk"
     write_json(folder / "config.json", {"config": {"learner": {"advantage": "mean_centred"}}})
     Log(folder / "metrics.jsonl").append([metrics(1)])
-    Log(folder / "tasks.jsonl").append([task_record(SEED), task_record(CHILD)])
+    Log(folder / "tasks.jsonl").append([make_task_record(SEED), make_task_record(CHILD)])
     rewards = (1.0, 0.0, 0.0, 0.0)
     played = [episode(1, SEED, sample, reward, ["boundary"] * (sample == 1)) for sample, reward in enumerate(rewards)]
     lost = [episode(1, CHILD, 0, 0.0, [], outcome="engine_error"), episode(1, CHILD, 2, 0.5, [])]
@@ -51,7 +51,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_index_has_every_group_in_few_columns(run: Path) -> None:
-    index = contents(read_run(run))["index"]
+    index = build_contents(read_run(run))["index"]
     assert index["tasks"] == [[SEED.id, SEED.query, "unguided"], [CHILD.id, CHILD.query, "boundary"]]
     ((step, (first, second, other)),) = index["steps"]
     assert step == 1
@@ -69,7 +69,7 @@ def test_the_index_has_every_group_in_few_columns(run: Path) -> None:
 def test_advantages_are_those_of_the_run_and_never_the_users_code(run: Path) -> None:
     def found(learner: dict[str, Any], **code: Any) -> list[Any] | None:
         write_json(run / "config.json", {"config": {"learner": learner}, "code": code})
-        advantages = advantages_of(read_run(run))
+        advantages = make_advantages(read_run(run))
         return advantages(Episodes(run / "episodes").read(1)[:4]) if advantages else None
 
     assert found({"advantage": "success"}) == [1.0, 0.0, 0.0, 0.0]
@@ -88,8 +88,8 @@ def test_a_small_run_has_all_in_its_page_and_no_folder(run: Path) -> None:
 
 
 def test_a_larger_run_has_pieces_and_loses_the_old_ones(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "INLINE", 1_000)
-    monkeypatch.setattr(page, "HISTORIES", 0)
+    monkeypatch.setattr(episodes, "MOST_INLINE_BYTES", 1_000)
+    monkeypatch.setattr(page, "MOST_HISTORY_BYTES", 0)
     (run / "report_files").mkdir()
     (run / "report_files/episodes-000009.js").write_text("old")
     write_report(run)
@@ -124,7 +124,7 @@ def test_only_pieces_are_removed_and_nothing_behind_a_link(
     shutil.rmtree(run / "report_files")
     (run / "report_files").symlink_to(tmp_path / "elsewhere")
     write_report(run)
-    monkeypatch.setattr(episodes, "INLINE", 1_000)
+    monkeypatch.setattr(episodes, "MOST_INLINE_BYTES", 1_000)
     with pytest.raises(StorageError, match=r"report_files is a link to .*elsewhere"):
         write_report(run)
     assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {*ours, *theirs}
@@ -151,11 +151,11 @@ def test_huge_texts_stay_small(run: Path) -> None:
 def test_the_index_leaves_out_steps_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run", tasks=200, episodes=1_280)
     played = EpisodeIndex()
-    contents(read_run(tmp_path / "run"), Pieces("00"), played)
-    whole = played.index()
-    assert (len(whole["steps"]), played.total) == (10, 1_280)
-    monkeypatch.setattr(episodes, "INDEX", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
-    assert [step for step, _ in played.index()["steps"]] in ([2, 4, 6, 8, 10], [3, 5, 7, 9], [3, 5, 7, 10])
+    build_contents(read_run(tmp_path / "run"), Pieces("00"), played)
+    whole = played.build_index()
+    assert (len(whole["steps"]), played.count_groups) == (10, 1_280)
+    monkeypatch.setattr(episodes, "MOST_INDEX_BYTES", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
+    assert [step for step, _ in played.build_index()["steps"]] in ([2, 4, 6, 8, 10], [3, 5, 7, 9], [3, 5, 7, 10])
 
 
 def test_a_paired_difference_and_its_interval() -> None:

@@ -9,7 +9,7 @@ from page_text import drawn, needs_node
 from test_report import CHILD, SEED, data_of, metrics
 
 import cojax.report
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report.page import write_report
 from cojax.storage.files import Log, write_json
 
@@ -28,7 +28,7 @@ def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: P
     evolution = {**counts, "added": dict.fromkeys(origins, 1)}
     Log(run / "metrics.jsonl").append([metrics(1), metrics(4, evolution=evolution)])
     tasks = [SEED, *(dataclasses.replace(CHILD, query=f"{name} task", origin=name) for name in origins)]
-    Log(run / "tasks.jsonl").append(task_record(task) for task in tasks)
+    Log(run / "tasks.jsonl").append(make_task_record(task) for task in tasks)
     page = write_report(run).read_text()
     shown = drawn(page, data_of(page), tmp_path, TONES)
     text = " ".join(shown.split())

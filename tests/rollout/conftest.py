@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     engines: list[SGLangEngine] = []
 
     def build(servers: list[FakeServer], **settings: Any) -> SGLangEngine:
-        settings = {"deadline": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
+        settings = {"timeout_s": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
         engines.append(SGLangEngine(CONFIG, urls=[server.url for server in servers], **settings))
         return engines[-1]
 
@@ -42,5 +42,5 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
 @pytest.fixture
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     """Servers of our own, asked more often than usual whether they have started."""
-    monkeypatch.setattr("cojax.rollout.sglang.server._START_POLL", 0.05)
+    monkeypatch.setattr("cojax.rollout.sglang.server._START_POLL_S", 0.05)
     return FakeLaunch(tmp_path)

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cojax.rollout import control_tokens
 from cojax.rollout.chat import CHATML, Chat, names_only, whole_document
-from cojax.rollout.vocabulary import CONTROLS, byte_tokenizer, word_tokenizer
+from cojax.rollout.vocabulary import CONTROL_TOKENS, train_byte_tokenizer, word_tokenizer
 from cojax.types import ROLES, Action, Call, Message
 
 MESSAGES = "{%- for m in messages %}BODY{%- if m.role == 'assistant' %}{{ '<|im_end|>' }}{%- endif %}{%- endfor %}"
@@ -36,15 +36,15 @@ TEMPLATES = {
     + CHATML,
     "written": TOOLS.replace("DOCUMENT", "{{ tool | tojson }}") + CHATML,
 }
-WIDE = {ord(c): chr(ord(c) + 0xFEE0) for c in "".join(CONTROLS)}
-PARTS = sorted({literal[:cut] for literal in CONTROLS for cut in range(1, len(literal))})
-PARTS += sorted({literal[cut:] for literal in CONTROLS for cut in range(1, len(literal))})
+WIDE = {ord(c): chr(ord(c) + 0xFEE0) for c in "".join(CONTROL_TOKENS)}
+PARTS = sorted({literal[:cut] for literal in CONTROL_TOKENS for cut in range(1, len(literal))})
+PARTS += sorted({literal[cut:] for literal in CONTROL_TOKENS for cut in range(1, len(literal))})
 HOSTILE = st.lists(
     st.one_of(
         st.sampled_from([
-            *CONTROLS, *PARTS, *(c.translate(WIDE) for c in CONTROLS), *(c[::-1] for c in CONTROLS), "<~|im_end|>",
-            "end|>#<|im_", "\U000f0000", "\U000f0001", "\U000f0008\U000f0020", "\ud83d", "\u200b", "Ġ", "<0x3C>", "~",
-            "#", "string", "name", "<TOOL_CALL>", " ", "\n", "x",
+            *CONTROL_TOKENS, *PARTS, *(c.translate(WIDE) for c in CONTROL_TOKENS), *(c[::-1] for c in CONTROL_TOKENS),
+            "<~|im_end|>", "end|>#<|im_", "\U000f0000", "\U000f0001", "\U000f0008\U000f0020", "\ud83d", "\u200b", "Ġ",
+            "<0x3C>", "~", "#", "string", "name", "<TOOL_CALL>", " ", "\n", "x",
         ]),
         st.text(max_size=4),
     ),
@@ -55,19 +55,19 @@ HOSTILE = st.lists(
 
 def learned(normalized: bool) -> PreTrainedTokenizerFast:
     """A vocabulary that holds the control literals as words of its own, full-width letters being folded first."""
-    words = ["<unk>", *CONTROLS, *"<>|/_abcdefghijklmnopqrstuvwxyz \n"]
+    words = ["<unk>", *CONTROL_TOKENS, *"<>|/_abcdefghijklmnopqrstuvwxyz \n"]
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.NFKC()
     tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
-    tokenizer.add_tokens([AddedToken(control, special=True, normalized=normalized) for control in CONTROLS])
+    tokenizer.add_tokens([AddedToken(control, special=True, normalized=normalized) for control in CONTROL_TOKENS])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<|im_end|>")
 
 
 TOKENIZERS = {
     "words": lambda: word_tokenizer(["report"], ["move report", "ok"], []),
-    "literal words": lambda: word_tokenizer(["report", *CONTROLS], ["move report", *CONTROLS], []),
-    "bytes": lambda: byte_tokenizer([], 400),
-    "literal bytes": lambda: byte_tokenizer([*CONTROLS] * 9, 500),
+    "literal words": lambda: word_tokenizer(["report", *CONTROL_TOKENS], ["move report", *CONTROL_TOKENS], []),
+    "bytes": lambda: train_byte_tokenizer([], 400),
+    "literal bytes": lambda: train_byte_tokenizer([*CONTROL_TOKENS] * 9, 500),
     "folding": lambda: learned(False),
     "folding late": lambda: learned(True),
 }
@@ -85,7 +85,7 @@ def tool(name: str, description: str, key: str, value: str) -> dict:
 
 
 def controls(chat: Chat, tokens) -> list[str]:
-    names = {chat.tokenizer.convert_tokens_to_ids(literal): literal for literal in CONTROLS}
+    names = {chat.tokenizer.convert_tokens_to_ids(literal): literal for literal in CONTROL_TOKENS}
     return [names[token] for token in tokens if token in names]
 
 

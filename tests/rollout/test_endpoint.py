@@ -16,10 +16,10 @@ from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.endpoint import (
     Complete,
     EndpointActors,
-    action_of,
-    assistant_message,
-    chat_endpoint,
-    environment_messages,
+    make_assistant_message,
+    make_chat_endpoint,
+    make_environment_messages,
+    parse_reply,
 )
 from cojax.types import Call, Message
 from environments import load
@@ -32,13 +32,13 @@ ASK = [{"role": "user", "content": "x"}]
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(calls, "FIRST_WAIT_S", 0.001)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 
 def asked(server: ScriptedEndpoint, **settings) -> Complete:
-    return chat_endpoint(server.url, "m", **{"deadline": 20.0, **settings})
+    return make_chat_endpoint(server.url, "m", **{"timeout_s": 20.0, **settings})
 
 
 def scripted(*answers):
@@ -87,7 +87,7 @@ def test_a_wait_the_server_asks_for_is_kept_and_one_beyond_the_deadline_is_not_b
     with serving(scripted(refused(503, "busy", retry_after="60"))) as server:
         began = time.monotonic()
         with pytest.raises(EngineError, match=r"busy.*given up after 1 attempts"):
-            asked(server, deadline=5.0)(ASK, (), NEVER)
+            asked(server, timeout_s=5.0)(ASK, (), NEVER)
         assert time.monotonic() - began < patience(4)
 
 
@@ -95,14 +95,14 @@ def test_an_endpoint_that_stays_down_is_an_engine_error_and_no_action():
     with serving(scripted(refused(500, "broken"))) as server:
         trajectory = play(
             CounterEnvironment(), CounterEnvironment().tasks("x", 1)[0],
-            EndpointActors(asked(server, attempts=3))("a", ()),
+            EndpointActors(asked(server, most_attempts=3))("a", ()),
         )  # fmt: skip
         assert (trajectory.outcome, trajectory.turns) == ("engine_error", ())
         assert "broken" in trajectory.error
         assert "3 attempts" in trajectory.error
     assert len(server.requests) == 3
     with pytest.raises(EngineError, match="APIConnectionError"):
-        chat_endpoint(server.url, "m", attempts=2)(ASK, (), NEVER)
+        make_chat_endpoint(server.url, "m", most_attempts=2)(ASK, (), NEVER)
 
 
 def test_a_stall_ends_at_the_deadline():
@@ -115,7 +115,7 @@ def test_a_stall_ends_at_the_deadline():
     with serving(stall) as server:
         began = time.monotonic()
         with pytest.raises(EngineError, match="no reply within"):
-            asked(server, deadline=0.2)(ASK, (), NEVER)
+            asked(server, timeout_s=0.2)(ASK, (), NEVER)
         assert time.monotonic() - began < patience(4)
         ended.set()
 
@@ -132,7 +132,9 @@ def test_a_reply_that_drips_ends_at_the_deadline():
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: drip(listening.accept()[0]), daemon=True).start()
-        endpoint = chat_endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.2, attempts=1)
+        endpoint = make_chat_endpoint(
+            f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", timeout_s=0.2, most_attempts=1
+        )
         began = time.monotonic()
         with pytest.raises(EngineError, match=r"no reply within 0\.[12]\d* s"):
             endpoint(ASK, (), NEVER)
@@ -156,7 +158,7 @@ def test_neither_key_nor_task_goes_where_the_server_points_to(status):
     with serving(scripted(said("hello"))) as other:
         elsewhere = refused(status, Location=f"{other.url}/chat/completions")
         with serving(scripted(elsewhere)) as server, pytest.raises(EngineError):
-            asked(server, attempts=2)(ASK, (), NEVER)
+            asked(server, most_attempts=2)(ASK, (), NEVER)
     assert other.requests == []
 
 
@@ -183,7 +185,7 @@ def test_a_server_that_wants_the_other_name_for_the_limit_gets_it():
 
 def test_nobody_waits_for_an_episode_that_was_given_up():
     with serving(scripted(refused(503, retry_after="15"))) as server:
-        actors = EndpointActors(asked(server, deadline=60.0))
+        actors = EndpointActors(asked(server, timeout_s=60.0))
         environment = CounterEnvironment()
         actor = actors("s", (0,))
         threading.Timer(0.3, actors.release, ("s",)).start()
@@ -195,11 +197,11 @@ def test_nobody_waits_for_an_episode_that_was_given_up():
 
 
 def test_calls_are_read_from_what_was_asked_for_or_else_from_the_text():
-    assert action_of(("so", (("1", "add", '{"by": 2}'), ("2", "add", "{}")))).calls == (
+    assert parse_reply(("so", (("1", "add", '{"by": 2}'), ("2", "add", "{}")))).calls == (
         Call("add", {"by": 2}), Call("add"),
     )  # fmt: skip
-    assert action_of(('<tool_call>{"name": "add"}</tool_call>', ())).calls == (Call("add"),)
-    assert action_of(("prose", ())).error == "no tool call found"
+    assert parse_reply(('<tool_call>{"name": "add"}</tool_call>', ())).calls == (Call("add"),)
+    assert parse_reply(("prose", ())).error == "no tool call found"
 
 
 @pytest.mark.parametrize(
@@ -211,14 +213,14 @@ def test_calls_are_read_from_what_was_asked_for_or_else_from_the_text():
 )  # fmt: skip
 def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     reply = ("hm", (("1", "add", "{}"), ("2", "add", written)))
-    action = action_of(reply)
+    action = parse_reply(reply)
     assert action.calls == ()
     assert action.error.startswith(error)
-    entry, waiting = assistant_message(reply, action, 3)
+    entry, waiting = make_assistant_message(reply, action, 3)
     assert waiting == ()
     assert "tool_calls" not in entry
     assert written in entry["content"]
-    assert environment_messages((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
+    assert make_environment_messages((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,9 @@ def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     ],
 )  # fmt: skip
 def test_every_call_gets_a_result_whatever_the_environment_says(messages, results):
-    told = environment_messages([Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2"))
+    told = make_environment_messages(
+        [Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2")
+    )
     assert [message["content"] for message in told[:2]] == results
     assert [message.get("tool_call_id") for message in told] == ["1", "2", None]
     assert told[2] == {"role": "user", "content": "next"}
@@ -236,7 +240,7 @@ def test_every_call_gets_a_result_whatever_the_environment_says(messages, result
 
 def test_calls_without_ids_of_their_own_get_some():
     reply = ("", (("", "add", "{}"), ("", "add", "{}")))
-    entry, waiting = assistant_message(reply, action_of(reply), 4)
+    entry, waiting = make_assistant_message(reply, parse_reply(reply), 4)
     assert waiting == ("call_4_0", "call_4_1")
     assert [call["id"] for call in entry["tool_calls"]] == list(waiting)
 
@@ -249,6 +253,6 @@ def test_half_characters_come_back_as_text():
 @pytest.mark.parametrize("url", ["localhost:8000", "", "ftp://x"])
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ValueError, match="expected an address like http://HOST:PORT/v1"):
-        chat_endpoint(url, "m")
+        make_chat_endpoint(url, "m")
     with pytest.raises(ValueError, match="--endpoint_model"):
-        chat_endpoint("http://x/v1", "")
+        make_chat_endpoint("http://x/v1", "")

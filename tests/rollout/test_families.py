@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cojax.rollout.chat import PROBE, TOOLS_SECTION, Chat, PolicyActors, names_only, no_document, parse
+from cojax.rollout.chat import PROBE_TOOL, TOOLS_SECTION, Chat, PolicyActors, names_only, no_document, parse
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
 from cojax.types import Action, Call, Message, Turn
 
 LOOKUP = Action(calls=(Call("lookup", {"word": "jax"}),))
@@ -57,7 +57,7 @@ class Documented:
     """An episode with one tool."""
 
     def tools(self):
-        return (PROBE,)
+        return (PROBE_TOOL,)
 
 
 def played(chat: Chat, actions, *messages) -> tuple[list[Turn], list[tuple[int, ...]]]:
@@ -78,7 +78,7 @@ def test_turns_are_the_tokens_of_the_whole_conversation(family, opening, reply):
     said = [*OPENINGS[opening]]
     for turn, prompt, new in zip(turns, prompts, ((), REPLIES[reply], REPLIES["tool"]), strict=True):
         said += [Message("assistant", text), *new] if new else []
-        assert list(prompt) == by_the_tokenizer(chat.tokenizer, said, [PROBE])
+        assert list(prompt) == by_the_tokenizer(chat.tokenizer, said, [PROBE_TOOL])
         assert turn.action.calls == LOOKUP.calls
     for turn, before, after in zip(turns, prompts, prompts[1:], strict=False):
         assert after[: len(before) + len(turn.action_tokens)] == before + turn.action_tokens
@@ -91,7 +91,7 @@ def test_a_thought_of_qwen3_is_as_in_the_whole_conversation_until_the_user_speak
     for reply, exact in (("tool", True), ("two tools", True), ("user", False)):
         turns, prompts = played(chat, [chat.encode_action(action)] * 2, OPENINGS["user"], REPLIES[reply])
         said = [*OPENINGS["user"], Message("assistant", action.text), *REPLIES[reply]]
-        assert (list(prompts[1]) == by_the_tokenizer(chat.tokenizer, said, [PROBE])) == exact
+        assert (list(prompts[1]) == by_the_tokenizer(chat.tokenizer, said, [PROBE_TOOL])) == exact
         assert prompts[1][: len(prompts[0])] == prompts[0]
         assert turns[0].action == action
 
@@ -106,7 +106,7 @@ def test_no_text_makes_a_control_token(family, pieces):
     controls = set(chat.tokenizer.added_tokens_decoder)
 
     def found(word: str) -> list[int]:
-        tool = names_only(PROBE) | {"description": word}
+        tool = names_only(PROBE_TOOL) | {"description": word}
         opened = chat.open((Message("user", word),), [{"type": "function", "function": tool}])
         return [token for token in (*opened, *chat.extend((Message("tool", word),), True)) if token in controls]
 
@@ -119,12 +119,14 @@ def test_no_text_makes_a_control_token(family, pieces):
 @pytest.mark.parametrize("family", CHATS)
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_every_family_shows_the_tools_and_how_to_call_them(family, opening):
-    text = CHATS[family].tokenizer.decode(CHATS[family].open(OPENINGS[opening], [PROBE]))
+    text = CHATS[family].tokenizer.decode(CHATS[family].open(OPENINGS[opening], [PROBE_TOOL]))
     assert text.count('"description": "looks it up"') == 1
     assert '<tool_call>\n{"name": ' in text
     assert text.count("Be brief.") == opening.count("system")
     brief = families.chat(family, names_only)
-    assert '{"name": "lookup", "arguments": ["word"]}' in brief.tokenizer.decode(brief.open(OPENINGS[opening], [PROBE]))
+    assert '{"name": "lookup", "arguments": ["word"]}' in brief.tokenizer.decode(
+        brief.open(OPENINGS[opening], [PROBE_TOOL])
+    )
 
 
 def test_a_template_that_asks_for_other_calls_gets_the_section_too():
@@ -133,7 +135,7 @@ def test_a_template_that_asks_for_other_calls_gets_the_section_too():
     first = Chat(tokenizer)
     for chat in (first, Chat(first.tokenizer)):  # a tokenizer that has the section keeps it
         assert chat.tokenizer.chat_template == TOOLS_SECTION + FOREIGN
-        assert "parameters:" not in tokenizer.decode(chat.open(OPENINGS["user"], [PROBE]))
+        assert "parameters:" not in tokenizer.decode(chat.open(OPENINGS["user"], [PROBE_TOOL]))
         assert chat.notes[0].startswith("it does not show tools in the form that cojax parses")
 
 
@@ -175,14 +177,14 @@ def test_without_tools_a_template_may_refuse_system_messages():
     tokenizer = families.tokenizer("qwen3")
     tokenizer.chat_template = plain(REFUSES_SYSTEM)
     chat = Chat(tokenizer, no_document)
-    assert list(chat.open(OPENINGS["user"], [PROBE])) == by_the_tokenizer(tokenizer, OPENINGS["user"])
+    assert list(chat.open(OPENINGS["user"], [PROBE_TOOL])) == by_the_tokenizer(tokenizer, OPENINGS["user"])
 
 
 def test_a_template_may_show_tools_and_take_no_system_message():
     tokenizer = families.tokenizer("qwen3")
     tokenizer.chat_template = plain(REFUSES_SYSTEM + "{%- if tools %}{{ tools | tojson }}{%- endif %}")
     chat = Chat(tokenizer)
-    assert tokenizer.decode(chat.open(OPENINGS["user"], [PROBE])).count("looks it up") == 1
+    assert tokenizer.decode(chat.open(OPENINGS["user"], [PROBE_TOOL])).count("looks it up") == 1
 
 
 def test_a_tokenizer_that_ends_no_action_is_refused():
@@ -194,13 +196,15 @@ def test_a_tokenizer_that_ends_no_action_is_refused():
 
 def test_the_callers_tokenizer_stays_as_it_is():
     tokenizer = families.tokenizer("smollm2")
-    template, prompt = tokenizer.chat_template, by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE])
+    template, prompt = tokenizer.chat_template, by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE_TOOL])
     chat = Chat(tokenizer)
     assert chat.tokenizer.chat_template == TOOLS_SECTION + template
-    assert list(chat.open(OPENINGS["user"], [PROBE])) == by_the_tokenizer(chat.tokenizer, OPENINGS["user"], [PROBE])
+    assert list(chat.open(OPENINGS["user"], [PROBE_TOOL])) == by_the_tokenizer(
+        chat.tokenizer, OPENINGS["user"], [PROBE_TOOL]
+    )
     assert tokenizer.chat_template == template
-    assert by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE]) == prompt
-    assert list(Chat(tokenizer, no_document).open(OPENINGS["user"], [PROBE])) == prompt
+    assert by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE_TOOL]) == prompt
+    assert list(Chat(tokenizer, no_document).open(OPENINGS["user"], [PROBE_TOOL])) == prompt
     assert Chat(chat.tokenizer).tokenizer.chat_template == TOOLS_SECTION + template
 
 
@@ -209,7 +213,7 @@ def test_a_saved_tokenizer_renders_the_same_tokens(tmp_path: Path):
         chat.tokenizer.save_pretrained(tmp_path / family)
         again = AutoTokenizer.from_pretrained(tmp_path / family)
         for opening in OPENINGS.values():
-            assert list(chat.open(opening, [PROBE])) == by_the_tokenizer(again, opening, [PROBE])
+            assert list(chat.open(opening, [PROBE_TOOL])) == by_the_tokenizer(again, opening, [PROBE_TOOL])
             assert list(chat.open(opening)) == by_the_tokenizer(again, opening)
 
 
@@ -252,7 +256,7 @@ def test_every_end_of_a_text_stops_a_turn():
 
 
 def test_padding_of_a_policy_from_scratch_does_not_stop_it():
-    for tokenizer in (word_tokenizer(["jax"], ["what is"], []), byte_tokenizer([], 400)):
+    for tokenizer in (word_tokenizer(["jax"], ["what is"], []), train_byte_tokenizer([], 400)):
         assert Chat(tokenizer).stops == (tokenizer.eos_token_id,)
 
 

@@ -17,7 +17,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params
 from cojax.rollout import batching
-from cojax.rollout.batching import Prefixes, chunk_names, leading
+from cojax.rollout.batching import Prefixes, count_leading, name_chunks
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.types import Message
@@ -84,7 +84,7 @@ def play_all(engine: LocalEngine) -> list[list[Completion]]:
 
 
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "leading", lambda names, among: 0)
+    monkeypatch.setattr(batching, "count_leading", lambda names, among: 0)
 
 
 def test_sixteen_episodes_compute_a_common_beginning_once_and_to_the_same_bits(make, monkeypatch) -> None:
@@ -187,22 +187,22 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
 
 def test_a_chunk_is_named_by_all_tokens_up_to_its_end_and_by_how_they_are_cut() -> None:
     tokens = list(range(40))
-    whole = chunk_names(tokens, [32, 8])
+    whole = name_chunks(tokens, [32, 8])
     assert len(whole) == 2
-    assert chunk_names(tokens[:39], [32, 8]) == whole[:1]  # the last chunk is not full
-    assert chunk_names([*tokens[:39], 0], [32, 8])[0] == whole[0] != chunk_names([1, *tokens[1:]], [32, 8])[0]
-    assert chunk_names(tokens, [8, 32])[1] != whole[1]
-    assert chunk_names(tokens[:5], []) == ()
+    assert name_chunks(tokens[:39], [32, 8]) == whole[:1]  # the last chunk is not full
+    assert name_chunks([*tokens[:39], 0], [32, 8])[0] == whole[0] != name_chunks([1, *tokens[1:]], [32, 8])[0]
+    assert name_chunks(tokens, [8, 32])[1] != whole[1]
+    assert name_chunks(tokens[:5], []) == ()
 
 
 def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
-    prefixes, names = Prefixes(), chunk_names(range(32), [8] * 4)
+    prefixes, names = Prefixes(), name_chunks(range(32), [8] * 4)
     for slot in (5, 6):
         for name in names[: slot - 2]:
             prefixes.add(slot, name, None)
-    assert leading(names, prefixes.holders) == 4
-    prefixes.drop(6, count=1)
-    assert leading(names, prefixes.holders) == 3
+    assert count_leading(names, prefixes.holders) == 4
+    prefixes.drop(6, chunk_count=1)
+    assert count_leading(names, prefixes.holders) == 3
     assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
     prefixes.drop(5)
     assert {name: list(slots) for name, slots in prefixes.holders.items()} == {names[0]: [6]}

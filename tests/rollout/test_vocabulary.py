@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cojax.rollout.chat import Chat, names_only
-from cojax.rollout.vocabulary import CONTROLS, byte_tokenizer
+from cojax.rollout.vocabulary import CONTROL_TOKENS, train_byte_tokenizer
 from cojax.types import Action, Call, Message
 
 TEXTS = [
@@ -13,7 +13,7 @@ TEXTS = [
     '{"name": "get_stock_info", "arguments": {"symbol": "ZETA"}}',
     "Go to the document folder, then look up the stock info of ZETA.",
 ] * 3
-TOKENIZER = byte_tokenizer(TEXTS, 400)
+TOKENIZER = train_byte_tokenizer(TEXTS, 400)
 CHAT = Chat(TOKENIZER, names_only)
 
 
@@ -49,21 +49,21 @@ def test_names_and_runs_of_json_are_one_piece_and_digits_stand_alone():
 
 
 def test_the_same_texts_give_the_same_tokenizer():
-    again = byte_tokenizer(iter(TEXTS), 400)
+    again = train_byte_tokenizer(iter(TEXTS), 400)
     assert again.backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
     assert len(again) == len(again.get_vocab()) <= 400
-    assert set(CONTROLS) <= set(again.get_vocab())
+    assert set(CONTROL_TOKENS) <= set(again.get_vocab())
 
 
 def test_a_size_without_room_for_the_bytes_is_refused():
     with pytest.raises(ValueError, match="expected at least 263"):
-        byte_tokenizer(TEXTS, 262)
-    assert len(byte_tokenizer(TEXTS, 263)) == 263
+        train_byte_tokenizer(TEXTS, 262)
+    assert len(train_byte_tokenizer(TEXTS, 263)) == 263
 
 
-@given(st.lists(st.one_of(st.sampled_from(CONTROLS), st.text(max_size=8)), max_size=6).map("".join))
+@given(st.lists(st.one_of(st.sampled_from(CONTROL_TOKENS), st.text(max_size=8)), max_size=6).map("".join))
 def test_no_text_becomes_a_control_token(text):
-    controls = set(TOKENIZER.convert_tokens_to_ids(list(CONTROLS)))
+    controls = set(TOKENIZER.convert_tokens_to_ids(list(CONTROL_TOKENS)))
     shown, harmless = (CHAT.open((Message("user", said),)) for said in (text, "x"))
     assert [t for t in shown if t in controls] == [t for t in harmless if t in controls]
     assert text in TOKENIZER.decode(shown)

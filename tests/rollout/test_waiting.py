@@ -16,7 +16,7 @@ from cojax.explorer.llm import chat_client as policy_model
 from cojax.explorer.llm.chat_client import PolicyModel
 from cojax.explorer.llm.chat_model import Budget
 from cojax.host import background
-from cojax.host.background import on_thread
+from cojax.host.background import run_on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout import batching, collect
@@ -38,7 +38,7 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     ahead, real = [0.0], environment.running
     for module in (environment, collect, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
-    monkeypatch.setattr(background, "_CALL_INTERVAL", 0.01)
+    monkeypatch.setattr(background, "_CALL_INTERVAL_S", 0.01)
 
     def skip(seconds: float) -> None:
         ahead[0] += seconds
@@ -125,7 +125,7 @@ def test_attempts_that_share_a_slot_take_turns(engine: LocalEngine) -> None:
     explorer = SimpleNamespace(place="3/1", remaining_budget=lambda: Budget(10**6, 10**6, time.monotonic() + 600.0))
     attempters = ATTEMPTERS["policy"](config, SimpleNamespace(engine=engine, chat=CHAT))
     (task,) = CounterEnvironment().tasks("train", 1)
-    result = on_thread(
+    result = run_on_thread(
         "attempts", lambda: Attempts(attempters, 3, 2)(CounterEnvironment(), task, explorer, environment.play)
     ).result(timeout=patience(120))
     assert "of 3 attempts on the query alone" in result.evidence[0]

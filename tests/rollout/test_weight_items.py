@@ -26,7 +26,7 @@ from cojax.rollout.export import (
     write_item,
     write_weights,
 )
-from cojax.rollout.sglang.engine import newest_version
+from cojax.rollout.sglang.engine import find_newest_version
 
 CONFIGS = {
     "dense": ModelConfig(96, 32, 40, 2, 4, 2, 16, tie_word_embeddings=False),
@@ -72,14 +72,14 @@ def test_a_version_is_found_only_once_it_is_whole(tmp_path):
 
     def fails(folder: str, dtype: str) -> None:
         save(folder, dtype)
-        assert newest_version(tmp_path).label == "first", "what is being written is found"
+        assert find_newest_version(tmp_path).label == "first", "what is being written is found"
         raise ValueError("interrupted")
 
     with pytest.raises(ValueError, match="interrupted"):
         write_item(tmp_path / "weights/2", DENSE, fails, "", "second")
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["1"]
     write(tmp_path / "weights/2", "second")
-    assert newest_version(tmp_path).label == "second"
+    assert find_newest_version(tmp_path).label == "second"
 
 
 def test_a_disk_that_refuses_is_named_with_the_fix(tmp_path):

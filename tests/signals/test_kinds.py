@@ -6,7 +6,7 @@ import pytest
 from records import group, task
 
 from cojax import signals
-from cojax.explorer import context_of
+from cojax.explorer import make_context
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Guidance, Visit, above, check
 from cojax.synthesis import MEMORIES
@@ -45,14 +45,14 @@ def test_a_kind_from_outside_is_whole() -> None:
     told = signals.guidance({"slow": kind})
     assert set(told) == {"slow", "trajectory", "frontier", "posterior"}
     of_group = group(A, 0).trajectories[0]
-    assert context_of(of_group, "slow", found[0], "finish", told).objectives == (
+    assert make_context(of_group, "slow", found[0], "finish", told).objectives == (
         "do the tools of the task in fewer steps",
     )
     explorer = ScriptedExplorer(guidance=told)
     assert explorer.reflect(of_group, "slow", found[0]).kind == "slow"
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'rare'; expected one of slow, trajectory"):
         explorer.reflect(of_group, "rare", found[0])
-    assert signals.kind_names({"slow": kind, "rare": kind}) == ["boundary", "forgetting", "rare", "slow"]
+    assert signals.list_names({"slow": kind, "rare": kind}) == ["boundary", "forgetting", "rare", "slow"]
 
 
 @pytest.mark.parametrize("memory", MEMORIES)

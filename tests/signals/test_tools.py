@@ -9,7 +9,7 @@ import pytest
 from cojax import worlds
 from cojax.environment import CALLS_IN_TEXT
 from cojax.signals import Rare
-from cojax.signals.tools import by_verb, tools_called, tools_of
+from cojax.signals.tools import read_by_verb, tools_called, tools_of
 from cojax.types import Action, Call, Group, Observation, Task, Trajectory, Turn
 
 CODE = """I look first.
@@ -19,7 +19,7 @@ print(apis.spotify.like_song(song_id=rows[0]["song_id"], access_token=token), ot
 ```"""
 
 
-worlds.find_calls("appworld")
+worlds.register_calls("appworld")
 
 
 def test_code_calls_what_it_names():
@@ -50,7 +50,7 @@ def test_a_world_from_outside_says_how_its_text_calls_a_tool(tmp_path: Path, mon
 
 
 def test_the_text_of_a_world_that_declares_nothing_calls_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    worlds.find_calls("desk")
+    worlds.register_calls("desk")
     monkeypatch.delitem(CALLS_IN_TEXT, "appworld")
     assert tools_of(Action(CODE), "desk") == tools_of(Action(CODE), "nowhere") == ()
 
@@ -75,7 +75,7 @@ def trajectory(*commands, tool="act"):
 
 
 def test_patterns_are_made_of_the_verbs_of_commands():
-    kind = by_verb(Rare(percent=30.0, minimum=4, pattern=1), {"act": "command"})
+    kind = read_by_verb(Rare(percent=30.0, minimum=4, pattern=1), {"act": "command"})
     group = Group(TASK, (trajectory("go north", "Go  south", "go west", "take lamp"),))
     memory, signals = kind.update(kind.init(), [group])
     assert memory == {"act go": 3, "act take": 1, "(all)": 4}
@@ -85,14 +85,14 @@ def test_patterns_are_made_of_the_verbs_of_commands():
 
 
 def test_other_calls_and_commands_without_words_keep_their_names():
-    kind = by_verb(Rare(minimum=0, pattern=1), {"act": "command"})
+    kind = read_by_verb(Rare(minimum=0, pattern=1), {"act": "command"})
     memory, _ = kind.update({}, [Group(TASK, (trajectory("go", tool="walk"), trajectory("", " ", None, 7)))])
     assert memory == {"walk": 1, "act": 4, "(all)": 5}
 
 
 def test_it_is_the_kind_that_it_wraps():
     rare = Rare()
-    kind = by_verb(rare, {"act": "command"})
+    kind = read_by_verb(rare, {"act": "command"})
     assert (kind.name, kind.colour, kind.guidance) == (rare.name, rare.colour, rare.guidance)
     assert kind.confidence(None, []) == rare.confidence(None, [])
     assert kind.__wrapped__ is rare

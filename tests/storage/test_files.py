@@ -147,26 +147,26 @@ def test_episodes_come_back_in_order_and_equal_records_give_equal_bytes(tmp_path
 
 
 def test_retention_keeps_the_newest_and_what_is_pending(tmp_path):
-    episodes = Episodes(tmp_path, keep=2)
+    episodes = Episodes(tmp_path, kept_count=2)
     for step in range(1, 5):
         episodes.write(step, [])
-        episodes.drop_before(episodes.first_kept(step + 1))
-    assert episodes.steps() == [3, 4]
+        episodes.drop_before(episodes.find_first_kept(step + 1))
+    assert episodes.list_steps() == [3, 4]
     for step in range(5, 9):
         episodes.write(step, [])
-        episodes.drop_before(episodes.first_kept(4))
-    assert episodes.steps() == [4, 5, 6, 7, 8]
+        episodes.drop_before(episodes.find_first_kept(4))
+    assert episodes.list_steps() == [4, 5, 6, 7, 8]
     episodes.write(9, [])
-    episodes.drop_before(episodes.first_kept(9))
-    assert episodes.steps() == [8, 9]
+    episodes.drop_before(episodes.find_first_kept(9))
+    assert episodes.list_steps() == [8, 9]
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
-    episodes = Episodes(tmp_path, keep=2)
+    episodes = Episodes(tmp_path, kept_count=2)
     for step in (999_999, 1_000_000, 1_000_001):
         episodes.write(step, [])
-    episodes.drop_before(episodes.first_kept(1_000_002))
-    assert episodes.steps() == [1_000_000, 1_000_001]
+    episodes.drop_before(episodes.find_first_kept(1_000_002))
+    assert episodes.list_steps() == [1_000_000, 1_000_001]
 
 
 def test_keep_0_keeps_all_and_truncate_drops_the_later(tmp_path):
@@ -174,7 +174,7 @@ def test_keep_0_keeps_all_and_truncate_drops_the_later(tmp_path):
     for step in range(12):
         episodes.write(step, [])
     episodes.drop(lambda step: step > 9)
-    assert episodes.steps() == list(range(10))
+    assert episodes.list_steps() == list(range(10))
 
 
 def test_a_damaged_episode_file_is_a_clear_error(tmp_path):
@@ -214,7 +214,7 @@ def test_episodes_that_compress_well_are_read(tmp_path):
 
 @pytest.mark.parametrize("end", [b"}\n", b""])
 def test_a_line_that_no_record_takes_is_an_error_with_its_number(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(files, "LONGEST_LINE", 2**10)
+    monkeypatch.setattr(files, "MOST_LINE_BYTES", 2**10)
     (tmp_path / "log.jsonl").write_bytes(b"{}\n{" + b" " * 2**10 + end)
     with pytest.raises(StorageError, match=r"log.jsonl, line 2: it has more than 1,024 bytes"):
         list(Log(tmp_path / "log.jsonl").read())

@@ -21,13 +21,13 @@ from cojax import warm_start
 from cojax.api.training import open_run
 from cojax.explorer.llm.chat_model import Journal
 from cojax.report import command as report
-from cojax.report.comparison import ended_run
-from cojax.report.episodes import words_of
+from cojax.report.comparison import read_ended_run
+from cojax.report.episodes import make_decoder
 from cojax.rollout import export
 from cojax.rollout.sglang.client import ReleasedMemoryFile
 from cojax.run import engines, preflight, states, trained
 from cojax.run.policies import keep_tokenizer
-from cojax.run.trained import origin_of
+from cojax.run.trained import read_origin
 from cojax.storage import files
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
@@ -88,12 +88,12 @@ def evaluated(folder: Path) -> None:
 
 # Every other reader: the file, and the call with its folder.
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "held out": (states.HELD_OUT, lambda folder: states.held_out_by(str(folder))),
+    "held out": (states.HELD_OUT, lambda folder: states.read_held_out_of(str(folder))),
     "slots": ("engine.json", lambda folder: engines.read_slots(folder / "engine.json")),
-    "settings": ("config.json", trained.settings_of),
+    "settings": ("config.json", trained.read_run_settings),
     "shape": ("model.json", trained.kept_shape),
-    "origin": ("config.json", origin_of),
-    "result": ("final.json", ended_run),
+    "origin": ("config.json", read_origin),
+    "result": ("final.json", read_ended_run),
     "initial tasks": ("initial.json", lambda folder: files.read_json(folder / "initial.json")),
     "asleep": ("asleep.json", lambda folder: ReleasedMemoryFile(folder / "asleep.json")),
     "asleep, carried": ("asleep.json", lambda folder: preflight._copy_notes(folder, folder / "check")),
@@ -199,21 +199,21 @@ def test_a_tokenizer_is_read_up_to_a_size_and_never_from_a_pipe(
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"{" + b" " * 20)
     for module in (files, export):
-        monkeypatch.setattr(module, "LARGEST_JSON", 10)
+        monkeypatch.setattr(module, "MOST_JSON_BYTES", 10)
     with within(patience(5.0)):
         with pytest.raises(files.StorageError, match="it has 21 bytes; expected at most 10"):
-            words_of(tmp_path)
+            make_decoder(tmp_path)
         with pytest.raises(ValueError, match="is no file of a tokenizer; expected one of at most 10 bytes"):
             export.load_tokenizer(tmp_path)
         path.unlink()
         os.mkfifo(path)
-        for read in (words_of, export.load_tokenizer, lambda folder: keep_tokenizer(None, folder, True)):
+        for read in (make_decoder, export.load_tokenizer, lambda folder: keep_tokenizer(None, folder, True)):
             with pytest.raises((OSError, ValueError), match=r"no file|not a file|cannot be read"):
                 read(tmp_path)
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "LARGEST_JSON", 10)
+    monkeypatch.setattr(files, "MOST_JSON_BYTES", 10)
     (tmp_path / "a").write_text('{"a": 123}')
     (tmp_path / "b").write_text('{"a": 1234}')
     assert files.read_json(tmp_path / "a") == {"a": 123}

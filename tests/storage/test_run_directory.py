@@ -19,7 +19,7 @@ from cojax.metrics import Metrics
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import verify
+from cojax.storage.run_files import verify_run
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 HOST = {"evolved": 0, "fresh": 0}
@@ -93,7 +93,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_li
 def straight(tmp_path_factory):
     """The files of a run to its end, and how many of its tasks are new."""
     folder = small_runs.finished(tmp_path_factory.mktemp("straight") / "run")
-    return small_runs.tree(folder), verify(folder).pool.fresh
+    return small_runs.tree(folder), verify_run(folder).pool.fresh
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_permissions_taken_in_mid_run_cost_nothing(ordinary, straight, place):
     for name in expected:
         if not name.startswith(apart):
             assert found[name] == expected[name], name
-    assert verify(folder).pool.fresh == fresh
+    assert verify_run(folder).pool.fresh == fresh
 
 
 def test_what_may_not_be_read_is_named_with_the_fix(ordinary):
@@ -153,9 +153,9 @@ def test_what_may_not_be_read_is_named_with_the_fix(ordinary):
         with pytest.raises(
             StorageError, match=rf"cannot read .*{Path(name).name}: Permission denied\. Make it readable"
         ):
-            verify(folder)
+            verify_run(folder)
         (folder / name).chmod(0o600)
-    assert verify(folder).step == 6
+    assert verify_run(folder).step == 6
 
 
 def test_code_from_outside_that_has_changed_is_refused_unless_it_is_accepted(tmp_path):

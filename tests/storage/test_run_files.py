@@ -16,11 +16,11 @@ from small_runs import CONFIG, LIKE, finished, older, tree
 
 from cojax.explorer.llm.chat_model import Journal
 from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.checksums import CHECKSUM, with_checksum
+from cojax.storage.checksums import CHECKSUM_KEY, add_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
 from cojax.storage.files import RunDirectoryError, StorageError
 from cojax.storage.run_directory import RunDirectory
-from cojax.storage.run_files import verify
+from cojax.storage.run_files import verify_run
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +153,13 @@ def test_final_episodes_that_were_changed_are_played_again(run):
 
 def test_a_damaged_host_state_is_skipped_for_the_one_before(run):
     """Zeroed lengths would empty every log."""
-    whole = verify(run)
+    whole = verify_run(run)
     host = run / "checkpoints/6/host.json"
-    unsigned = {name: value for name, value in json.loads(host.read_text()).items() if name != CHECKSUM}
+    unsigned = {name: value for name, value in json.loads(host.read_text()).items() if name != CHECKSUM_KEY}
     changed = host.read_bytes().replace(b'"evolved": 6', b'"evolved": 3')
     for content in (b"null", b"[]", b"{}", changed, json.dumps(unsigned).encode()):
         host.write_bytes(content)
-        found = verify(run)
+        found = verify_run(run)
         assert (found.step, [task.query for task in found.pool][-1]) == (4, "count to new 3")
         assert len(found.warnings) == 1
         assert found.warnings[0].startswith(f"checkpoint {run / 'checkpoints/6'} is damaged and skipped: host.json: ")
@@ -167,14 +167,14 @@ def test_a_damaged_host_state_is_skipped_for_the_one_before(run):
     record = json.loads((run / "checkpoints/4/host.json").read_text())
     record["host"]["logs"] = {name: [0, 0, ""] for name in record["host"]["logs"]}
     (run / "checkpoints/4/host.json").write_text(json.dumps(record))
-    assert verify(run).step == 2
+    assert verify_run(run).step == 2
 
 
 def test_file_names_that_are_no_step_are_ignored(run):
     for name in ("²", "٣", "07", "-1", "6 "):
         (run / "checkpoints" / name).mkdir()
         (run / f"episodes/{name}.jsonl.gz").touch()
-    assert verify(run).step == 6
+    assert verify_run(run).step == 6
 
 
 def test_a_log_of_a_newer_version_is_named(run):
@@ -182,9 +182,9 @@ def test_a_log_of_a_newer_version_is_named(run):
         path = run / f"checkpoints/{step}/host.json"
         record = json.loads(path.read_text())
         record["host"]["logs"]["dreams"] = [0, 0, ""]
-        path.write_text(json.dumps(with_checksum(record)))
+        path.write_text(json.dumps(add_checksum(record)))
     with pytest.raises(CheckpointError, match=r"6/host.json names a log 'dreams', which this version does not have"):
-        verify(run)
+        verify_run(run)
 
 
 def test_paid_logs_are_not_cut_and_are_checked_beyond_the_checkpoint(run):
@@ -216,15 +216,15 @@ def test_signals_keep_the_episodes_that_they_point_to(tmp_path):
     """Dropped steps are not missed; one that a signal needs is, at a start and in a run that goes on."""
     folder = finished(tmp_path / "run", steps=5, episodes_kept=1, checkpoints_kept=1)
     assert sorted(os.listdir(folder / "episodes")) == ["000004.jsonl.gz", "000005.jsonl.gz"]
-    assert verify(folder).step == 4
+    assert verify_run(folder).step == 4
     directory = RunDirectory(folder, episodes_kept=1)
     directory.resume(LIKE, {})
     (folder / "episodes/000004.jsonl.gz").unlink()
     with pytest.raises(StorageError, match=r"000004.jsonl.gz is missing; signals that are still to be explored point"):
-        directory.recall([4])
+        directory.read_episodes([4])
     directory.close()
     with pytest.raises(StorageError, match=r"000004.jsonl.gz is missing; signals that are still to be explored point"):
-        verify(folder)
+        verify_run(folder)
 
 
 def test_checkpoints_without_checksums_are_refused(run):

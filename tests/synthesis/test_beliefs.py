@@ -5,7 +5,7 @@ import pytest
 import environments
 from cojax import signals
 from cojax.environment import EnvironmentFailure
-from cojax.synthesis.beliefs import Beliefs, Posterior, pair_key, predictor, tool_key
+from cojax.synthesis.beliefs import Beliefs, Posterior, make_pair_key, predictor, tool_key
 from cojax.types import Action, Call, Group, Task, TaskDraft, Trajectory
 from environments.desk import Desk
 
@@ -42,7 +42,7 @@ def test_evidence_is_counted_by_tool_and_by_pair_at_the_length_of_the_solution()
         "pair:a+finish/3": [3.0, 1.0, 1],
         "pair:a+finish/2": [0.0, 2.0, 1],
     }
-    assert pair_key("b", "a", 3) == pair_key("a", "b", 3) == "pair:a+b/3"
+    assert make_pair_key("b", "a", 3) == make_pair_key("a", "b", 3) == "pair:a+b/3"
 
 
 def test_evidence_is_discounted_by_the_steps_since_its_last_change():

@@ -19,7 +19,7 @@ from cojax.environment import Environment, EnvironmentFailure, play
 from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ChatFailure
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.host.background import settle
+from cojax.host.background import await_background
 from cojax.similarity import NearDuplicates
 from cojax.synthesis import Expedition, Interrupted, Synthesis, expeditions, sample_setups, synthesize
 from cojax.types import Action, Call, Task, TaskDraft, Triplet, Turn, Verdict
@@ -158,7 +158,7 @@ def test_what_is_worded_alike_is_found_among_those_of_a_wave_and_within_an_exped
         (0, f"near duplicate of task {first.id}"), (1, f"near duplicate of task {first.id}"),
     ]  # fmt: skip
     # The pool's own near duplicates learn nothing of it.
-    assert near_duplicates.why(first) == ""
+    assert near_duplicates.find_duplicate(first) == ""
 
 
 def test_the_budget_is_cut_in_the_order_of_the_expeditions() -> None:
@@ -181,7 +181,7 @@ def test_a_batch_is_no_larger_than_the_tasks_still_wanted() -> None:
 
 
 def test_a_mistake_in_one_expedition_is_raised_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expeditions, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(expeditions, "_GRACE_S", 0.1)
     release = threading.Event()
 
     def during(number: int) -> None:
@@ -249,7 +249,7 @@ def test_an_expedition_examines_its_drafts_and_pays_for_it_from_its_own_share() 
         "2 and 1": (40, 8),
     }  # fmt: skip
     assert (budget.tokens, budget.requests) == (300 - 120, 30 - 6)
-    assert not budget.closed
+    assert not budget.is_closed
 
 
 def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None:
@@ -275,13 +275,13 @@ def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None
     with pytest.raises(Interrupted):
         counted(Metered(budget), validate=validate, stop=stop)
     assert time.monotonic() - before < patience(3)
-    assert settle(5)
+    assert await_background(5)
     assert refused == ["stopped"] * 3
-    assert budget.closed
+    assert budget.is_closed
 
 
 def test_a_stopped_expedition_takes_no_further_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expeditions, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(expeditions, "_GRACE_S", 0.1)
     acted, release, stopped = [], threading.Event(), threading.Event()
 
     def during(number: int) -> None:
@@ -294,7 +294,7 @@ def test_a_stopped_expedition_takes_no_further_action(monkeypatch: pytest.Monkey
     with pytest.raises(Interrupted):
         counted(Counter(lambda number: (), width=1, during=during), environment=environment, stop=stopped.is_set)
     release.set()
-    assert settle(10)
+    assert await_background(10)
     assert acted == [0]
     assert steps == []
 

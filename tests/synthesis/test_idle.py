@@ -12,7 +12,7 @@ from counter_environment import CounterEnvironment
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.registry import find
 from cojax.signals import SIGNALS
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, why_idle
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, explain_idle
 from cojax.types import Signal
 
 SIGNAL = Signal("rare", "t", "1-t-0", "line")
@@ -28,7 +28,7 @@ def inputs(**given: Any) -> EvolutionInputs:
 
 
 def said(name: str, failed: bool = False, used_up: bool = False, **given: Any) -> str:
-    return why_idle(find("evolve", name, EVOLUTIONS), inputs(**given), environment_failed=failed, used_up=used_up)
+    return explain_idle(find("evolve", name, EVOLUTIONS), inputs(**given), environment_failed=failed, used_up=used_up)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_every_evolution_of_ours_has_its_reason() -> None:
 
 def test_settings_of_an_evolution_and_one_from_outside() -> None:
     bound: Callable[..., Any] = functools.partial(EVOLUTIONS["uniform"], setting=1)
-    assert why_idle(bound, inputs(), environment_failed=False, used_up=False) == "no setup in the split 'seed'"
-    own = why_idle(lambda inputs: iter(()), inputs(), environment_failed=False, used_up=False)
+    assert explain_idle(bound, inputs(), environment_failed=False, used_up=False) == "no setup in the split 'seed'"
+    own = explain_idle(lambda inputs: iter(()), inputs(), environment_failed=False, used_up=False)
     assert own.startswith("no signals in 0 episodes")
     assert own.endswith("and no setup in the split 'seed'")

@@ -16,7 +16,7 @@ from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.registry import RegistryError, find
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, expeditions_of, reads, reflect_on, synthesize
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, make_expeditions, reads, reflect_on, synthesize
 from cojax.synthesis.beliefs import solution_tools, tool_key
 from cojax.types import Group, Signal
 from cojax.validation import Validation
@@ -50,9 +50,9 @@ def test_the_documented_evolution_with_beliefs_goes_to_the_weakest_tool() -> Non
     assert reads(evolve) == ("beliefs",)
     weak = solution_tools(FIRST.task.solution)[0]
     memory = {"steps": 1, "discount": 1.0, tool_key(weak): [0.0, 50.0, 1]}
-    trips = list(expeditions_of(evolve, inputs(len(EPISODES)), memory))
+    trips = list(make_expeditions(evolve, inputs(len(EPISODES)), memory))
     assert {trip.origin for trip in trips} == {"weak"}
-    assert len(list(expeditions_of(evolve, inputs(3), memory))) == 3
+    assert len(list(make_expeditions(evolve, inputs(3), memory))) == 3
     towards = [trip.prepare(EXPLORER).context.plan for trip in trips if trip.task == FIRST.task]
     assert towards == [(weak,)]
 
@@ -79,9 +79,9 @@ def test_the_documented_admission_keeps_the_shortest_that_were_solved() -> None:
 )
 def test_an_evolution_that_gives_something_else_is_named(given: Any, said: str) -> None:
     with pytest.raises(RegistryError, match=rf"^evolve '{__name__}:<lambda>' {said}$"):
-        list(expeditions_of(given, inputs(2)))
+        list(make_expeditions(given, inputs(2)))
     with pytest.raises(RegistryError, match=said):
-        list(expeditions_of(functools.partial(given), inputs(2)))
+        list(make_expeditions(functools.partial(given), inputs(2)))
 
 
 @pytest.fixture

@@ -158,7 +158,7 @@ def test_initial_tasks_are_short_and_skewed_to_popular_tools() -> None:
     assert len({task.id for task in result.tasks}) == 20
     assert {task.origin for task in result.tasks} == {"unguided"}
     assert max(len(task.solution) for task in result.tasks) == 4
-    assert not any(evaluation.why(task) for task in result.tasks)
+    assert not any(evaluation.find_rule(task) for task in result.tasks)
     used = collections.Counter(c.name for t in result.tasks for a in t.solution for c in a.calls if c.name != "finish")
     assert used["files_move"] == max(used.values())
 

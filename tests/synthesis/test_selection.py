@@ -12,7 +12,7 @@ from records import task, trajectory
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Visit
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs
-from cojax.synthesis.evolutions import SELECTIONS, confidence_by, in_groups, visits_of
+from cojax.synthesis.evolutions import SELECTIONS, in_groups, list_visits, make_confidence
 from cojax.types import Signal, Task
 from environments.tools import ToolEnvironment
 
@@ -20,7 +20,7 @@ KINDS = {name: make() for name, make in SIGNALS.items()}
 
 
 def confidence(signal: Signal, visits: dict[str, list[Visit]]) -> float:
-    return confidence_by(KINDS, visits)(signal)
+    return make_confidence(KINDS, visits)(signal)
 
 
 def signal(kind: str, task: str, step: int = 9) -> Signal:
@@ -57,18 +57,18 @@ def test_more_evidence_is_more_confidence() -> None:
 def test_the_confident_come_first_within_their_kind() -> None:
     signals = [signal("boundary", f"t{i}") for i in range(8)] + [signal("rare", "t0")]
     visits = {f"t{i}": [Visit(9, i, 16 - i)] for i in range(8)}
-    chosen = SELECTIONS["confident"](signals, 4, (0,), confidence_by(KINDS, visits))
+    chosen = SELECTIONS["confident"](signals, 4, (0,), make_confidence(KINDS, visits))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 3, "rare": 1}
     assert {s.task for s in chosen if s.kind == "boundary"} == {"t7", "t6", "t5"}
-    assert SELECTIONS["confident"](signals, 4, (0,), confidence_by(KINDS, visits)) == chosen
+    assert SELECTIONS["confident"](signals, 4, (0,), make_confidence(KINDS, visits)) == chosen
     # Without a history all are worth the same, and chance decides as it does evenly.
-    unknown = confidence_by(KINDS, {})
+    unknown = make_confidence(KINDS, {})
     assert SELECTIONS["confident"](signals, 4, (0,), unknown) == SELECTIONS["even"](signals, 4, (0,), unknown)
 
 
 def test_all_signals_are_all_of_them() -> None:
     signals = [signal("boundary", "t") for _ in range(5)] + [signal("rare", "t")]
-    chosen = SELECTIONS["all"](signals, 2, (0,), confidence_by(KINDS, {}))
+    chosen = SELECTIONS["all"](signals, 2, (0,), make_confidence(KINDS, {}))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 5, "rare": 1}
 
 
@@ -81,7 +81,7 @@ def test_visits_are_counted_from_episodes_and_remembered_scores() -> None:
         "6-a-0": episode(0.25),
         "6-b-0": episode(0.0, "engine_error"),
     }  # fmt: skip
-    visits = visits_of(episodes, {"a": [1.0, 0.25, 0.5, 0.5], "c": [1.0]}, group_size=4)
+    visits = list_visits(episodes, {"a": [1.0, 0.25, 0.5, 0.5], "c": [1.0]}, group_size=4)
     assert visits["a"] == [Visit(0, 4.0, 0.0), Visit(0, 1.0, 3.0), Visit(4, 1, 1), Visit(6, 0, 1)]
     assert visits["b"] == [Visit(6, 0, 0)]
     assert "c" not in visits
@@ -94,7 +94,7 @@ def test_a_kind_from_outside_is_judged_by_its_own_rule() -> None:
 
     signals = [signal("slow", f"t{i}") for i in range(4)]
     visits = {f"t{i}": [Visit(9, 1, i)] for i in range(4)}
-    chosen = SELECTIONS["confident"](signals, 2, (0,), confidence_by({"slow": Slow()}, visits))
+    chosen = SELECTIONS["confident"](signals, 2, (0,), make_confidence({"slow": Slow()}, visits))
     assert [s.task for s in chosen] == ["t3", "t2"]
 
 
@@ -124,7 +124,7 @@ def crowd(counts: dict[str, int]) -> list[Signal]:
 @pytest.mark.parametrize("name", ["even", "confident"])
 @pytest.mark.parametrize(("counts", "budget"), [*((counts, 1) for counts in CROWDS), (CROWDS[2], 4)])
 def test_tasks_have_equal_chances_however_many_signals_they_have(name: str, counts: dict, budget: int) -> None:
-    signals, unknown = crowd(counts), confidence_by(KINDS, {})
+    signals, unknown = crowd(counts), make_confidence(KINDS, {})
     drawn = [SELECTIONS[name](signals, budget, (seed,), unknown) for seed in range(SEEDS)]
     expect_equal_shares(([one.task for one in some] for some in drawn), counts, budget)
     # Of two signals that a task has in the order of the list, neither is preferred.
@@ -137,14 +137,14 @@ def test_tasks_have_equal_chances_however_many_signals_they_have(name: str, coun
 def test_a_tie_of_confidence_is_as_fair_and_a_lead_is_kept() -> None:
     signals = [*crowd({"a": 1, "b": 8, "c": 8}), *crowd({"sure": 1})]
     visits = {"sure": [Visit(9, 8, 8)], **{name: [Visit(9, 1, 7)] for name in ("a", "b", "c")}}
-    drawn = [SELECTIONS["confident"](signals, 2, (seed,), confidence_by(KINDS, visits)) for seed in range(SEEDS)]
+    drawn = [SELECTIONS["confident"](signals, 2, (seed,), make_confidence(KINDS, visits)) for seed in range(SEEDS)]
     assert {one[0].task for one in drawn} == {"sure"}
     expect_equal_shares(([one[1].task] for one in drawn), "abc", 1)
 
 
 def test_the_order_in_which_signals_are_given_does_not_matter() -> None:
     signals = [*crowd({"a": 1, "b": 8, "c": 3}), *(signal("boundary", name) for name in "abcd")]
-    unknown = confidence_by(KINDS, {})
+    unknown = make_confidence(KINDS, {})
     for seed in range(20):
         mixed = random.Random(seed).sample(signals, len(signals))
         for name in ("even", "confident"):

@@ -214,7 +214,7 @@ def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatc
             episode.affordances = lambda: hang()  # type: ignore[assignment, method-assign]
             return episode
 
-    monkeypatch.setattr(validation, "PATIENCE", 0.1)
+    monkeypatch.setattr(validation, "CALL_TIMEOUT_S", 0.1)
     # As where drafts are a model's, which may think for an hour.
     examine = Validation(Hanging(), play=watched_play(5.0, act_timeout_s=3600.0))
     draft = TaskDraft("ledger", {}, "by hand", "do it", (Action("set rent 7\ndone"),), "same end")

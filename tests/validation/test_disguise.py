@@ -14,7 +14,7 @@ import pytest
 import environments
 from cojax.types import Task
 from cojax.validation import Exclusions
-from cojax.validation.decodings import plain
+from cojax.validation.decodings import to_plain
 
 SMALL = "abcdefghijklmnopqrstuvwxyz"
 CYRILLIC = str.maketrans("aeopcxyis", "аеорсхуіѕ")
@@ -124,7 +124,7 @@ def through(exclusions: Exclusions, held_out: list[Task], count: int = 40) -> di
     table = {}
     for name, dress in DISGUISES.items():
         dressed = [Task(task.environment, dress(task.query), {"other": {}}) for task in drawn]
-        table[name] = sum(not exclusions.why(task) for task in dressed)
+        table[name] = sum(not exclusions.find_rule(task) for task in dressed)
     return {name: number for name, number in table.items() if number}
 
 
@@ -163,7 +163,7 @@ def test_what_is_said_openly_within_more_is_not_in_disguise() -> None:
     refused = [
         one.query
         for one, other in zip(held_out, desk.tasks("dev", 200), strict=True)
-        if exclusions.why(Task("desk", f"{one.query}, then {other.query}", {}))
+        if exclusions.find_rule(Task("desk", f"{one.query}, then {other.query}", {}))
     ]
     assert refused == []
 
@@ -174,7 +174,7 @@ def test_a_composed_task_with_one_half_in_disguise_is_refused() -> None:
     exclusions = Exclusions.of(held_out, words=0)
     for task in held_out:
         hidden = Task("desk", f"delete note pillow, then {task.query.translate(CYRILLIC)}", {})
-        assert "hidden in it" in exclusions.why(hidden)
+        assert "hidden in it" in exclusions.find_rule(hidden)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_composed_task_with_one_half_in_disguise_is_refused() -> None:
     ],
 )
 def test_letters_that_look_alike_are_read_as_what_they_look_like(text: str, letters: str) -> None:
-    assert plain(text) == letters
+    assert to_plain(text) == letters
 
 
 HOSTILE = [
@@ -207,7 +207,7 @@ def test_a_hostile_query_is_compared_in_linear_time() -> None:
         for length in (500, 4_000):
             task = Task("desk", (said * length)[:length], {})
             start = time.process_time()
-            exclusions.why(task)
+            exclusions.find_rule(task)
             taken.append(time.process_time() - start)
         # Eight times the text; quadratic time would be sixty-four times as long.
         assert taken[1] < 24 * taken[0] + 0.2, (said, taken)
@@ -215,7 +215,7 @@ def test_a_hostile_query_is_compared_in_linear_time() -> None:
 
 def test_a_query_that_is_too_long_to_compare_is_refused() -> None:
     exclusions = Exclusions.of([Task("desk", "move report to taxes", {})])
-    assert exclusions.why(Task("desk", "a" * 1_000_000, {})) == (
+    assert exclusions.find_rule(Task("desk", "a" * 1_000_000, {})) == (
         "the query has 1,000,000 characters; no more than 100,000 can be compared"
     )
-    assert exclusions.why(Task("desk", "word " * 5_000, {"other": {}})) == ""
+    assert exclusions.find_rule(Task("desk", "word " * 5_000, {"other": {}})) == ""

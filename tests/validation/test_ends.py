@@ -91,7 +91,7 @@ def reason(held_out: tuple[Action, ...], *solution: Action, **others: object) ->
     exclusions = Exclusions.of([Task("desk", "as it is evaluated", SETUP, held_out)])
     task = dataclasses.replace(Task("desk", "as it is drafted", SETUP, solution), **others)  # type: ignore[arg-type]
     run = replay(DESK, task, task.solution)
-    return exclusions.why_done(task, run, lambda one, actions: replay(DESK, one, actions))
+    return exclusions.find_end_rule(task, run, lambda one, actions: replay(DESK, one, actions))
 
 
 def test_the_end_counts_and_not_the_way() -> None:
@@ -132,7 +132,7 @@ def test_evaluation_tasks_are_run_once_a_setup_and_only_where_a_draft_is() -> No
     exclusions = Exclusions.of(held_out)
     task = Task("desk", "drafted", SETUP, (DELETE, FINISH))
     run = replay(DESK, task, task.solution)
-    assert [exclusions.why_done(task, run, again) for _ in range(3)] == ["", "", ""]
+    assert [exclusions.find_end_rule(task, run, again) for _ in range(3)] == ["", "", ""]
     assert runs == ["here"]
 
 

@@ -32,7 +32,7 @@ def task(query: str, **setup: str) -> Task:
 
 
 def why(query: str, held_out: list[str] = HELD_OUT, **settings: float) -> str:
-    return Exclusions.of([task(one, room="a") for one in held_out], **settings).why(task(query, room="b"))  # type: ignore[arg-type]
+    return Exclusions.of([task(one, room="a") for one in held_out], **settings).find_rule(task(query, room="b"))  # type: ignore[arg-type]
 
 
 def wide(text: str) -> str:
@@ -127,14 +127,14 @@ def test_of_the_desk_nothing_is_refused_that_was_not() -> None:
         for draft in explorer.abstract(found, desk, 4):
             seen += 1
             one = Task("desk", draft.query, draft.setup, draft.solution)
-            assert bool(exclusions.why(one)) == (draft.query in same)
+            assert bool(exclusions.find_rule(one)) == (draft.query in same)
     assert seen > 100
 
 
 def test_the_same_actions_on_the_same_setup_are_refused_as_before() -> None:
     one = task(LONG, room="a")
     exclusions = Exclusions.of([one])
-    assert exclusions.why(dataclasses.replace(one, query="Reserve it")) == (
+    assert exclusions.find_rule(dataclasses.replace(one, query="Reserve it")) == (
         "an evaluation task has the same setup and actions"
     )
-    assert exclusions.why(dataclasses.replace(one, query="Reserve it", setup={"room": "b"})) == ""
+    assert exclusions.find_rule(dataclasses.replace(one, query="Reserve it", setup={"room": "b"})) == ""

@@ -9,7 +9,7 @@ import pytest
 
 import environments
 from cojax.types import Action, Call, TaskDraft
-from cojax.validation.safety import violated_rule
+from cojax.validation.safety import find_violated_rule
 
 
 def draft(query: str, *actions: Action) -> TaskDraft:
@@ -38,8 +38,8 @@ def draft(query: str, *actions: Action) -> TaskDraft:
     ],
 )
 def test_what_a_query_asks_for_is_seen(query: str, rule: str) -> None:
-    assert violated_rule(draft(query)).startswith(f"{rule}: ")
-    assert violated_rule(dataclasses.replace(draft("fine"), description=query)).startswith(f"{rule}: ")
+    assert find_violated_rule(draft(query)).startswith(f"{rule}: ")
+    assert find_violated_rule(dataclasses.replace(draft("fine"), description=query)).startswith(f"{rule}: ")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_a_query_asks_for_is_seen(query: str, rule: str) -> None:
     ],
 )
 def test_what_actions_do_is_seen(action: Action, rule: str) -> None:
-    assert violated_rule(draft("tidy up", action)).startswith(f"{rule}: ")
+    assert find_violated_rule(draft("tidy up", action)).startswith(f"{rule}: ")
 
 
 BURIED = [
@@ -83,8 +83,10 @@ BURIED = [
 def test_every_value_of_every_call_is_looked_at_by_all_rules(text: str, rule: str) -> None:
     for bury in BURIED:
         calls = (Call("look", {"n": 1}), Call("act", {"first": "fine", "then": bury(text)}))
-        assert violated_rule(draft("tidy up", Action(calls=(calls[0],)), Action(calls=calls))).startswith(f"{rule}: ")
-    assert violated_rule(draft("tidy up", Action(calls=(Call("act", {text: "fine"}),)))).startswith(f"{rule}: ")
+        assert find_violated_rule(draft("tidy up", Action(calls=(calls[0],)), Action(calls=calls))).startswith(
+            f"{rule}: "
+        )
+    assert find_violated_rule(draft("tidy up", Action(calls=(Call("act", {text: "fine"}),)))).startswith(f"{rule}: ")
 
 
 def test_what_two_arguments_say_is_not_one_sentence() -> None:
@@ -93,7 +95,7 @@ def test_what_two_arguments_say_is_not_one_sentence() -> None:
         Call("send_message", {"receiver_id": "USR1", "text": "your password is due for renewal"}),
         Call("book", {"access_token": "abc", "card_number": "4416", "get": "receipt"}),
     )
-    assert violated_rule(draft("tidy up", Action(calls=calls))) == ""
+    assert find_violated_rule(draft("tidy up", Action(calls=calls))) == ""
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,12 @@ def test_what_two_arguments_say_is_not_one_sentence() -> None:
     ],
 )
 def test_everyday_work_passes(query: str) -> None:
-    assert violated_rule(draft(query, Action(calls=(Call("act", {"value": query}),)))) == ""
+    assert find_violated_rule(draft(query, Action(calls=(Call("act", {"value": query}),)))) == ""
 
 
 def test_the_desk_asks_for_nothing_of_that_sort() -> None:
     tasks = environments.load("desk").tasks("seed", 1_000)
-    assert [t.query for t in tasks if violated_rule(draft(t.query, *t.solution))] == []
+    assert [t.query for t in tasks if find_violated_rule(draft(t.query, *t.solution))] == []
 
 
 CASES = json.loads((Path(__file__).parent / "safety_cases.json").read_text())
@@ -128,8 +130,8 @@ MEASURED = {"development": (216, 0), "held_out": (46, 1)}
 @pytest.mark.parametrize("half", MEASURED)
 def test_as_many_cases_are_caught_as_were_measured(half: str) -> None:
     cases = CASES[half]
-    caught = sum(bool(violated_rule(draft(text))) for texts in cases["unsafe"].values() for text in texts)
-    alarms = sum(bool(violated_rule(draft(text))) for text in cases["harmless"])
+    caught = sum(bool(find_violated_rule(draft(text))) for texts in cases["unsafe"].values() for text in texts)
+    alarms = sum(bool(find_violated_rule(draft(text))) for text in cases["harmless"])
     assert caught >= MEASURED[half][0]
     assert alarms <= MEASURED[half][1]
 
@@ -157,7 +159,7 @@ def test_the_cases_are_many_and_of_both_kinds() -> None:
     ],
 )
 def test_other_spellings_do_not_hide_a_request(query: str) -> None:
-    assert violated_rule(draft(query)).startswith("wholesale destruction: ")
+    assert find_violated_rule(draft(query)).startswith("wholesale destruction: ")
 
 
 HOSTILE = [
@@ -173,7 +175,7 @@ def test_hostile_texts_are_read_in_linear_time() -> None:
         for length in (1_000, 8_000):
             text = (said * length)[:length]
             start = time.process_time()
-            violated_rule(draft(text))
+            find_violated_rule(draft(text))
             taken.append(time.process_time() - start)
         # Eight times the text; quadratic time would be sixty-four times as long.
         assert taken[1] < 24 * taken[0] + 0.2, (said, taken)
@@ -187,6 +189,6 @@ def test_of_the_official_queries_no_more_are_set_aside() -> None:
         task.query
         for split in splits
         for task in bfcl.tasks(split, 200)
-        if violated_rule(draft(task.query, *task.solution))
+        if find_violated_rule(draft(task.query, *task.solution))
     ]
     assert len(aside) <= 4

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
-from cojax.explorer import Exploration, tool_documentation
-from cojax.explorer.answers import answer_objections
-from cojax.explorer.llm.prompting import bullets, data, fill, fit_pairs, fit_texts, prompt, sections, shorten
+from cojax.explorer import Exploration, document_tools
+from cojax.explorer.answers import find_answer_objections
+from cojax.explorer.llm.prompting import data, fill, fit_pairs, fit_texts, list_lines, prompt, sections, shorten
 from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 
@@ -49,30 +49,30 @@ def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
     return dict(enumerate(steps, start=1))
 
 
-def abstraction_prompt(
+def write_abstraction_prompt(
     exploration: Exploration,
     actions: Mapping[int, Triplet],
     environment: Environment,
     ending: Ending,
     separator: str,
-    shortest: int,
-    window: int,
+    least_actions: int,
+    most_characters: int,
     most_drafts: int,
 ) -> Sequence[Message]:
-    """The messages that ask for at most `most_drafts` `Drafts`. At most `window` characters of them are untrusted.
+    """The messages that ask for at most `most_drafts` `Drafts`, with at most `most_characters` untrusted characters.
 
-    `separator` is the text between user turns, "" for one turn, and `shortest` the fewest actions of a draft.
+    `separator` is the text between user turns, "" for one turn, and `least_actions` the fewest actions of a draft.
     """
     phrases = sections("abstract")
     is_conversation = not ending.tool and bool(separator)
     ending_rule = phrases["ending_turn"] if is_conversation else phrases["ending_tool"]
-    quarter_window = window // 4
-    tool_lines = (f"{name}: {tool.get('description', '')}" for name, tool in tool_documentation(environment).items())
-    tools_text = shorten("\n".join(tool_lines), quarter_window)
-    purpose, untrusted_length = _word_purpose(exploration, quarter_window)
+    quarter = most_characters // 4
+    tool_lines = (f"{name}: {tool.get('description', '')}" for name, tool in document_tools(environment).items())
+    tools_text = shorten("\n".join(tool_lines), quarter)
+    purpose, untrusted_length = _word_purpose(exploration, quarter)
     return prompt(
         "abstract",
-        shortest=str(shortest),
+        shortest=str(least_actions),
         counted=phrases["counted" if ending.tool else "not_counted"],
         ending=f"{ending_rule} {phrases['answered']}" if ending.parameter else ending_rule,
         data_rule=sections("data")["rule"],
@@ -80,12 +80,12 @@ def abstraction_prompt(
         purpose=purpose,
         opening=data(tools_text),
         runs=str(len({step.run for step in actions.values()})),
-        record=_write_record(actions, window - len(tools_text) - untrusted_length),
+        record=_write_record(actions, most_characters - len(tools_text) - untrusted_length),
         limit=str(most_drafts),
     )
 
 
-def task_drafts(
+def make_drafts(
     reply: Drafts, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int, limit: int
 ) -> Iterator[TaskDraft]:
     """At most `limit` drafts of a reply, with different queries."""
@@ -93,20 +93,20 @@ def task_drafts(
     for draft in reply.drafts:
         if len(queries) == limit:
             return
-        candidate = task_draft(draft, actions, task, ending, separator, shortest)
+        candidate = make_draft(draft, actions, task, ending, separator, shortest)
         if normalise(candidate.query) not in queries:
             queries.add(normalise(candidate.query))
             yield candidate
 
 
-def task_draft(
-    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int
+def make_draft(
+    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, least_actions: int
 ) -> TaskDraft:
     """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
-    turns = _numbered_turns(draft, len(actions) + 1)
+    turns = _list_turns(draft, len(actions) + 1)
     step_numbers = [step_number for _, turn_step_numbers in turns for step_number in turn_step_numbers]
     steps = [actions[step_number] for step_number in step_numbers if step_number in actions]
-    objections = _step_objections(step_numbers, actions) + _turn_objections([steps for _, steps in turns], actions)
+    objections = _step_objections(step_numbers, actions) + _find_turn_objections([steps for _, steps in turns], actions)
     solution: list[Action] = []
     is_done = bool(steps) and steps[-1].observation.done
     for turn_number, (_, turn_step_numbers) in enumerate(turns, start=1):
@@ -117,12 +117,12 @@ def task_draft(
     if ending.tool and not is_done:
         arguments = {ending.parameter: answer} if ending.parameter and answer else {}
         solution.append(Action(calls=(Call(ending.tool, arguments),)))
-    objections += answer_objections(steps, ending.tool, ending.parameter, answer)
-    objections += _query_objections([query for query, _ in turns], separator, steps)
+    objections += find_answer_objections(steps, ending.tool, ending.parameter, answer)
+    objections += _find_query_objections([query for query, _ in turns], separator, steps)
     # An action that only ends the user's turn does not count.
     action_count = sum(bool(action.calls or action.text.strip()) for action in solution)
-    if action_count < shortest:
-        objections.append(f"it has {action_count} actions; at least {shortest} are required")
+    if action_count < least_actions:
+        objections.append(f"it has {action_count} actions; at least {least_actions} are required")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
@@ -135,7 +135,7 @@ def task_draft(
     )
 
 
-def _numbered_turns(draft: Draft, most_numbers: int) -> list[tuple[str, list[int]]]:
+def _list_turns(draft: Draft, most_numbers: int) -> list[tuple[str, list[int]]]:
     """The user's turns, each with the numbers of its actions; at most `most_numbers` in total."""
     turns: list[tuple[str, list[int]]] = []
     for query, step_numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
@@ -162,7 +162,7 @@ def _step_objections(step_numbers: Sequence[int], actions: Mapping[int, Triplet]
     return objections[:5]
 
 
-def _turn_objections(turn_steps: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
+def _find_turn_objections(turn_steps: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
     """An objection if one of several user turns has no action that worked."""
     successes = [any(number in actions and actions[number].observation.ok for number in turn) for turn in turn_steps]
     if all(successes) or len(turn_steps) == 1:
@@ -170,7 +170,7 @@ def _turn_objections(turn_steps: Sequence[Sequence[int]], actions: Mapping[int, 
     return [f"user turn {successes.index(False) + 1} of {len(turn_steps)} has no action that worked"]
 
 
-def _query_objections(queries: Sequence[str], separator: str, steps: Sequence[Triplet]) -> list[str]:
+def _find_query_objections(queries: Sequence[str], separator: str, steps: Sequence[Triplet]) -> list[str]:
     """Objections to the words of the user's turns."""
     objections = []
     if len(queries) > 1 and not separator:
@@ -186,26 +186,26 @@ def _query_objections(queries: Sequence[str], separator: str, steps: Sequence[Tr
     return objections
 
 
-def _word_purpose(exploration: Exploration, room: int) -> tuple[str, int]:
-    """The prompt's text on the purpose of the tasks, and how many of its characters are untrusted: at most `room`."""
+def _word_purpose(exploration: Exploration, most_characters: int) -> tuple[str, int]:
+    """The text on the purpose of the tasks, and how many of its characters are untrusted: at most `most_characters`."""
     phrases, context = sections("abstract"), exploration.context
     if context is None:
         return phrases["unguided"], 0
     # If there is too little room, texts are left out in this order.
-    texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
-    objectives_text, focus_text, query_text = (text or "" for text in fit_texts(texts, room))
+    texts = [list_lines(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
+    objectives_text, focus_text, query_text = (text or "" for text in fit_texts(texts, most_characters))
     purpose = fill(phrases["guided"], task=data(query_text), focus=data(focus_text), objectives=data(objectives_text))
     return purpose, len(objectives_text) + len(focus_text) + len(query_text)
 
 
-def _write_record(actions: Mapping[int, Triplet], room: int) -> str:
-    """The actions that worked, by run, in at most `room` characters.
+def _write_record(actions: Mapping[int, Triplet], most_characters: int) -> str:
+    """The actions that worked, by run, in at most `most_characters` characters.
 
     If there is too little room, the oldest are left out. Numbers of failed and left-out actions are missing.
     """
     successful_steps = {step_number: step for step_number, step in actions.items() if step.observation.ok}
     action_results = [(signature(step.action), step.observation.text) for step in successful_steps.values()]
-    fitted_pairs = fit_pairs(action_results, room, _HEADING_LENGTH)
+    fitted_pairs = fit_pairs(action_results, most_characters, _HEADING_LENGTH)
     step_numbers = list(successful_steps)[len(action_results) - len(fitted_pairs) :]
     lines_by_run: dict[int, list[str]] = {}
     for number, (action, result_text) in zip(step_numbers, fitted_pairs, strict=True):

@@ -24,8 +24,8 @@ from pydantic import BaseModel, ValidationError
 from cojax.environment import EngineError
 from cojax.openai_api import CallKind
 from cojax.settings.tree import LLMSettings
-from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
-from cojax.storage.files import Log, lines_of, open_file, parse_record
+from cojax.storage.checksums import CHECKSUM_KEY, add_checksum, has_valid_checksum
+from cojax.storage.files import Log, open_file, parse_record, read_lines
 from cojax.types import Message, canonical, content_hash, nesting, parse_json
 
 FailureKind = CallKind | Literal["budget", "deadline", "stopped", "empty", "truncated", "invalid"]
@@ -36,12 +36,12 @@ _LOG = logging.getLogger(__name__)
 _LINE_HEAD = b'{"key":"'
 _KEY_LENGTH = 32
 # The deepest nesting of a reply's JSON.
-_DEEPEST = 32
+_MOST_NESTING = 32
 # A request for repair quotes at most this many characters of the failed reply, and of the reason.
-_LONGEST_REPLY, _LONGEST_REASON = 4_000, 600
+_MOST_QUOTED_REPLY, _MOST_QUOTED_REASON = 4_000, 600
 # This many seconds pass between two checks of whether a budget was closed.
-_CHECK_SECONDS = 0.05
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+_CHECK_INTERVAL_S = 0.05
+_FENCE_PATTERN = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class ChatFailure(EngineError):
@@ -72,18 +72,19 @@ class ModelReply:
 
 @dataclasses.dataclass(eq=False)
 class Budget:
-    """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
+    """What may still be spent: tokens, requests, and seconds until `end_time` (of `time.monotonic`).
 
     Only one thread spends from a budget. Parallel threads get separate budgets from `split`. So the replies alone
-    decide which calls are refused, not timing. Exceptions are the deadline `until`, and `close`, which any thread may
-    call. `least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is a share of.
+    decide which calls are refused, not timing. Exceptions are the deadline `end_time`, and `close`, which any thread
+    may call. `least_share` is the smallest useful share, in tokens and requests; `whole_budget` is the budget that this
+    is a share of.
     """
 
     tokens: int
     requests: int
-    until: float = math.inf
-    least: tuple[int, int] = (1, 1)
-    whole: "Budget | None" = None
+    end_time: float = math.inf
+    least_share: tuple[int, int] = (1, 1)
+    whole_budget: "Budget | None" = None
     _closed: bool = False
 
     @classmethod
@@ -94,12 +95,12 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        return self.until - time.monotonic()
+        return self.end_time - time.monotonic()
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether this budget, or the one that it is a share of, was closed."""
-        return self._closed or (self.whole is not None and self.whole.closed)
+        return self._closed or (self.whole_budget is not None and self.whole_budget.is_closed)
 
     def close(self) -> None:
         """Ends spending from this budget and all its shares.
@@ -109,42 +110,42 @@ class Budget:
         """
         self._closed = True
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, duration_s: float) -> None:
         """Sleeps for these seconds, or until the budget is closed."""
-        deadline = time.monotonic() + seconds
-        while not self.closed and (remaining := deadline - time.monotonic()) > 0:
-            time.sleep(min(remaining, _CHECK_SECONDS))
+        deadline = time.monotonic() + duration_s
+        while not self.is_closed and (remaining := deadline - time.monotonic()) > 0:
+            time.sleep(min(remaining, _CHECK_INTERVAL_S))
 
-    def check(self, tokens: int) -> None:
-        """Raises ChatFailure unless the budget covers one more request of at most `tokens` tokens."""
-        if self.closed:
+    def check(self, token_count: int) -> None:
+        """Raises ChatFailure unless the budget covers one more request of at most `token_count` tokens."""
+        if self.is_closed:
             raise ChatFailure("stopped", "the evolution is ending; no further request is sent")
         if self.seconds <= 0:
             raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
         if self.requests < 1:
             raise ChatFailure("budget", "no requests are left; raise llm.max_requests_per_evolution")
-        if tokens > self.tokens:
+        if token_count > self.tokens:
             raise ChatFailure(
                 "budget",
-                f"the request may take {tokens:,} tokens, {max(0, self.tokens):,} are left for it; "
+                f"the request may take {token_count:,} tokens, {max(0, self.tokens):,} are left for it; "
                 "raise llm.max_tokens_per_evolution",
             )
 
-    def pay(self, tokens: int, requests: int) -> None:
-        self.tokens -= tokens
-        self.requests -= requests
+    def pay(self, token_count: int, request_count: int) -> None:
+        self.tokens -= token_count
+        self.requests -= request_count
 
     @contextlib.contextmanager
-    def split(self, count: int) -> "Iterator[list[Budget]]":
-        """Splits what is left into `count` equal budgets. What they do not spend returns at the end of the block.
+    def split(self, budget_count: int) -> "Iterator[list[Budget]]":
+        """Splits the rest into `budget_count` equal budgets. What they do not spend returns at the end of the block.
 
-        If equal shares would be below `least`, only the first budgets hold anything.
+        If equal shares would be below `least_share`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
-        share_count = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
+        share_count = max(1, min(budget_count, tokens // self.least_share[0], requests // self.least_share[1]))
         share = tokens // share_count, requests // share_count
-        amounts = [share] * min(share_count, count) + [(0, 0)] * (count - share_count)
-        budgets = [Budget(*amount, self.until, self.least, self) for amount in amounts]
+        amounts = [share] * min(share_count, budget_count) + [(0, 0)] * (budget_count - share_count)
+        budgets = [Budget(*amount, self.end_time, self.least_share, self) for amount in amounts]
         self.pay(share_count * share[0], share_count * share[1])
         try:
             yield budgets
@@ -190,7 +191,7 @@ class ChatModel(Protocol):
         """
 
 
-def seed_of(*parts: Any) -> int:
+def make_seed(*parts: Any) -> int:
     """A seed of 31 bits, which every endpoint accepts."""
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
 
@@ -205,23 +206,23 @@ def structured_reply(
     reply_options["schema"] = schema = record_type.model_json_schema()
     reply = chat_model.reply(messages, place=place, **reply_options)
     try:
-        return read(reply, record_type)
+        return parse_reply(reply, record_type)
     except ChatFailure as failure:
         repair = (
-            f"That reply cannot be used ({failure.kind}): {failure.reason[:_LONGEST_REASON]}\n"
+            f"That reply cannot be used ({failure.kind}): {failure.reason[:_MOST_QUOTED_REASON]}\n"
             "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        repair_messages = Message("assistant", reply.text[:_LONGEST_REPLY] or "(nothing)"), Message("user", repair)
+        repair_messages = Message("assistant", reply.text[:_MOST_QUOTED_REPLY] or "(nothing)"), Message("user", repair)
     second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **reply_options)
     try:
-        return read(second_reply, record_type)
+        return parse_reply(second_reply, record_type)
     except ChatFailure as failure:
         chat_model.count_failure(failure.kind)
         raise
 
 
-def read(reply: ModelReply, record_type: type[_T]) -> _T:
+def parse_reply(reply: ModelReply, record_type: type[_T]) -> _T:
     """The record in a reply, which may be inside a code fence or within prose. Raises ChatFailure."""
     if reply.truncated:
         raise ChatFailure("truncated", "the reply was cut off at its most tokens")
@@ -230,17 +231,17 @@ def read(reply: ModelReply, record_type: type[_T]) -> _T:
     try:
         json_object = _find_json(reply.text.rpartition("</think>")[2])
     except (ValueError, RecursionError) as error:
-        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_LONGEST_REASON]) from None
+        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_MOST_QUOTED_REASON]) from None
     try:
         return record_type.model_validate(json_object)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
-        raise ChatFailure("invalid", problems[:_LONGEST_REASON]) from None
+        raise ChatFailure("invalid", problems[:_MOST_QUOTED_REASON]) from None
 
 
 def _find_json(text: str) -> Any:
     """The JSON object in a text. Raises ValueError if there is none, or if UTF-8 cannot encode it."""
-    block = _FENCE.search(text)
+    block = _FENCE_PATTERN.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([block[1]] if block else []), *([text[start : end + 1]] if start >= 0 else [])]
     last_error = ValueError("nothing there")
@@ -250,8 +251,8 @@ def _find_json(text: str) -> Any:
         except ValueError as error:
             last_error = error
             continue
-        if nesting(candidate) > _DEEPEST:
-            raise ValueError(f"nested deeper than {_DEEPEST}")
+        if nesting(candidate) > _MOST_NESTING:
+            raise ValueError(f"nested deeper than {_MOST_NESTING}")
         # Python allows half a surrogate pair in a string, UTF-8 does not.
         json.dumps(json_object, ensure_ascii=False).encode()
         return json_object
@@ -265,9 +266,9 @@ class Counters:
         self._lock = threading.Lock()
         self._amounts, self._failures = collections.Counter[str](), collections.Counter[str]()
 
-    def count(self, **amounts: int) -> None:
+    def count(self, **amount_by_name: int) -> None:
         with self._lock:
-            self._amounts.update(amounts)
+            self._amounts.update(amount_by_name)
 
     def count_failure(self, kind: FailureKind) -> None:
         with self._lock:
@@ -288,17 +289,17 @@ class Counters:
             return {**{name: self._amounts[name] for name in amount_names}, "failures": dict(self._failures)}
 
 
-def key_of(value: Any) -> str:
+def make_key(value: Any) -> str:
     """The key of a record: 32 hex digits of the SHA-256 of `value` as canonical JSON."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY_LENGTH]
 
 
-def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+def format_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Messages in an endpoint's format. A lone surrogate, which UTF-8 cannot encode, is replaced."""
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
-def call_record(place: str, model: str, body: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
+def make_record(place: str, model: str, body: Mapping[str, Any], cost: tuple[int, int], **reply: Any) -> dict[str, Any]:
     """The record of a call. `cost` is the tokens and requests that it took, lost attempts included.
 
     The reply of an answered call is `text`, `truncated` and `usage`, the tokens of prompt and reply. For a call without
@@ -308,7 +309,7 @@ def call_record(place: str, model: str, body: Mapping[str, Any], cost: tuple[int
 
 
 def _is_sound(record: Mapping[str, Any]) -> bool:
-    """Whether a record is one of `call_record`. May raise ValueError, KeyError or TypeError."""
+    """Whether a record is one of `make_record`. May raise ValueError, KeyError or TypeError."""
     amounts, has_reply = [record["tokens"], record["requests"]], record["text"] is not None
     if has_reply:
         tokens_in, tokens_out = record["usage"]
@@ -336,7 +337,7 @@ class Journal:
         if path is not None and path.exists():
             with open_file(path) as file:
                 line_start = 0
-                for line in lines_of(file):
+                for line in read_lines(file):
                     if line.startswith(_LINE_HEAD) and line.endswith(b"\n"):
                         journal_key = line[len(_LINE_HEAD) : len(_LINE_HEAD) + _KEY_LENGTH].decode("ascii", "replace")
                         self.length += 1
@@ -356,12 +357,12 @@ class Journal:
                 return None
             with open_file(self._log.path) as file:
                 file.seek(self._positions[key][0])
-                line = next(lines_of(file), b"")
+                line = next(read_lines(file), b"")
         with contextlib.suppress(ValueError, KeyError, TypeError):
             record = parse_record(line)
             has_valid_checksum(record)
             if record["key"] == key and _is_sound(record):
-                return {name: value for name, value in record.items() if name != CHECKSUM}
+                return {name: value for name, value in record.items() if name != CHECKSUM_KEY}
         _LOG.warning("%s holds a damaged record of call %s; the call is made again", self._log.path, key)
         return None
 
@@ -372,7 +373,7 @@ class Journal:
             if self._log is None:
                 self._in_memory[key] = keyed_record
             else:
-                checked_record = with_checksum(keyed_record)
+                checked_record = add_checksum(keyed_record)
                 record_length = len(canonical(checked_record))  # JSON with ASCII alone: as many bytes as characters
                 line_start = self._log.append([checked_record]) - record_length - 1
             self.length += 1

@@ -16,14 +16,14 @@ from pydantic import BaseModel
 from cojax.types import ExplorationContext, Message, Signal, Trajectory, content_hash, signature
 
 _PROMPT_FOLDER = Path(__file__).parent / "prompts"
-_HEADING = re.compile(r"^# (\w+)\n", re.MULTILINE)
-_SLOT = re.compile(r"{{(\w+)}}")
+_HEADING_PATTERN = re.compile(r"^# (\w+)\n", re.MULTILINE)
+_SLOT_PATTERN = re.compile(r"{{(\w+)}}")
 # Texts are not shortened below this many characters: the oldest are left out instead.
-_SHORTEST = 120
+_LEAST_LENGTH = 120
 
 
 @functools.cache
-def version() -> str:
+def hash_prompts() -> str:
     """8 hex digits of the SHA-256 of all prompts, by name."""
     digest = hashlib.sha256()
     for prompt_path in sorted(_PROMPT_FOLDER.glob("*.md")):
@@ -34,18 +34,18 @@ def version() -> str:
 @functools.cache
 def sections(prompt_name: str) -> dict[str, str]:
     """The sections of a prompt file, by their headings: lines `# heading`."""
-    _, *fragments = _HEADING.split((_PROMPT_FOLDER / f"{prompt_name}.md").read_text())
+    _, *fragments = _HEADING_PATTERN.split((_PROMPT_FOLDER / f"{prompt_name}.md").read_text())
     return {heading: text.strip() for heading, text in zip(fragments[::2], fragments[1::2], strict=True)}
 
 
 def fill(text: str, **values: str) -> str:
     """The text with values for its slots `{{name}}`; slots within values stay. Raises KeyError for a missing value."""
-    return _SLOT.sub(lambda slot: values[slot[1]], text)
+    return _SLOT_PATTERN.sub(lambda slot: values[slot[1]], text)
 
 
-def prompt(name: str, **values: str) -> tuple[Message, Message]:
+def prompt(prompt_name: str, **values: str) -> tuple[Message, Message]:
     """The system and the user message of a prompt file, filled."""
-    texts = sections(name)
+    texts = sections(prompt_name)
     return tuple(Message(role, fill(texts[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
 
 
@@ -55,7 +55,7 @@ def data(text: str) -> str:
     return f"<data {mark}>\n{text}\n</data {mark}>"
 
 
-def bullets(lines: tuple[str, ...] | list[str]) -> str:
+def list_lines(lines: tuple[str, ...] | list[str]) -> str:
     """The lines as a list; "- (nothing)" if there are none."""
     return "\n".join(f"- {line}" for line in lines) or "- (nothing)"
 
@@ -66,27 +66,27 @@ def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str 
     Every text shown costs `extra_each` more characters. All are cut at the same length, the longest that fits, so that
     long texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
-    fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _SHORTEST)
+    fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _LEAST_LENGTH)
     newest_texts = texts[len(texts) - fitting_count :]
-    longest = _longest_cut([len(text) for text in newest_texts], room - fitting_count * extra_each)
+    longest = _find_cut_length([len(text) for text in newest_texts], room - fitting_count * extra_each)
     return [*[None] * (len(texts) - fitting_count), *(shorten(text, longest) for text in newest_texts)]
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) -> list[tuple[str, str]]:
     """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each costs `extra_each` more."""
-    least_lengths = [min(len(first), _SHORTEST) + min(len(second), _SHORTEST) for first, second in pairs]
-    fitting_count = _count_fitting(least_lengths, room, extra_each, 2 * _SHORTEST)
+    least_lengths = [min(len(first), _LEAST_LENGTH) + min(len(second), _LEAST_LENGTH) for first, second in pairs]
+    fitting_count = _count_fitting(least_lengths, room, extra_each, 2 * _LEAST_LENGTH)
     newest_pairs = pairs[len(pairs) - fitting_count :]
-    longest = _longest_cut([len(text) for pair in newest_pairs for text in pair], room - fitting_count * extra_each)
+    longest = _find_cut_length([len(text) for pair in newest_pairs for text in pair], room - fitting_count * extra_each)
     return [(shorten(first, longest), shorten(second, longest)) for first, second in newest_pairs]
 
 
-def _count_fitting(lengths: Sequence[int], room: int, extra_each: int, least_length: int) -> int:
-    """The number of last texts that fit if each takes `extra_each` plus at most `least_length` of its characters."""
+def _count_fitting(lengths: Sequence[int], most_characters: int, extra_length: int, least_length: int) -> int:
+    """The number of last texts that fit if each takes `extra_length` plus at most `least_length` of its characters."""
     fitting_count = 0
     for length in reversed(lengths):
-        room -= extra_each + min(length, least_length)
-        if room < 0:
+        most_characters -= extra_length + min(length, least_length)
+        if most_characters < 0:
             break
         fitting_count += 1
     return fitting_count
@@ -101,18 +101,18 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:length]}\n[{len(text) - length} characters left out]" if length > 0 else text[: max(0, limit)]
 
 
-def _longest_cut(lengths: Sequence[int], room: int) -> int:
+def _find_cut_length(lengths: Sequence[int], most_characters: int) -> int:
     """The greatest length at which texts can be cut so that all of them fit."""
     for shorter_count, length in enumerate(sorted(lengths)):
-        share_length = room // (len(lengths) - shorter_count)
+        share_length = most_characters // (len(lengths) - shorter_count)
         if length > share_length:
             return max(0, share_length)
-        room -= length
+        most_characters -= length
     return max(lengths, default=0)
 
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.
-_LONGEST_LINE, _MOST_LINES = 600, 8
+_MOST_LINE_LENGTH, _MOST_LIST_LINES = 600, 8
 # Characters that the headings of an action and its result take, and the note that says how many are left out.
 _HEADING_LENGTH, _NOTE_LENGTH = 48, 60
 
@@ -134,12 +134,12 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
 
     `reason` says in our own words why the trajectory was chosen; the signal adds what was measured.
     """
-    phrases, sixth_window = sections("reflect"), window // 6
-    evidence = shorten(signal.evidence, sixth_window) if signal else ""
+    phrases, sixth = sections("reflect"), window // 6
+    evidence = shorten(signal.evidence, sixth) if signal else ""
     checks_text = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
     verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
-    verdict = shorten(f"{verdict}\n{checks_text}".strip(), sixth_window)
-    query = shorten(trajectory.task.query, sixth_window)
+    verdict = shorten(f"{verdict}\n{checks_text}".strip(), sixth)
+    query = shorten(trajectory.task.query, sixth)
     return prompt(
         "reflect",
         data_rule=sections("data")["rule"],
@@ -158,19 +158,19 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
     """
     return dataclasses.replace(
         context,
-        summary=_one_line(reflection.summary),
-        failure_cause=_one_line(reflection.failure_cause),
-        instability_pattern=_one_line(reflection.instability_pattern) or context.instability_pattern,
-        focus_patterns=_distinct_lines(reflection.focus_patterns) or context.focus_patterns,
-        objectives=_distinct_lines(reflection.objectives) or context.objectives,
-        do_not_repeat=tuple(dict.fromkeys((*context.do_not_repeat, *_distinct_lines(reflection.do_not_repeat)))),
+        summary=_join_lines(reflection.summary),
+        failure_cause=_join_lines(reflection.failure_cause),
+        instability_pattern=_join_lines(reflection.instability_pattern) or context.instability_pattern,
+        focus_patterns=_list_distinct_lines(reflection.focus_patterns) or context.focus_patterns,
+        objectives=_list_distinct_lines(reflection.objectives) or context.objectives,
+        do_not_repeat=tuple(dict.fromkeys((*context.do_not_repeat, *_list_distinct_lines(reflection.do_not_repeat)))),
     )
 
 
-def _write_record(trajectory: Trajectory, room: int) -> str:
-    """The trajectory's actions and results in at most `room` characters; only the newest if room is too small."""
+def _write_record(trajectory: Trajectory, most_characters: int) -> str:
+    """Actions and results in at most `most_characters` characters; only the newest ones if that is too little."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
-    fitted_turns = fit_pairs(turns, room - _NOTE_LENGTH, _HEADING_LENGTH)
+    fitted_turns = fit_pairs(turns, most_characters - _NOTE_LENGTH, _HEADING_LENGTH)
     omitted_count = len(turns) - len(fitted_turns)
     blocks = [f"[the first {omitted_count} actions are left out]"] if omitted_count else []
     for turn_index, (action_text, result_text) in enumerate(fitted_turns, start=omitted_count):
@@ -179,9 +179,9 @@ def _write_record(trajectory: Trajectory, room: int) -> str:
     return "\n\n".join(blocks)
 
 
-def _one_line(text: str) -> str:
-    return shorten(" ".join(text.split()), _LONGEST_LINE)
+def _join_lines(text: str) -> str:
+    return shorten(" ".join(text.split()), _MOST_LINE_LENGTH)
 
 
-def _distinct_lines(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for text in texts[:_MOST_LINES] if (line := _one_line(text))))
+def _list_distinct_lines(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for text in texts[:_MOST_LIST_LINES] if (line := _join_lines(text))))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, affordances, ask
 from cojax.environment.replay import Play, follow
-from cojax.explorer import GUIDANCE, Exploration, context_of, tool_documentation
+from cojax.explorer import GUIDANCE, Exploration, document_tools, make_context
 from cojax.settings.tree import ScriptedSettings, Settings
 from cojax.signals import Guidance
 from cojax.types import (
@@ -53,7 +53,7 @@ class Ending:
         """The ending by this tool, whose first parameter carries the answer. Raises ValueError for an unknown tool."""
         if not tool:
             return cls(tool)
-        tools = tool_documentation(environment)
+        tools = document_tools(environment)
         if tool not in tools:
             raise ValueError(
                 f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
@@ -78,7 +78,7 @@ def tool_of(action: Action) -> str:
     return action.calls[0].name if action.calls else ""
 
 
-def argument_values(action: Action) -> frozenset[str]:
+def list_argument_values(action: Action) -> frozenset[str]:
     """The values of the action's arguments, as text."""
     return frozenset(str(value) for call in action.calls for value in call.arguments.values())
 
@@ -89,7 +89,7 @@ def words_of(text: str) -> set[str]:
     return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
 
-def draft_lengths(base_length: int, extra_lengths: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
+def draw_lengths(base_length: int, extra_lengths: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
     """Yields without end: `base_length` plus a random entry of `extra_lengths`, clipped to 1 … `longest`."""
     while True:
         yield min(longest, max(1, base_length + rng.choice(extra_lengths)))
@@ -122,7 +122,7 @@ def windows(
         if triplet.observation.ok and not triplet.observation.done:
             steps_by_run.setdefault(triplet.run, []).append(triplet)
     least_counts = Counter(least_calls)
-    candidates = (window for steps in steps_by_run.values() for window in _windows_of_run(steps))
+    candidates = (window for steps in steps_by_run.values() for window in _list_run_windows(steps))
     matches = [w for w in candidates if not least_counts or Counter(tool_of(step.action) for step in w) >= least_counts]
     rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
@@ -138,12 +138,12 @@ def windows(
             del windows_by_length[nearest_length]
 
 
-def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
+def _list_run_windows(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     """Every sequence of successive steps, and every sequence of successive purposes with the steps that they depend on.
 
     A purpose is a step whose observation no later step uses.
     """
-    sources = _sources(steps)
+    sources = _find_sources(steps)
     used_steps = {source for step_sources in sources for source in step_sources}
     purposes = [i for i in range(len(steps)) if i not in used_steps]
     closures: list[set[int]] = []  # each step with its sources, their sources, and so on
@@ -158,12 +158,12 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
     return [tuple(steps[i] for i in index_span) for index_span in sorted(index_spans)]
 
 
-def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
+def _find_sources(steps: Sequence[Triplet]) -> list[set[int]]:
     """For each step, the latest earlier steps whose observations hold the values of its arguments."""
     newest_step: dict[str, int] = {}  # word → the last step that showed it
     sources: list[set[int]] = []
     for step_index, step in enumerate(steps):
-        sources.append({newest_step[value] for value in argument_values(step.action) if value in newest_step})
+        sources.append({newest_step[value] for value in list_argument_values(step.action) if value in newest_step})
         newest_step |= dict.fromkeys(words_of(step.observation.text), step_index)
     return sources
 
@@ -216,7 +216,7 @@ class ScriptedExplorer:
             raise ValueError(f'cut is {self.cut}, but the tool {self.ending!r} ends the episode; set ending to ""')
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
-        return context_of(trajectory, kind, signal, self.ending, self.guidance)
+        return make_context(trajectory, kind, signal, self.ending, self.guidance)
 
     def explore(
         self,
@@ -248,11 +248,11 @@ class ScriptedExplorer:
         task, context = exploration.task, exploration.context
         rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
-        base, stretch = (len(self._plan_of(context)), self.stretch) if context else (0, range(1, self.longest + 1))
-        lengths = draft_lengths(base, stretch, self._most_actions(context), rng)
+        base, stretch = (len(self._make_plan(context)), self.stretch) if context else (0, range(1, self.longest + 1))
+        lengths = draw_lengths(base, stretch, self._most_actions(context), rng)
         focus = context.focus_patterns if context else ()
         # If the guidance asks for the whole plan, each draft has all its calls.
-        least_calls = Counter(self._plan_of(context) if context and self.guidance[context.kind].whole else ())
+        least_calls = Counter(self._make_plan(context) if context and self.guidance[context.kind].whole else ())
         candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
         # A separate generator, so that `cut` does not change the other random numbers.
         cut_rng = random.Random(repr(("cut", exploration.seed)))
@@ -297,7 +297,7 @@ class ScriptedExplorer:
     def _make_guided_run(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> "ExplorationRun":
-        documentation = tool_documentation(environment)
+        documentation = document_tools(environment)
         # The trajectory may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in documentation]
         nearby_tools = {neighbour for tool in focus for neighbour in self.neighbours(tool)} - {*focus, self.ending}
@@ -310,16 +310,16 @@ class ScriptedExplorer:
         tool_plan: list[str] = []
         if preferred_tools and rng.random() < guidance.rehearse:
             picks = iter(lambda: rng.choices(preferred_tools, [weigh(tool) for tool in preferred_tools])[0], None)
-            tool_plan = vary(self._plan_of(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
+            tool_plan = vary(self._make_plan(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
             weigh, rng, ending=self.ending, chase=self.chase, plan=tool_plan, do_not_repeat={*context.do_not_repeat}
         )
 
     def _most_actions(self, context: ExplorationContext | None) -> int:
         """The number of actions of the longest draft wanted, without the ending."""
-        return min(self.steps, max(1, len(self._plan_of(context)) + max(self.stretch)) if context else self.longest)
+        return min(self.steps, max(1, len(self._make_plan(context)) + max(self.stretch)) if context else self.longest)
 
-    def _plan_of(self, context: ExplorationContext) -> list[str]:
+    def _make_plan(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or of its task's solution if it has none, without the ending."""
         solution_tools = (call.name for action in context.task.solution for call in action.calls)
         return [tool for tool in context.plan or solution_tools if tool != self.ending]
@@ -343,13 +343,13 @@ def vary(tools: Sequence[str], picks: Iterator[str], change: float, rng: random.
 class ExplorationRun:
     """The actor of one run; single-use, like its episode.
 
-    It first follows `plan` (tool names), then chooses a tool by `weight` and an action of that tool. With probability
-    `chase` the action has an argument from the last observation; otherwise, with half of that probability, one from
-    the last action. Three kinds of actions are a last resort: those already taken, those whose signature is in
+    It first follows `plan` (tool names), then chooses a tool by `weigh_tool` and an action of that tool. With
+    probability `chase` the action has an argument from the last observation; otherwise, with half of that probability,
+    one from the last action. Three kinds of actions are a last resort: those already taken, those whose signature is in
     `do_not_repeat`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
     """
 
-    weight: Callable[[str], float]
+    weigh_tool: Callable[[str], float]
     rng: random.Random
     _: dataclasses.KW_ONLY
     ending: str
@@ -370,12 +370,12 @@ class ExplorationRun:
         actions = [a for a in actions if tool_of(a) not in tools or signature(a) not in self.do_not_repeat] or actions
         # Before the first action the messages are the task's text, not an observation.
         words = {word for message in messages for word in words_of(message.content)} if self.last_values else set[str]()
-        action = self._choose(actions, words)
+        action = self._choose_action(actions, words)
         self.do_not_repeat.add(signature(action))
-        self.last_values = argument_values(action)
+        self.last_values = list_argument_values(action)
         return Turn(action)
 
-    def _choose(self, options: Sequence[Action], words: Collection[str]) -> Action:
+    def _choose_action(self, options: Sequence[Action], words: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
             if tool_actions := [action for action in options if tool_of(action) == tool]:
@@ -392,11 +392,11 @@ class ExplorationRun:
         for action in options:
             actions_by_tool.setdefault(tool_of(action), []).append(action)
         tools = list(actions_by_tool)
-        weights = [self.weight(tool) for tool in tools]
+        weights = [self.weigh_tool(tool) for tool in tools]
         tool = self.rng.choices(tools, weights)[0] if any(weights) else self.rng.choice(tools)
         return self.rng.choice(actions_by_tool[tool])
 
 
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
     """The actions that have one of these words as an argument."""
-    return [action for action in actions if not argument_values(action).isdisjoint(words)]
+    return [action for action in actions if not list_argument_values(action).isdisjoint(words)]

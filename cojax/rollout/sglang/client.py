@@ -15,36 +15,36 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 
-from cojax.openai_api import UNCOMPRESSED, error_message, no_cookies, one_line
+from cojax.openai_api import UNCOMPRESSED, flatten, no_cookies, read_error
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.rollout.engine import Sampling
 from cojax.storage.files import read_json, write_json
 
-RELEASED_MEMORY = "asleep.json"  # in sglang.folder
+MEMORY_FILE = "asleep.json"  # in sglang.folder
 _LOG = logging.getLogger(__name__)
 # Bytes of an answer, and characters of it that a message quotes.
-MOST_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
-_CONNECT_SECONDS = 10.0
+MOST_ANSWER_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
+_CONNECT_TIMEOUT_S = 10.0
 # The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
-_KEEP_ALIVE_SECONDS = 2.0
+_KEEP_ALIVE_S = 2.0
 _T = TypeVar("_T")
 # Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
-_QUICK_TIMEOUT = 10.0
-_SLOW_TIMEOUT = 120.0
-_HEALTH_TIMEOUT = 40.0  # the server itself gives up after 20
+_QUICK_TIMEOUT_S = 10.0
+_SLOW_TIMEOUT_S = 120.0
+_HEALTH_TIMEOUT_S = 40.0  # the server itself gives up after 20
 # Bytes of a sampled token in an answer: its id twice, its log-prob and its text.
-_TOKEN_BYTES = 256
+_BYTES_PER_TOKEN = 256
 # The server's names for its kinds of memory.
 _WEIGHTS_MEMORY, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
 # The policy `manual` of sglang-router sends requests of one key to one server; `cache_aware` reads the tokens instead.
-_ROUTING_KEY = "X-SMG-Routing-Key"
+_ROUTING_HEADER = "X-SMG-Routing-Key"
 # Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
 _WIRE_DTYPE = np.dtype("<i4")
 # Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
 _LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
 # Characters of a label of weights: far more than ours have.
-_LONGEST_LABEL = 200
+_MOST_LABEL_LENGTH = 200
 
 
 class RequestFailed(Exception):
@@ -74,29 +74,30 @@ class Connections:
         self,
         method: str,
         server_url: str,
-        path: str,
+        url_path: str,
         body: Any = None,
-        seconds: float | None = None,
+        timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
-        most: int = MOST_BYTES,
+        most_bytes: int = MOST_ANSWER_BYTES,
     ) -> Any:
-        """The JSON that `server_url`/`path` answers within `seconds` (None: no limit), None for an empty answer.
+        """The JSON that `server_url`/`url_path` answers within `timeout_s` (None: no limit), None for an empty answer.
 
         Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for any other 4xx,
-        ServerFailed for any other status, for invalid JSON, for more than `most` bytes and for a broken connection.
+        ServerFailed for any other status, for invalid JSON, for more than `most_bytes` bytes and for a broken
+        connection.
         """
-        url, timeout = f"{server_url}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
+        url, timeout = f"{server_url}/{url_path}", httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
         idle_clients = self._idle_clients[server_url]
         client = idle_clients.pop() if idle_clients else self._new_client()
         try:
             # The timeout of httpx bounds a single read; a slow answer may take any number of reads.
             async with (
-                asyncio.timeout(seconds),
+                asyncio.timeout(timeout_s),
                 client.stream(method, url, json=body, timeout=timeout, headers=headers) as response,
             ):
-                content = await _read_content(response, most)
+                content = await _read_content(response, most_bytes)
         except (httpx.ReadTimeout, TimeoutError) as error:
-            raise RequestFailed(f"{url} did not answer within {seconds:g} s") from error
+            raise RequestFailed(f"{url} did not answer within {timeout_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerFailed(f"{url}: {type(error).__name__} {error}".rstrip()) from error
         finally:
@@ -106,15 +107,15 @@ class Connections:
             try:
                 return json.loads(content) if content.strip() else None
             except (ValueError, RecursionError) as error:
-                excerpt = one_line(content[:_QUOTE_LENGTH].decode("utf-8", "replace"))
+                excerpt = flatten(content[:_QUOTE_LENGTH].decode("utf-8", "replace"))
                 raise ServerFailed(f"{url} answered with invalid JSON: {excerpt!r}") from error
         is_retryable, is_client_error = status_code in (408, 429, 503), 400 <= status_code < 500
         failure_type = RequestFailed if is_retryable else RequestRefused if is_client_error else ServerFailed
-        raise failure_type(f"{url} answered {status_code}: {one_line(error_message(content)[:_QUOTE_LENGTH])}")
+        raise failure_type(f"{url} answered {status_code}: {flatten(read_error(content)[:_QUOTE_LENGTH])}")
 
     def _new_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_SECONDS),
+            limits=httpx.Limits(keepalive_expiry=_KEEP_ALIVE_S),
             verify=self._ssl_context,
             trust_env=False,
             cookies=no_cookies(),
@@ -136,7 +137,7 @@ async def _read_content(response: httpx.Response, most_bytes: int) -> bytes:
     return bytes(content)
 
 
-def route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> RouteShape | None:
+def find_route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> RouteShape | None:
     """The shape of the routes that completions report, None if they report none.
 
     Raises ValueError for a model with experts that SGLang cannot serve, and for settings that exclude routes.
@@ -210,15 +211,15 @@ def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens:
     if not set(stop_tokens).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
     version_spans = meta_info["weight_versions"]
-    spans = tuple((label_of(span["version"]), int(span["end"]) - int(span["start"])) for span in version_spans)
+    spans = tuple((cut_label(span["version"]), int(span["end"]) - int(span["start"])) for span in version_spans)
     if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
     return ServerReply(tokens, logprobs, spans, finish_reason["type"] == "stop", int(meta_info.get("cached_tokens", 0)))
 
 
-def label_of(version: Any) -> str:
+def cut_label(version: Any) -> str:
     """The label of weights that a server names, cut to a bounded length."""
-    return str(version)[:_LONGEST_LABEL]
+    return str(version)[:_MOST_LABEL_LENGTH]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +247,7 @@ class ServerClient:
         are those of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it
         runs with --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        most_bytes, options = MOST_BYTES + room * _TOKEN_BYTES, dict[str, Any]()
+        most_bytes, options = MOST_ANSWER_BYTES + room * _BYTES_PER_TOKEN, dict[str, Any]()
         if routes is not None:
             shape, first_token = routes
             options = {"return_routed_experts": True, "routed_experts_start_len": first_token}
@@ -255,8 +256,8 @@ class ServerClient:
         params: dict[str, Any] = {"temperature": sampling.temperature, "max_new_tokens": room, "sampling_seed": seed}
         params["stop_token_ids"] = list(sampling.stop_tokens)
         body = {"rid": rid, "input_ids": list(prompt), "return_logprob": True, "sampling_params": params, **options}
-        headers = {_ROUTING_KEY: routing_key} if routing_key else None
-        answer = await self._post("generate", body, None, headers=headers, most=most_bytes)
+        headers = {_ROUTING_HEADER: routing_key} if routing_key else None
+        answer = await self._post("generate", body, None, headers=headers, most_bytes=most_bytes)
         try:
             reply = read_reply(answer, room, vocabulary_size, sampling.stop_tokens)
             if routes is None:
@@ -265,20 +266,20 @@ class ServerClient:
             return dataclasses.replace(reply, routes=route_text)
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise RequestFailed(
-                f"{self.url} answered with an invalid completion: {type(error).__name__}: {one_line(str(error))[:300]}"
+                f"{self.url} answered with an invalid completion: {type(error).__name__}: {flatten(str(error))[:300]}"
             ) from error
 
     async def abort(self, request_id: str) -> None:
         """Ends the request of this id, because its answer is no longer wanted."""
-        await self._post("abort_request", {"rid": request_id}, _QUICK_TIMEOUT)
+        await self._post("abort_request", {"rid": request_id}, _QUICK_TIMEOUT_S)
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         """The label of the weights it serves. Raises RequestFailed or RequestRefused while the server is not up."""
-        return await self._get("model_info", lambda answer: label_of(answer["weight_version"]))
+        return await self._get("model_info", lambda answer: cut_label(answer["weight_version"]))
 
     async def check_health(self) -> None:
         """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
-        await self.connections.call("GET", self.url, "health", seconds=_HEALTH_TIMEOUT)
+        await self.connections.call("GET", self.url, "health", timeout_s=_HEALTH_TIMEOUT_S)
 
     async def can_release_memory(self) -> bool:
         """Whether it can release memory, or runs on the CPU, where a request to release memory does nothing."""
@@ -288,7 +289,7 @@ class ServerClient:
         """Whether it can report which experts tokens went through."""
         return await self._get("server_info", lambda info: bool(info["enable_return_routed_experts"]))
 
-    async def incarnation(self) -> str:
+    async def read_incarnation(self) -> str:
         """A text that identifies the server's process: how long its parts took to start. A restart changes it."""
         times = await self._get("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
         return json.dumps(times)
@@ -300,7 +301,7 @@ class ServerClient:
         RequestRefused. Raises StorageError if the release cannot be recorded; then nothing is released.
         """
         async with memory.lock:
-            memory.incarnation = await self.incarnation()
+            memory.incarnation = await self.read_incarnation()
             await self._pause()
             try:
                 # Recorded before the request: the memory may be gone even if no answer comes.
@@ -308,7 +309,7 @@ class ServerClient:
             except BaseException:
                 await asyncio.shield(self._unpause())
                 raise
-            await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT)
+            await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT_S)
 
     async def wake(self, memory: "ReleasedMemory") -> None:
         """Ends a `rest`, if there is one, without new weights: their memory is allocated again, without their values.
@@ -320,13 +321,13 @@ class ServerClient:
             if not memory:
                 return
             for tag in sorted(memory.kinds):
-                await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW_TIMEOUT)
+                await self._post("resume_memory_occupation", {"tags": [tag]}, _SLOW_TIMEOUT_S)
                 await memory.remove([tag])
-            await self._post("continue_generation", {}, _QUICK_TIMEOUT)
+            await self._post("continue_generation", {}, _QUICK_TIMEOUT_S)
 
     async def _forget_restarted(self, memory: "ReleasedMemory") -> None:
         """Forgets the record of a server that was restarted: it has all its memory, and a restore would crash it."""
-        if memory and await self.incarnation() != memory.incarnation:
+        if memory and await self.read_incarnation() != memory.incarnation:
             await memory.remove(memory.kinds)
 
     async def update(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
@@ -345,26 +346,26 @@ class ServerClient:
         await self._pause()
         try:
             if _WEIGHTS_MEMORY in memory.kinds:
-                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS_MEMORY]}, _SLOW_TIMEOUT)
+                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS_MEMORY]}, _SLOW_TIMEOUT_S)
                 await memory.remove([_WEIGHTS_MEMORY])
             body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
             await self._post("update_weights_from_disk", body, None)
             if memory:
-                await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT)
+                await self._post("resume_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT_S)
                 await memory.remove(memory.kinds)
         except BaseException:
             # A server that stays paused answers no request. But one without its memory must stay paused.
             if not memory:
                 await asyncio.shield(self._unpause())
             raise
-        await asyncio.shield(self._post("continue_generation", {}, _QUICK_TIMEOUT))
-        if (version := await self.version()) != label:
+        await asyncio.shield(self._post("continue_generation", {}, _QUICK_TIMEOUT_S))
+        if (version := await self.read_version()) != label:
             raise ServerFailed(f"{self.url} serves weights {version!r} after an update to {label!r}")
 
     async def _pause(self) -> None:
         """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
         try:
-            await self._post("pause_generation", {"mode": "retract"}, _QUICK_TIMEOUT)
+            await self._post("pause_generation", {"mode": "retract"}, _QUICK_TIMEOUT_S)
         except BaseException as error:
             # The server may have paused although no answer came, unless it was never reached.
             if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
@@ -374,11 +375,11 @@ class ServerClient:
     async def _unpause(self) -> None:
         """Ends a pause after a fault. A failure of this call is ignored, so that the first fault is reported."""
         with contextlib.suppress(RequestFailed, RequestRefused):
-            await self._post("continue_generation", {}, _QUICK_TIMEOUT)
+            await self._post("continue_generation", {}, _QUICK_TIMEOUT_S)
 
     # --- a router ---
 
-    async def servers(self) -> dict[str, str]:
+    async def list_servers(self) -> dict[str, str]:
         """Address → id of each server behind the router. Raises RequestFailed or RequestRefused."""
 
         def read_workers(answer: Any) -> dict[str, str]:
@@ -386,19 +387,19 @@ class ServerClient:
 
         return await self._get("workers", read_workers, "sglang-router 0.3.2")
 
-    async def add(self, server: str) -> None:
+    async def add_server(self, server_url: str) -> None:
         """Puts the server at this address behind the router. Raises RequestFailed or RequestRefused."""
-        await self._post("workers", {"url": server}, _QUICK_TIMEOUT)
+        await self._post("workers", {"url": server_url}, _QUICK_TIMEOUT_S)
 
-    async def remove(self, server: str) -> None:
+    async def remove_server(self, server_url: str) -> None:
         """Takes the server at this address from the router, if it is there. Raises RequestFailed or RequestRefused."""
-        if (worker_id := (await self.servers()).get(server)) is not None:
+        if (worker_id := (await self.list_servers()).get(server_url)) is not None:
             url_path = f"workers/{quote(worker_id, safe='')}"
-            await self.connections.call("DELETE", self.url, url_path, None, _QUICK_TIMEOUT)
+            await self.connections.call("DELETE", self.url, url_path, None, _QUICK_TIMEOUT_S)
 
     async def _get(self, url_path: str, parse: Callable[[Any], _T], package: str = "SGLang 0.5.23") -> _T:
         """The result of `parse` for the answer. Raises ServerFailed if the answer lacks a field."""
-        answer = await self.connections.call("GET", self.url, url_path, seconds=_QUICK_TIMEOUT)
+        answer = await self.connections.call("GET", self.url, url_path, timeout_s=_QUICK_TIMEOUT_S)
         try:
             return parse(answer)
         except (KeyError, TypeError) as error:

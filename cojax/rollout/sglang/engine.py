@@ -24,11 +24,11 @@ from typing import Any, Literal, TypeVar
 
 import tenacity
 
-from cojax.durable import own_file
+from cojax.durable import open_own_file
 from cojax.environment import EngineError
 from cojax.policy.config import DamagedFile, ModelConfig
 from cojax.rollout import export
-from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, checked_prompt
+from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, check_prompt
 from cojax.rollout.sglang import client
 from cojax.rollout.sglang.client import RequestFailed, RequestRefused, ServerFailed
 from cojax.rollout.sglang.fleet import Fleet
@@ -37,12 +37,12 @@ from cojax.settings.tree import SGLangSettings
 from cojax.storage.files import explain, is_number
 
 _LOG = logging.getLogger(__name__)
-_SETTINGS = SGLangSettings()
+_DEFAULT_SETTINGS = SGLangSettings()
 # Errors of file systems without locks.
 _NO_LOCK_ERRORS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _READ_ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
-_RETRY_SECONDS = 0.05  # seconds before the next attempt
-_SETTLE_SECONDS = 5.0  # seconds after which another host's files should be seen here
+_RETRY_S = 0.05  # seconds before the next attempt
+_SETTLE_S = 5.0  # seconds after which another host's files should be seen here
 
 
 class WeightsFolder:
@@ -55,7 +55,7 @@ class WeightsFolder:
         self._versions_folder, lock_path = folder.absolute() / "weights", folder.absolute() / "weights.lock"
         try:
             lock_path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock_descriptor = own_file(lock_path, os.O_RDWR | os.O_CREAT)
+            self._lock_descriptor = open_own_file(lock_path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise explain(error, lock_path) from error
         try:
@@ -100,7 +100,7 @@ class WeightsFolder:
             self._lock_descriptor = -1
 
 
-def newest_version(folder: Path, current: LabelledWeights | None = None) -> LabelledWeights | None:
+def find_newest_version(folder: Path, current: LabelledWeights | None = None) -> LabelledWeights | None:
     """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
     Its files are checked, unless it is the `current` one. If a version is removed while it is read, its successor is
@@ -128,10 +128,10 @@ def newest_version(folder: Path, current: LabelledWeights | None = None) -> Labe
         except FileNotFoundError as error:
             missing_versions.append((newest_folder, write_times[newest_folder]))
             # A version that is being removed would have changed meanwhile.
-            is_stable = time.time() - write_times[newest_folder] / 1e9 > _SETTLE_SECONDS
+            is_stable = time.time() - write_times[newest_folder] / 1e9 > _SETTLE_S
             if is_stable and missing_versions == [missing_versions[0]] * _READ_ATTEMPTS:
                 raise DamagedFile(f"{newest_folder} is not whole: {error}") from error
-            time.sleep(_RETRY_SECONDS)
+            time.sleep(_RETRY_S)
     return None
 
 
@@ -155,10 +155,10 @@ class LoopThread:
         if self._close_reason:
             raise EngineError(self._close_reason)
 
-    def call(self, coroutine: Coroutine[Any, Any, _T], reason: str = "") -> _T:
+    def call(self, coroutine: Coroutine[Any, Any, _T], stop_reason: str = "") -> _T:
         """Returns the coroutine's result.
 
-        Raises EngineError if the loop is closed, or, with the message `reason`, if the coroutine is cancelled.
+        Raises EngineError if the loop is closed, or, with the message `stop_reason`, if the coroutine is cancelled.
         """
         with self._entry_lock:
             if self._close_reason:
@@ -168,7 +168,7 @@ class LoopThread:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise EngineError(self._close_reason or reason) from None
+            raise EngineError(self._close_reason or stop_reason) from None
 
     def call_soon(self, function: Callable[[str], None], argument: str) -> None:
         """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
@@ -223,10 +223,10 @@ class SGLangEngine:
     trainer write a version together, each its part, if the weights have a `save`. If weights change during a
     completion, `mixed` keeps it with its spans; otherwise it is sampled again.
 
-    A conversation has at most `max_length` tokens. One `generate` takes at most `deadline` seconds and `attempts`
-    requests, to any servers. With `routes`, completions report which experts tokens went through. `busy_seconds` is the
-    wall time with at least one completion running, `served` counts completions, their `prompt_tokens` and, of these,
-    the `cached_tokens` that a prefix cache had, `fleet` are the servers.
+    A conversation has at most `max_length` tokens. One `generate` takes at most `timeout_s` seconds and `most_attempts`
+    requests, to any servers. With `wants_routes`, completions report which experts tokens went through. `busy_seconds`
+    is the wall time with at least one completion running, `served` counts completions, their `prompt_tokens` and, of
+    these, the `cached_tokens` that a prefix cache had, `fleet` are the servers.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only if servers run with --enable-deterministic-inference.
@@ -240,16 +240,16 @@ class SGLangEngine:
         max_length: int,
         urls: Sequence[str] = (),
         launch: LaunchSettings | None = None,
-        settings: SGLangSettings = _SETTINGS,
-        deadline: float = 600.0,
-        attempts: int = 6,
-        routes: bool = False,
+        settings: SGLangSettings = _DEFAULT_SETTINGS,
+        timeout_s: float = 600.0,
+        most_attempts: int = 6,
+        wants_routes: bool = False,
     ) -> None:
         if bool(urls or settings.router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         _check_following(settings)
         check_length(max_length, config.max_position_embeddings)
-        shape = client.route_shape(config, routes, settings.mixed)
+        shape = client.find_route_shape(config, wants_routes, settings.mixed)
         self._config, self._length, self._settings, self.tells_routes = config, max_length, settings, shape is not None
         self._run_id = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._version_by_label: dict[str, int] = {}  # label → version
@@ -264,11 +264,11 @@ class SGLangEngine:
             [url.rstrip("/") for url in urls],
             [ServerProcess(launch, server_index) for server_index in range(settings.servers)] if launch else [],
             settings,
-            memory_file=client.ReleasedMemoryFile(folder / client.RELEASED_MEMORY),
-            routes=routes,
+            memory_file=client.ReleasedMemoryFile(folder / client.MEMORY_FILE),
+            wants_routes=wants_routes,
         )
         self._loop = LoopThread()
-        self._timeout_s, self._most_attempts, self._route_shape = deadline, attempts, shape
+        self._timeout_s, self._most_attempts, self._route_shape = timeout_s, most_attempts, shape
         self._key_prefix = self._run_id if settings.router else ""
         self._busy, self.served = BusyTime(), collections.Counter[str]()
         # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
@@ -277,7 +277,7 @@ class SGLangEngine:
 
     @property
     def busy_seconds(self) -> float:
-        return self._busy.seconds
+        return self._busy.total_seconds
 
     def load(self, weights: Weights) -> None:
         """Writes `weights` to disk, has the servers load them, and returns once every server that is up serves them.
@@ -294,13 +294,13 @@ class SGLangEngine:
             if target is None or identity is None or identity != self._loaded_identity:
                 self._loaded_identity = None
                 target = self._write(weights)
-            elif self.fleet.serving:
+            elif self.fleet.is_serving:
                 return
             self._loop.call(self.fleet.sync(target))
             self._loaded_identity = identity
             # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
             self._kept_folders = [*self._kept_folders, target.folder][-2:]
-            self._weights_folder.prune([*self._kept_folders, *self.fleet.reading()])
+            self._weights_folder.prune([*self._kept_folders, *self.fleet.list_reading()])
 
     def _write(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
@@ -321,7 +321,7 @@ class SGLangEngine:
         server completes it in time or the session is released.
         """
         # A token outside the vocabulary would crash a server.
-        tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
+        tokens = check_prompt(prompt, self._config.vocab_size, self._length)
         self._loop.raise_if_closed()
         if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
@@ -360,7 +360,7 @@ class SGLangEngine:
         task = asyncio.current_task()
         assert task is not None
         self._task_by_session[session] = task
-        retry = tenacity.AsyncRetrying(
+        attempt_number = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._most_attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
@@ -369,9 +369,9 @@ class SGLangEngine:
         try:
             with self._busy:
                 async with asyncio.timeout(self._timeout_s):
-                    return await retry(self._try, tokens, sampling, room, session, seed)
+                    return await attempt_number(self._try, tokens, sampling, room, session, seed)
         except TimeoutError as error:
-            faults = self.fleet.faults()
+            faults = self.fleet.list_faults()
             raise EngineError(
                 f"no completion within {self._timeout_s:g} s" + (f"; servers left out: {faults}" if faults else "")
             ) from error
@@ -402,7 +402,7 @@ class SGLangEngine:
         server.requests.add(request)
         try:
             reply = await request
-            server.replies += 1
+            server.reply_count += 1
             cached_count = min(max(0, reply.cached_tokens), len(tokens))
             self.served.update(completions=1, prompt_tokens=len(tokens), cached_tokens=cached_count)
             completion = self._to_completion(reply, server, label, sampling)
@@ -410,7 +410,7 @@ class SGLangEngine:
                 self._reported_counts[session] = len(tokens) + len(reply.tokens) - 1
             return completion
         except ServerFailed as error:
-            self.fleet.suspect(server, str(error))
+            self.fleet.mark_down(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
@@ -418,7 +418,7 @@ class SGLangEngine:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.faults()}") from None
+            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.list_faults()}") from None
         finally:
             server.requests.discard(request)
 
@@ -428,7 +428,7 @@ class SGLangEngine:
         labels = [span_label for span_label, _ in reply.spans]
         if unknown_labels := [span_label for span_label in labels if span_label not in self._version_by_label]:
             fault = f"sampled from weights {unknown_labels[0]!r}, which are not of this run"
-            self.fleet.suspect(server, f"it {fault}")
+            self.fleet.mark_down(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed completion must end with current weights: a router may choose a server that is left out.
         is_stale = labels[-1] not in (label, self.fleet.target.label)

@@ -19,12 +19,12 @@ from cojax.rollout.sglang.server import LabelledWeights, Server, ServerProcess, 
 from cojax.settings.tree import SGLangSettings
 
 _LOG = logging.getLogger(__name__)
-_DISCOVERY_POLL = 2.0  # seconds between two requests for the servers behind a router
+_DISCOVERY_POLL_S = 2.0  # seconds between two requests for the servers behind a router
 # Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
 _MOST_MISSES = 3
 # Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
 _MOST_REFUSALS = 3
-_RETRY_SECONDS = 1.0  # until the next check after a fault
+_RETRY_S = 1.0  # until the next check after a fault
 
 
 class Fleet:
@@ -35,11 +35,11 @@ class Fleet:
     `memory_file` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
 
     Two modes are for servers that get their weights from another process. With `follow` in `settings` they load new
-    weights by themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; launched
-    servers only start with the target.
+    weights by themselves, and a sync waits until they have. With `takes_any_weights` a server may serve any weights;
+    launched servers only start with the target.
 
-    With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
-    experts tokens went through. `target` are the weights that servers should serve.
+    With `release_memory` servers may be asked to release their memory. With `wants_routes` they must be able to report
+    which experts tokens went through. `target` are the weights that servers should serve.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Fleet:
         settings: SGLangSettings,
         *,
         memory_file: client.ReleasedMemoryFile | None = None,
-        any_weights: bool = False,
-        routes: bool = False,
+        takes_any_weights: bool = False,
+        wants_routes: bool = False,
     ) -> None:
         self._connections, self._memory_file, self.settings = connections, memory_file, settings
-        self._any_weights, self._needs_routes, router = any_weights, routes, settings.router
+        self._any_weights, self._needs_routes, router = takes_any_weights, wants_routes, settings.router
         self._discovery_router = ServerClient(router, connections) if router and not urls and not processes else None
         self.servers = [self._attach(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
@@ -75,9 +75,9 @@ class Fleet:
         Waits while weights change and while no server is up. Raises EngineError once none can come up any more.
         """
         async with self._state_change:
-            await self._state_change.wait_for(lambda: not self._is_syncing and (self._servers_up() or self.all_lost))
-            if self.all_lost:
-                raise EngineError(f"no SGLang server is left: {self.faults()}")
+            await self._state_change.wait_for(lambda: not self._is_syncing and (self._list_up() or self.is_lost))
+            if self.is_lost:
+                raise EngineError(f"no SGLang server is left: {self.list_faults()}")
             return self._find_server(session)
 
     def _find_server(self, session: str) -> Server:
@@ -88,11 +88,11 @@ class Fleet:
         if self._router_server is not None:
             return self._router_server
         server = self._server_by_session.get(session)
-        if server is None or not server.up:
+        if server is None or not server.is_up:
             self.forget(session)
-            servers_up = (server for server in self.servers if server.up)
-            server = min(servers_up, key=lambda server: (server.sessions, len(server.requests)))
-            server.sessions += 1
+            servers_up = (server for server in self.servers if server.is_up)
+            server = min(servers_up, key=lambda server: (server.session_count, len(server.requests)))
+            server.session_count += 1
             self._server_by_session[session] = server
         return server
 
@@ -100,9 +100,9 @@ class Fleet:
         """Ends the session's assignment to a server, if it has one."""
         server = self._server_by_session.pop(session, None)
         if server is not None:
-            server.sessions -= 1
+            server.session_count -= 1
 
-    def suspect(self, server: Server, fault: str) -> None:
+    def mark_down(self, server: Server, fault: str) -> None:
         """Marks the server as down and has its health checked now; it gets no new request until then.
 
         Behind a router the fault may be any server's, so all are checked.
@@ -111,7 +111,7 @@ class Fleet:
             for member in self.servers:
                 member.check_now.set()
             return
-        if server.up:
+        if server.is_up:
             server.state, server.fault = "down", fault
         server.check_now.set()
 
@@ -121,24 +121,24 @@ class Fleet:
         abort_calls = (member.client.abort(request_id) for member in servers if member.client.url)
         await asyncio.gather(*abort_calls, return_exceptions=True)
 
-    def faults(self) -> str:
+    def list_faults(self) -> str:
         """What is wrong with each server that is not up."""
-        return "; ".join(f"{server.name}: {server.fault}" for server in self.servers if not server.up)
+        return "; ".join(f"{server.name}: {server.fault}" for server in self.servers if not server.is_up)
 
-    def reading(self) -> list[Path]:
+    def list_reading(self) -> list[Path]:
         """Folders that servers are loading weights from."""
-        return [server.reading for server in self.servers if server.reading is not None]
+        return [server.reading_folder for server in self.servers if server.reading_folder is not None]
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """Whether a server is up, and so serves the target, and the fleet is not resting."""
-        return bool(self._servers_up()) and not self._is_resting
+        return bool(self._list_up()) and not self._is_resting
 
-    def _servers_up(self) -> list[Server]:
-        return [server for server in self.servers if server.up]
+    def _list_up(self) -> list[Server]:
+        return [server for server in self.servers if server.is_up]
 
     @property
-    def all_lost(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether no server can come up any more."""
         return bool(self.servers) and all(server.state == "lost" for server in self.servers)
 
@@ -156,21 +156,21 @@ class Fleet:
             await self._discover_some(self._discovery_router)
         for server in self.servers:
             self._ensure_watch(server)
-        recoveries = {server: server.recoveries + (server.state == "recovering") for server in self.servers}
+        recoveries = {server: server.recovery_count + (server.state == "recovering") for server in self.servers}
         try:
             servers_down = [server for server in self.servers if server.state == "down"]
             await self._update_all(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
-            if not self._servers_up():
+            if not self._list_up():
                 await self._update_all(target, [server for server in servers_down if server.state == "down"])
             with contextlib.suppress(TimeoutError):
                 await self._wait_for_one(recoveries)
         finally:
             self._is_syncing = False
             await self._notify()
-        if not self._servers_up():
-            is_absent, startup_s = any(server.absent for server in self.servers), self.settings.startup_deadline
+        if not self._list_up():
+            is_absent, startup_s = any(server.is_absent for server in self.servers), self.settings.startup_deadline
             advice = f"start them first; waited sglang.startup_deadline={startup_s:g} s" if is_absent else ""
-            reasons_text = "; ".join(filter(None, (self.faults(), advice)))
+            reasons_text = "; ".join(filter(None, (self.list_faults(), advice)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons_text}")
 
     def _attach(self, url: str) -> Server:
@@ -200,18 +200,18 @@ class Fleet:
                     f"no SGLang server is behind the router {router.url}: {fault}; waited sglang.startup_deadline="
                     f"{startup_s:g} s. Start some there: python -m experiments.serve --router={router.url}"
                 )
-            await asyncio.sleep(_DISCOVERY_POLL)
+            await asyncio.sleep(_DISCOVERY_POLL_S)
         self._discovery_task = self._discovery_task or asyncio.create_task(self._discover_always(router))
 
     async def _discover_always(self, router: ServerClient) -> None:
         while True:
-            await asyncio.sleep(min(_DISCOVERY_POLL, self.settings.probe_every))
+            await asyncio.sleep(min(_DISCOVERY_POLL_S, self.settings.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # servers outlive their router
                 await self._discover(router)
 
     async def _discover(self, router: ServerClient) -> None:
         """Adds servers that have joined the router, and removes those that have left it. Raises RequestFailed."""
-        urls, server_by_url = await router.servers(), {server.client.url: server for server in self.servers}
+        urls, server_by_url = await router.list_servers(), {server.client.url: server for server in self.servers}
         for url in urls:
             if url not in server_by_url:
                 self.servers.append(server := self._attach(url))
@@ -244,7 +244,7 @@ class Fleet:
         only_attached = all(server.process is None for server in self.servers)
         async with asyncio.timeout(self.settings.startup_deadline if only_attached else None), self._state_change:
             await self._state_change.wait_for(
-                lambda: self._servers_up() or not any(self._may_come_up(server, recoveries) for server in self.servers)
+                lambda: self._list_up() or not any(self._may_come_up(server, recoveries) for server in self.servers)
             )
 
     def _may_come_up(self, server: Server, recoveries: Mapping[Server, int]) -> bool:
@@ -255,12 +255,12 @@ class Fleet:
         """
         if server.process is not None:
             return server.state != "lost"
-        return server.absent or server.recoveries < recoveries.get(server, 1)
+        return server.is_absent or server.recovery_count < recoveries.get(server, 1)
 
     async def rest(self) -> None:
         """Has every server release its memory until the next sync, including servers that come up before it."""
         self._is_resting = True
-        await asyncio.gather(*(self._rest_server(server) for server in self.servers if server.up))
+        await asyncio.gather(*(self._rest_server(server) for server in self.servers if server.is_up))
 
     def set_target(self, target: LabelledWeights) -> None:
         """Has every server load `target` when it can, without waiting for any."""
@@ -290,7 +290,7 @@ class Fleet:
                     await server.check_now.wait()
             server.check_now.clear()
             try:
-                if server.up and self.target and server.label != self.target.label and not self._any_weights:
+                if server.is_up and self.target and server.loaded_label != self.target.label and not self._any_weights:
                     await self._recover(server)
                 elif server.state in ("up", "down"):
                     await self._check_server(server)
@@ -317,12 +317,12 @@ class Fleet:
             fault, is_hung = "another sync began", False
         except (RequestFailed, RequestRefused, TimeoutError) as error:
             fault, is_hung = self._describe_error(error), not isinstance(error, RequestRefused | ServerFailed)
-            server.absent = isinstance(error, ServerFailed)
+            server.is_absent = isinstance(error, ServerFailed)
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, RequestRefused):
                 await asyncio.to_thread(server.process.kill)
         finally:
-            if not server.up:  # after any failure, even a cancellation: its watch brings it back
+            if not server.is_up:  # after any failure, even a cancellation: its watch brings it back
                 server.state = "down"
                 server.check_now.set()
         await self._set_state(server, "down", fault, is_hung)
@@ -343,9 +343,9 @@ class Fleet:
         A router itself repeats the requests of a dead server. It does not say which requests a hanging server
         (`is_hung`) has, so all requests through the router are then cancelled.
         """
-        server.recoveries += server.state == "recovering" != state
+        server.recovery_count += server.state == "recovering" != state
         server.state, server.fault = state, fault
-        server.absent = server.absent and state != "up"
+        server.is_absent = server.is_absent and state != "up"
         if state in ("down", "lost"):
             router_requests = self._router_server.requests if self._router_server is not None and is_hung else ()
             for request in [*server.requests, *router_requests]:
@@ -368,7 +368,7 @@ class Fleet:
                 "learner.routes"
             )
         sync_s, follow = self.settings.sync_deadline, self.settings.follow
-        await server.take(target, sync_s, lambda: self.target is target, follow=follow, alive=has_answered)
+        await server.load_target(target, sync_s, lambda: self.target is target, follow=follow, alive=has_answered)
 
     def _describe_error(self, error: Exception) -> str:
         reason = f"did not take new weights within {self.settings.sync_deadline:g} s (sglang.sync_deadline)"
@@ -381,41 +381,41 @@ class Fleet:
 
         A launched server that has ended is started again while restarts are left.
         """
-        process, pause_s = server.process, _RETRY_SECONDS
+        process, pause_s = server.process, _RETRY_S
         await self._set_state(server, "recovering", server.fault)
         while server.state == "recovering":
-            target, restarts = self.target, server.restarts
+            target, restarts = self.target, server.restarts_left
             assert target is not None
             try:
-                if process is None or process.running:
+                if process is None or process.is_running:
                     await self._give_weights(server, target)
                 elif server.may_start():
-                    await server.start(target, self.settings.startup_deadline, any_weights=self._any_weights)
+                    await server.start(target, self.settings.startup_deadline, takes_any=self._any_weights)
                 else:
                     await self._set_state(server, "lost", server.fault)
                     return
                 # No other task runs in between: a sync either finds it up, or has already set the next target.
                 if self.target is target or self._any_weights:
-                    server.missed_checks = 0
-                    server.refusals.clear()
+                    server.miss_count = 0
+                    server.refused_labels.clear()
                     await self._bring_up(server)
             except (RequestFailed, RequestRefused, OSError) as error:  # TimeoutError is an OSError
-                server.fault, server.absent = self._describe_error(error), isinstance(error, ServerFailed)
+                server.fault, server.is_absent = self._describe_error(error), isinstance(error, ServerFailed)
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
                 is_refusal = isinstance(error, RequestRefused)
                 if self.target is not target:
                     # A newer version may have replaced its folder, which is not the server's fault.
-                    server.restarts = restarts
+                    server.restarts_left = restarts
                     if is_refusal:
                         continue
-                server.refusals += [target.label] if is_refusal else []
-                if process is None or (is_refusal and server.refusals.count(target.label) < _MOST_REFUSALS):
+                server.refused_labels += [target.label] if is_refusal else []
+                if process is None or (is_refusal and server.refused_labels.count(target.label) < _MOST_REFUSALS):
                     await self._set_state(server, "down", server.fault)
-                    self._schedule_check(server, _RETRY_SECONDS)
+                    self._schedule_check(server, _RETRY_S)
                     return
-                was_running = process.running
+                was_running = process.is_running
                 await asyncio.to_thread(process.kill)
-                if not was_running and server.restarts and self.target is target:
+                if not was_running and server.restarts_left and self.target is target:
                     # A port or memory that is taken for a moment must not use up all restarts.
                     await asyncio.sleep(pause_s)
                     pause_s *= 2
@@ -450,45 +450,45 @@ class Fleet:
         elif fault is not None:
             await self._note_fault(server, fault)
         else:
-            server.replies = server.missed_checks = 0
+            server.reply_count = server.miss_count = 0
             server.silent_since = 0.0
             if server.released_memory or (label != old_target.label and not self._any_weights):
                 await self._set_state(server, "down", f"it serves weights {label!r}")
                 await self._recover(server)
             elif old_state == "down":
                 _LOG.warning("%s is back", server.name)
-                server.label = label
+                server.loaded_label = label
                 await self._bring_up(server)
 
     async def _probe(self, server: Server) -> str:
         """The label of the weights that a healthy server serves. Raises RequestFailed or RequestRefused if it is not
         healthy."""
         process = server.process
-        if process is not None and not process.running:
-            raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
+        if process is not None and not process.is_running:
+            raise ServerFailed(f"it has ended; {process.log} ends:\n{process.read_log_tail()}")
         # The health check is a completion, and a resting server has no memory for one.
         is_resting = server.released_memory or (self._any_weights and self.settings.release_memory)
-        if not (server.up and server.replies) and not is_resting:
+        if not (server.is_up and server.reply_count) and not is_resting:
             await server.client.check_health()
-        return await server.client.version()
+        return await server.client.read_version()
 
     async def _note_fault(self, server: Server, fault: RequestFailed | RequestRefused) -> None:
         """Leaves a faulty server out, unless it may only be slow; a launched one is killed and started again."""
-        server.missed_checks += 1
+        server.miss_count += 1
         server.silent_since = server.silent_since or time.monotonic()
         # A server that gets its weights from another process does not answer until it has them.
         is_waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
         is_hung = not isinstance(fault, RequestRefused | ServerFailed)
-        delay_s = min(_RETRY_SECONDS, self.settings.probe_every)
-        if is_hung and (server.missed_checks < _MOST_MISSES or is_waiting):
+        delay_s = min(_RETRY_S, self.settings.probe_every)
+        if is_hung and (server.miss_count < _MOST_MISSES or is_waiting):
             self._schedule_check(server, delay_s)
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
         # A starting server does not answer for a while, so one that was absent and now hangs may still come up.
-        server.absent = isinstance(fault, ServerFailed) or (server.absent and is_hung)
+        server.is_absent = isinstance(fault, ServerFailed) or (server.is_absent and is_hung)
         await self._set_state(server, "down", str(fault), is_hung)
-        if self._is_syncing and server.absent:
+        if self._is_syncing and server.is_absent:
             self._schedule_check(server, delay_s)
         if server.process is not None:
             await asyncio.to_thread(server.process.kill)

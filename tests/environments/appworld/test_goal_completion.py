@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluation.evaluate import measure
+from cojax.evaluation.evaluate import measure_split
 from cojax.types import Group, Task, Trajectory
 from environments.appworld import measures
 from experiments import appworld
@@ -21,7 +21,7 @@ def of_scenario(name: str, *rewards: float | None) -> Group:
 
 
 def figures(groups: list[Group]) -> tuple[float, float]:
-    found = measure(appworld.get_config(), groups)
+    found = measure_split(appworld.get_config(), groups)
     return found["TGC"]["value"] / 100, found["SGC"]["value"] / 100
 
 
@@ -31,7 +31,7 @@ def test_goal_completion_is_over_tasks_and_over_scenarios() -> None:
         of_scenario("b_1", 1.0), of_scenario("b_2", 0.0), of_scenario("b_3", 1.0),
     ]  # fmt: skip
     assert figures(groups) == (pytest.approx(5 / 6), 0.5)
-    found = measure(appworld.get_config(), groups)
+    found = measure_split(appworld.get_config(), groups)
     tgc, sgc = found["TGC"], found["SGC"]
     assert (tgc["value"], sgc["value"]) == (pytest.approx(100 * 5 / 6), 50.0)
     assert (tgc["count"], sgc["count"]) == (6, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cojax.environment import Actor, play
 from cojax.environment.replay import follow
-from cojax.host.processes import descendants
+from cojax.host.processes import list_descendants
 from cojax.types import Action, Call, Task, Trajectory
 from environments.mcp import RECIPE
 from environments.mcp.world import NAME, Opener
@@ -72,4 +72,4 @@ def processes(environment: ToolEnvironment) -> set[int]:
     """The processes behind an environment."""
     opener = environment._open
     assert isinstance(opener, Opener)
-    return descendants(opener.worker.supervisor)
+    return list_descendants(opener.worker.supervisor)

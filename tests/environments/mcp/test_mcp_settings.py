@@ -133,6 +133,6 @@ def test_every_page_of_a_list_is_read_up_to_a_hundred() -> None:
 
 def test_settings_from_flags_have_their_types() -> None:
     given = {"command": "true", "deadline": "5", "concurrency": "2", "unconfined": "True"}
-    assert environments.settings_from_text("mcp", given) == {
+    assert environments.parse_settings("mcp", given) == {
         "command": "true", "deadline": 5.0, "concurrency": 2, "unconfined": True,
     }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 import environments
 from cojax.environment import EnvironmentFailure, play
 from cojax.environment.replay import follow
-from cojax.host.processes import descendants
+from cojax.host.processes import list_descendants
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
 from environments.tools import ToolEnvironment
@@ -52,10 +52,10 @@ def played(environment: ToolEnvironment, seed: int = 0, *actions: Action) -> Tra
     ],
 )
 def test_what_does_not_open_is_refused_and_leaves_no_process(kind: str, reason: str) -> None:
-    before = descendants(os.getpid())
+    before = list_descendants(os.getpid())
     with pytest.raises(EnvironmentFailure, match=re.escape(reason)):
         load(kind)
-    assert descendants(os.getpid()) <= before
+    assert list_descendants(os.getpid()) <= before
 
 
 def test_an_episode_that_is_over_at_once_is_no_episode(capsys: pytest.CaptureFixture[str]) -> None:

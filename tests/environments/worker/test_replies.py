@@ -21,7 +21,7 @@ from patience import patience
 
 from cojax.environment import play
 from cojax.environment.replay import follow
-from cojax.host.processes import memory
+from cojax.host.processes import read_memory
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from environments.worker import Bounds, IsolatedEnvironment, isolate, wire
 from environments.worker.wire import Malformed, Scan, check_reply, read
@@ -189,11 +189,11 @@ def test_a_large_honest_reply_takes_a_small_multiple_of_memory(world):
 def test_the_memory_of_large_replies_goes_back_to_the_system():
     with contextlib.closing(isolate("liar", bounds=Bounds(deadline=4.0), runs_policy_code=True)) as world:
         honest(world, 1_000)
-        before = memory(world.supervisor, "Rss")
+        before = read_memory(world.supervisor, "Rss")
         chance = random.Random(2)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda length: honest(world, length), [chance.randrange(2**22) for _ in range(30)]))
-        assert memory(world.supervisor, "Rss") - before < 8  # MB
+        assert read_memory(world.supervisor, "Rss") - before < 8  # MB
 
 
 @pytest.mark.real

@@ -10,4 +10,4 @@ from cojax import openai_api as calls
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key, and short waits between attempts."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(calls, "FIRST_WAIT_S", 0.01)

@@ -4,7 +4,7 @@ import pytest
 from evolving import ACTING, evolve
 from models import model
 
-from cojax.explorer.llm.abstraction import Draft, task_draft
+from cojax.explorer.llm.abstraction import Draft, make_draft
 from cojax.explorer.scripted.explorer import Ending
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Triplet
 
@@ -23,7 +23,7 @@ def draft(*turns: list[int], shortest: int = 3) -> TaskDraft:
     (first, *later) = turns
     said = [{"query": f"request {place}", "steps": steps} for place, steps in enumerate(later)]
     proposed = Draft.model_validate({"query": "the first request", "steps": first, "later": said})
-    return task_draft(proposed, RECORD, PLACE, Ending(""), NEXT, shortest)
+    return make_draft(proposed, RECORD, PLACE, Ending(""), NEXT, shortest)
 
 
 def test_a_dialogue_with_an_action_in_every_turn_stands() -> None:
@@ -50,7 +50,7 @@ def test_handing_back_to_the_user_is_no_action() -> None:
     assert draft([1], [2], shortest=2).objections == ()
     # A call that ends the episode is one.
     proposed = Draft(query="q", steps=[1, 2])
-    assert task_draft(proposed, RECORD, PLACE, Ending("finish"), "", 3).objections == ()
+    assert make_draft(proposed, RECORD, PLACE, Ending("finish"), "", 3).objections == ()
 
 
 def test_an_answer_in_a_call_is_shown_in_every_part() -> None:
@@ -60,7 +60,7 @@ def test_an_answer_in_a_call_is_shown_in_every_part() -> None:
 
     def given(answer: object) -> list[str]:
         end = Triplet(Action(calls=(Call("finish", {"answer": answer}),)), Observation(done=True), 0)
-        made = task_draft(Draft(query="q", steps=[1, 2, 3]), {**record, 3: end}, PLACE, *rules)
+        made = make_draft(Draft(query="q", steps=[1, 2, 3]), {**record, 3: end}, PLACE, *rules)
         return list(made.objections)
 
     assert given(7) == given("a.txt") == given(["a.txt", {"n": "b.txt"}]) == []
@@ -75,7 +75,7 @@ def test_an_answer_in_code_is_looked_through() -> None:
     look = code("r = apis.files.list()\nprint(len(r))", "7")
     rules = Ending("supervisor.complete_task", "answer"), "", 3
     made = [
-        task_draft(
+        make_draft(
             Draft(query="how many?", steps=[1, 2, 3]),
             {1: look, 2: code("n = len(r)"), 3: code(f"{x}\napis.supervisor.complete_task(answer=n)", done=True)},
             PLACE, *rules,
@@ -94,7 +94,7 @@ def test_an_answer_of_the_reply_is_shown_by_what_does_not_print_it_itself() -> N
             for place, (code, told) in enumerate([("print(apis.a.b())", "7"), (look, "42")], start=1)
         }
         proposed = Draft(query="how many?", steps=[1, 2], answer=answer)
-        return task_draft(proposed, record, PLACE, *rules).objections
+        return make_draft(proposed, record, PLACE, *rules).objections
 
     assert objections('print("42")', "42") == ("no step shows the answer '42'",)
     assert objections('print("42")', "7") == objections("print(apis.c.d())", "42") == ()

@@ -16,7 +16,7 @@ from cojax.explorer.llm import explorer as acting
     ],
 )
 def test_the_same_action(one: str, other: str) -> None:
-    assert acting._action_key(one) == acting._action_key(other)
+    assert acting._make_action_key(one) == acting._make_action_key(other)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_the_same_action(one: str, other: str) -> None:
     ],
 )
 def test_a_corrected_action_is_another(failed: str, corrected: str) -> None:
-    assert acting._action_key(failed) != acting._action_key(corrected)
+    assert acting._make_action_key(failed) != acting._make_action_key(corrected)

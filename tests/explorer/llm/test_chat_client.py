@@ -149,7 +149,7 @@ def test_the_first_call_that_fails_in_an_evolution_is_said_aloud(caplog: pytest.
 def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
     clock = itertools.count(0.0, 4.0)  # seconds between failures
     with serving(in_turn(Answer("down", status=500))) as server:
-        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, read_clock=lambda: next(clock))
         budget = chat_model.begin()
         for seed in range(16):
             assert "in a row" not in str(failure(chat_model, budget, seed=seed))
@@ -165,7 +165,7 @@ def test_many_that_fail_at_once_are_one_moment_s_trouble() -> None:
     clock = itertools.chain([100.0] * 20, [104.0] * 5, [200.0] * 9)
     answers = [Answer("down", status=500)] * 25 + [Answer("hi")] + [Answer("down", status=500)]
     with serving(in_turn(*answers)) as server:
-        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, clock=lambda: next(clock))
+        chat_model = ChatClient(LLMSettings(server.url, "m", timeout=5.0), attempts=1, read_clock=lambda: next(clock))
         whole = chat_model.begin()
         with concurrent.futures.ThreadPoolExecutor(8) as pool, whole.split(25) as budgets:
             kinds = list(pool.map(lambda n: failure(chat_model, budgets[n], seed=n).kind, range(25)))

@@ -9,7 +9,7 @@ from chat_calls import accounts, client, failure, reply
 from chat_server import Answer, in_turn, serving
 
 from cojax.explorer.llm.chat_client import ChatClient
-from cojax.explorer.llm.chat_model import Journal, call_record
+from cojax.explorer.llm.chat_model import Journal, make_record
 from cojax.settings.tree import LLMSettings
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import StorageError
@@ -84,7 +84,7 @@ def test_what_failed_before_an_evolution_was_given_up_is_tried_again_on_top_of_w
     clock = itertools.count(0.0, 10.0)
     with serving(in_turn(Answer("late", stall=3.0))) as server:
         settings = LLMSettings(server.url, "m", max_tokens=50, timeout=0.05)
-        first = ChatClient(settings, Journal(path), attempts=1, clock=lambda: next(clock))
+        first = ChatClient(settings, Journal(path), attempts=1, read_clock=lambda: next(clock))
         budget = first.begin("0/initial")
         for seed in range(8 if end == "down" else 3):
             failure(first, budget, seed=seed)
@@ -154,7 +154,7 @@ def test_the_same_call_at_once_is_made_once() -> None:
         assert server.requests == 1
 
 
-ANSWERED = call_record("0/test", "m", {}, (2, 1), text="hi", truncated=False, usage=[1, 1])
+ANSWERED = make_record("0/test", "m", {}, (2, 1), text="hi", truncated=False, usage=[1, 1])
 
 
 @pytest.mark.parametrize(
@@ -179,4 +179,4 @@ def test_a_journal_that_is_no_file_or_has_no_end_holds_nobody(tmp_path) -> None:
     with open(tmp_path / "endless", "xb") as file:
         file.truncate(2**40)
     with pytest.raises(StorageError, match="line 1: it has more than"):
-        CheckedLog(tmp_path / "endless", shared=True).absorb()
+        CheckedLog(tmp_path / "endless", is_shared=True).count_new_lines()

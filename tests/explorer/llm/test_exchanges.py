@@ -11,10 +11,10 @@ from evolving import PARENT, SIGNALS, evolve
 from models import MAIL, model
 
 from cojax.explorer.llm.chat_model import Journal
-from cojax.pool import task_record
+from cojax.pool import make_task_record
 from cojax.report.command import main
-from cojax.report.exchanges import places_of, read_exchanges
-from cojax.report.lineage import lineage
+from cojax.report.exchanges import find_places, read_exchanges
+from cojax.report.lineage import read_lineage
 from cojax.report.page import write_report
 from cojax.report.run import read_run
 from cojax.storage.files import Log, write_json
@@ -33,16 +33,16 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
         journal=Journal(tmp_path / "journal.jsonl"),
     )
     write_json(tmp_path / "config.json", {"config": {}})
-    Log(tmp_path / "tasks.jsonl").append(task_record(task) for task in (PARENT, *done.result.tasks))
+    Log(tmp_path / "tasks.jsonl").append(make_task_record(task) for task in (PARENT, *done.result.tasks))
     Log(tmp_path / "drafts.jsonl").append(done.result.drafts)
     Log(tmp_path / "expeditions.jsonl").append(done.result.expeditions)
 
     (task,) = [task for task in done.result.tasks if task.query == MAIL["query"]]
-    story = lineage(tmp_path, task.id)
+    story = read_lineage(tmp_path, task.id)
     assert story.expedition is not None
     assert read_run(tmp_path).expeditions[story.expedition]["signal"] == story.signal_evidence
     journal = tmp_path / "journal.jsonl"
-    places = places_of(journal)
+    places = find_places(journal)
     explored, validated = (read_exchanges(journal, places[key]) for key in (story.expedition, task.id))
     parts = [exchange["place"].partition("/")[0] for exchange in explored]
     assert list(dict.fromkeys(parts)) == ["reflect", "run 0", "run 1", "abstract"]
@@ -72,4 +72,4 @@ def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("place", ["0/initial/{}/reflect", "0/{}/1/reflect", "0/initial/1/run {}/turn 1"])
 def test_a_forged_number_without_end_is_no_place(tmp_path: Path, place: str) -> None:
     Log(tmp_path / "journal.jsonl").append([{"key": "k", "place": place.format("9" * 5000), "sent": {"messages": []}}])
-    assert not places_of(tmp_path / "journal.jsonl")
+    assert not find_places(tmp_path / "journal.jsonl")

@@ -12,7 +12,7 @@ from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, told, turn
 from records import DESK, call
 
 from cojax.explorer.llm.chat_model import ChatFailure
-from cojax.explorer.llm.prompting import version
+from cojax.explorer.llm.prompting import hash_prompts
 from cojax.synthesis import Expedition
 from cojax.types import Evaluation
 
@@ -26,7 +26,7 @@ def test_signals_become_tasks_with_their_whole_lineage() -> None:
     assert (first.setup, first.origin) == (DESK, "boundary")
     lineage = first.lineage
     assert lineage is not None
-    assert lineage.explorer == f"llm:m@{version()}"
+    assert lineage.explorer == f"llm:m@{hash_prompts()}"
     assert (lineage.parent, lineage.signal, lineage.episode) == (PARENT.id, "boundary here", "3-x-0")
     assert (lineage.runs, lineage.verdict, lineage.step) == ((0,), "accepted", 10)
     assert lineage.evidence[-1] == "solved without hints: 1 of 1 attempts on the query alone"
@@ -211,7 +211,7 @@ def test_no_episode_is_started_where_nothing_may_be_asked_any_more(kind: str) ->
         case "budget":
             budget.pay(budget.tokens, 0)
         case "deadline":
-            budget.until = 0.0
+            budget.end_time = 0.0
         case "stopped":
             budget.close()
     with pytest.raises(ChatFailure, match=f"{kind}: "):

@@ -32,8 +32,8 @@ from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.server import _CPU_ENVIRONMENT, _LAUNCH_FLAGS
-from cojax.rollout.vocabulary import byte_tokenizer
-from cojax.run.engines import default_python
+from cojax.rollout.vocabulary import train_byte_tokenizer
+from cojax.run.engines import find_default_python
 from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, sample_setups, synthesize
 from cojax.types import Action
@@ -199,7 +199,7 @@ def test_bfcl_dialogues_of_several_turns_are_explored_abstracted_and_proved() ->
         assert len(task.query.split(NEXT)) == 2
         assert task.solution[-1] == Action()
         assert sum(not action.calls for action in task.solution) == 2
-        assert not held_out.why(task)
+        assert not held_out.find_rule(task)
     assert "More functions" not in told(server.bodies[0])
 
 
@@ -229,7 +229,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("served")
     config = ModelConfig(1040, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192)
     write_weights(folder / "noise", config, to_hf(config, initialize(config, 0)))
-    byte_tokenizer([json.dumps(tool) for tool in OFFICE.tools()], 1024).save_pretrained(folder / "noise")
+    train_byte_tokenizer([json.dumps(tool) for tool in OFFICE.tools()], 1024).save_pretrained(folder / "noise")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -239,7 +239,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]  # fmt: skip
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
-            [str(default_python()), "-m", "sglang.launch_server", *arguments],
+            [str(find_default_python()), "-m", "sglang.launch_server", *arguments],
             env={**os.environ, **_CPU_ENVIRONMENT}, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:

@@ -24,14 +24,14 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
-from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.rollout.vocabulary import train_byte_tokenizer
 from cojax.settings.tree import LLMSettings
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
 from cojax.types import Action, Message
 from cojax.validation import Attempts, Validation
 
 DOCUMENTED = [json.dumps(tool) for tool in OFFICE.tools()]
-CHAT = Chat(byte_tokenizer([*DOCUMENTED, "You explore a software environment by acting in it."], 1024))
+CHAT = Chat(train_byte_tokenizer([*DOCUMENTED, "You explore a software environment by acting in it."], 1024))
 
 
 class Taught:
@@ -199,7 +199,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
                 raise
 
     monkeypatch.setattr(background, "Future", Slow)
-    monkeypatch.setattr(background, "_CALL_INTERVAL", 0.01)
+    monkeypatch.setattr(background, "_CALL_INTERVAL_S", 0.01)
     chat_model = PolicyModel(Late(), CHAT, settings=LLMSettings(max_tokens=12))
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cojax.explorer.llm import prompting as wording
-from cojax.explorer.llm.explorer import action_format
+from cojax.explorer.llm.explorer import describe_action_format
 from cojax.explorer.llm.prompting import data, fill, prompt, sections, shorten
 
 FILES = sorted(path.stem for path in (Path(wording.__file__).parent / "prompts").glob("*.md"))
@@ -39,10 +39,10 @@ def test_every_slot_is_a_name_and_no_part_is_empty(name: str) -> None:
 
 
 def test_who_acts_in_code_is_told_what_ends_an_episode() -> None:
-    assert action_format((), "supervisor.complete_task").endswith(
+    assert describe_action_format((), "supervisor.complete_task").endswith(
         "Calling `supervisor.complete_task` ends everything: leave it for the end."
     )
-    assert "Calling" not in action_format((), "")
+    assert "Calling" not in describe_action_format((), "")
 
 
 def test_evidence_and_verdict_stand_between_marks() -> None:

@@ -7,7 +7,7 @@ from records import call
 
 import environments
 from cojax.environment import EnvironmentFailure, ask
-from cojax.explorer.scripted.explorer import Ending, draft_lengths, split_turns, windows, words_of
+from cojax.explorer.scripted.explorer import Ending, draw_lengths, split_turns, windows, words_of
 from cojax.types import Action, Message, Observation, Triplet
 
 
@@ -69,9 +69,9 @@ def test_required_calls_are_in_every_window() -> None:
 
 
 def test_lengths_shrink_as_they_grow_within_bounds() -> None:
-    drawn = list(itertools.islice(draft_lengths(3, (-1, 0, 2), 4, random.Random(0)), 200))
+    drawn = list(itertools.islice(draw_lengths(3, (-1, 0, 2), 4, random.Random(0)), 200))
     assert set(drawn) == {2, 3, 4}  # 3 + 2 is cut to 4
-    assert set(itertools.islice(draft_lengths(1, (-1, 0), 4, random.Random(0)), 50)) == {1}
+    assert set(itertools.islice(draw_lengths(1, (-1, 0), 4, random.Random(0)), 50)) == {1}
 
 
 def test_the_ending_is_read_from_the_documentation() -> None:

@@ -86,7 +86,7 @@ def test_a_router_that_names_no_servers_is_a_fault_of_the_router(answer: Any, mo
 
     monkeypatch.setattr(Connections, "call", call)
     with pytest.raises(ServerFailed, match="answered without"):
-        asyncio.run(ServerClient("http://r", Connections()).remove("http://a"))
+        asyncio.run(ServerClient("http://r", Connections()).remove_server("http://a"))
 
 
 def completion(change: Callable[[dict[str, Any], dict[str, Any]], object]) -> dict[str, Any]:

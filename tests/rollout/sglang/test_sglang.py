@@ -30,10 +30,10 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
     assert len(homes) == 18
     for number in (0, 2, 4):
         engine.release(f"s{number}")
-    until(lambda: sorted(server.sessions for server in engine.fleet.servers) == [0, 3])
+    until(lambda: sorted(server.session_count for server in engine.fleet.servers) == [0, 3])
     for number in range(10, 13):
         ask(engine, f"s{number}")
-    assert sorted(server.sessions for server in engine.fleet.servers) == [3, 3]
+    assert sorted(server.session_count for server in engine.fleet.servers) == [3, 3]
 
 
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
@@ -87,7 +87,7 @@ def test_a_dead_server_costs_only_its_requests_and_is_healed_before_it_gets_more
     port = pair[0].port
     pair[0] = FakeServer(port)  # back, with the weights of its start
     until(lambda: pair[0].count("update_weights_from_disk") == 1)
-    until(lambda: all(server.up for server in engine.fleet.servers))
+    until(lambda: all(server.is_up for server in engine.fleet.servers))
     before = pair[0].count("generate")
     assert before == 0
     assert {ask(engine, f"t{number}").weights_version for number in range(8)} == {1}
@@ -140,7 +140,7 @@ def test_what_a_broken_reply_costs_is_one_more_request(pair, make) -> None:
 
 
 def test_tries_are_bounded_and_the_last_cause_is_told(pair, make) -> None:
-    engine = make(pair[:1], attempts=3)
+    engine = make(pair[:1], most_attempts=3)
     engine.load(weights(0))
     pair[0].behave = lambda path, body, answer: 429 if path == "generate" else 200
     with pytest.raises(EngineError, match=r"no completion in 3 attempts, the last: .*429"):
@@ -211,7 +211,7 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
 
 
 def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
-    engine = make(pair[:1], deadline=0.5)
+    engine = make(pair[:1], timeout_s=0.5)
     engine.load(weights(0))
     pair[0].behave = hang_on(threading.Event(), "generate")
     began = time.monotonic()
@@ -234,11 +234,11 @@ def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
 
 
 def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT_S", 0.3)
     engine = make(pair)
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
-    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 0.4)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT_S", 0.4)
     hung = threading.Event()
     pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
@@ -270,7 +270,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
     assert time.monotonic() - began < patience(4)
     assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
     hung.set()
-    until(lambda: all(server.up for server in engine.fleet.servers))
+    until(lambda: all(server.is_up for server in engine.fleet.servers))
 
 
 def test_closing_wakes_whoever_waits(pair, make) -> None:
@@ -318,7 +318,7 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert len(done) == 400
     assert sum(server.count("generate") for server in pair) == 400
     assert engine.busy_seconds > 0
-    until(lambda: sum(server.sessions for server in engine.fleet.servers) == 0)
+    until(lambda: sum(server.session_count for server in engine.fleet.servers) == 0)
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -96,8 +96,8 @@ def make(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., SGLangEng
     engines: list[SGLangEngine] = []
 
     def build(**settings: Any) -> SGLangEngine:
-        settings = {"deadline": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
-        engines.append(SGLangEngine(CONFIG, urls=[server.url], routes=True, **settings))
+        settings = {"timeout_s": 10.0, "folder": tmp_path, "max_length": 64, **with_settings(**settings)}
+        engines.append(SGLangEngine(CONFIG, urls=[server.url], wants_routes=True, **settings))
         return engines[-1]
 
     yield build
@@ -133,7 +133,7 @@ def test_broken_routes_cost_one_more_request_and_then_the_episode(server, make) 
         return 200
 
     server.behave = behave
-    engine = make(attempts=2)
+    engine = make(most_attempts=2)
     engine.load(WEIGHTS)
     ask = lambda: engine.generate([1, 2], Sampling(1.0, 3), session="a", seed=(1,))  # noqa: E731
     assert len(SHAPE.decode(ask().routes)) == 4
@@ -152,9 +152,9 @@ def test_a_server_that_cannot_tell_is_refused_before_the_first_request(server, m
 
 def test_a_server_of_ours_is_started_to_tell_them(tmp_path: Path) -> None:
     launch = LaunchSettings(sys.executable, tmp_path, 64, routes=True)
-    assert "--enable-return-routed-experts" in launch.command(0, 1, tmp_path, "x")
+    assert "--enable-return-routed-experts" in launch.make_command(0, 1, tmp_path, "x")
     other = dataclasses.replace(launch, routes=False)
-    assert "--enable-return-routed-experts" not in other.command(0, 1, tmp_path, "x")
+    assert "--enable-return-routed-experts" not in other.make_command(0, 1, tmp_path, "x")
 
 
 def test_what_cannot_go_together(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_what_cannot_go_together(tmp_path: Path) -> None:
             folder=tmp_path,
             max_length=64,
             urls=["http://127.0.0.1:1"],
-            routes=True,
+            wants_routes=True,
             settings=SGLangSettings(mixed=True),
         )
     tied = dataclasses.replace(CONFIG, tie_word_embeddings=True)
@@ -172,4 +172,4 @@ def test_what_cannot_go_together(tmp_path: Path) -> None:
         SGLangEngine(tied, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"])
     dense = ModelConfig(16, 8, 16, 1, 2, 1)
     with pytest.raises(ValueError, match="num_experts 0"):
-        SGLangEngine(dense, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], routes=True)
+        SGLangEngine(dense, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], wants_routes=True)

@@ -15,7 +15,7 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
-from cojax.run.engines import default_python
+from cojax.run.engines import find_default_python
 from cojax.settings.tree import SGLangSettings
 from cojax.types import Action, Task, Trajectory, Turn
 
@@ -29,10 +29,10 @@ PARAMS = initialize(CONFIG, 0)
 
 def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     """A conversation of two turns, whose second finds the first in the server's cache; in float32 no choice differs."""
-    launch = LaunchSettings(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
+    launch = LaunchSettings(str(find_default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
     engine = SGLangEngine(
         CONFIG, folder=tmp_path, max_length=200, launch=launch, settings=SGLangSettings(startup_deadline=400.0),
-        deadline=240.0, routes=True,
+        timeout_s=240.0, wants_routes=True,
     )  # fmt: skip
     turns, tokens = [], ()
     try:

@@ -16,18 +16,18 @@ from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, hang_on, until,
 from patience import patience
 
 from cojax.environment import EngineError
-from cojax.policy.parameters import fingerprint, to_hf
+from cojax.policy.parameters import hash_leaves, to_hf
 from cojax.policy.transformer import Params
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import Connections
-from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder, newest_version
+from cojax.rollout.sglang.engine import SGLangEngine, WeightsFolder, find_newest_version
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.server import LabelledWeights, ServerProcess
 from cojax.settings.tree import SGLangSettings
 
 
 def fingerprinted(version: int, params: Params) -> Weights:
-    return Weights(version, lambda: to_hf(CONFIG, params), fingerprint=lambda: fingerprint(params))
+    return Weights(version, lambda: to_hf(CONFIG, params), fingerprint=lambda: hash_leaves(params))
 
 
 def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_current(launched, tmp_path) -> None:
@@ -38,13 +38,13 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         max_length=64,
         launch=launched.launch,
         settings=dataclasses.replace(limits, servers=2),
-        deadline=10.0,
+        timeout_s=10.0,
     )
     try:
         engine.load(weights(0))
         first, second = engine.fleet.servers
-        assert first.up
-        assert second.up
+        assert first.is_up
+        assert second.is_up
         launched.hold.touch()
         first.process.kill()
         until(lambda: first.state == "recovering" and len(launched.started()) == 3)
@@ -52,13 +52,13 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         for version in (1, 2, 3):
             engine.load(weights(version))
         assert time.monotonic() - began < patience(1.2)
-        assert second.up
-        assert not first.up
+        assert second.is_up
+        assert not first.is_up
         # The folder that it starts on stays until it has started.
         assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["0", "2", "3"]
         launched.release.touch()
-        until(lambda: first.up)
-        assert first.restarts == limits.restarts - 1
+        until(lambda: first.is_up)
+        assert first.restarts_left == limits.restarts - 1
         labels = [httpx.get(f"{server.process.url}/model_info").json()["weight_version"] for server in (first, second)]
         assert labels[0] == labels[1] == engine.fleet.target.label
     finally:
@@ -66,7 +66,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
 
 
 def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("cojax.rollout.sglang.fleet._RETRY_S", 0.1)
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
     limits = SGLangSettings(startup_deadline=20.0, sync_deadline=2.0, probe_every=0.05, restarts=4)
@@ -75,12 +75,12 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
     began = time.monotonic()
     loader.start()
     try:
-        until(lambda: engine.fleet.servers[0].restarts == limits.restarts - 2)
+        until(lambda: engine.fleet.servers[0].restarts_left == limits.restarts - 2)
         assert time.monotonic() - began > 0.3, "it waits twice as long each time"
         holder.close()
         loader.join(patience(10))
-        assert engine.fleet.servers[0].up
-        assert engine.fleet.servers[0].restarts >= 1
+        assert engine.fleet.servers[0].is_up
+        assert engine.fleet.servers[0].restarts_left >= 1
     finally:
         engine.close()
         loader.join()
@@ -99,7 +99,7 @@ def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) 
         until(lambda: len(launched.started()) == 3)
         launched.hold.unlink()
         second.process.kill()
-        until(lambda: len(launched.started()) == 4 and second.up)
+        until(lambda: len(launched.started()) == 4 and second.is_up)
         assert first.state == "recovering"
     finally:
         engine.close()
@@ -183,7 +183,7 @@ def test_no_process_is_started_once_stopped(launched, tmp_path: Path) -> None:
     process.stop()
     with pytest.raises(OSError, match="server 0 was stopped for good"):
         process.start(tmp_path, "x")
-    assert not process.running
+    assert not process.is_running
     assert not launched.started()
 
 
@@ -207,7 +207,7 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
         loader.join(patience(5))
         assert not loader.is_alive()
         [server] = engine.fleet.servers
-        assert not server.process.running
+        assert not server.process.is_running
 
 
 def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
@@ -239,11 +239,11 @@ def test_weights_of_a_load_that_failed_are_not_taken_for_served(pair, make) -> N
 
 
 def test_the_newest_version_is_the_one_written_last_with_its_label(tmp_path: Path) -> None:
-    assert newest_version(tmp_path) is None
+    assert find_newest_version(tmp_path) is None
     store = WeightsFolder(tmp_path)
     for version, label in ((7, "a"), (3, "b")):  # as after a resume
         store.write(weights(version), CONFIG, "", label)
-        assert newest_version(tmp_path) == LabelledWeights(tmp_path / "weights" / str(version), label)
+        assert find_newest_version(tmp_path) == LabelledWeights(tmp_path / "weights" / str(version), label)
     store.close()
 
 
@@ -253,7 +253,7 @@ def test_versions_that_vanish_under_ones_eyes_give_way_to_their_successors(tmp_p
     def look() -> None:
         while not stop.is_set():
             try:
-                found = newest_version(tmp_path)
+                found = find_newest_version(tmp_path)
                 if found is None or found.label != found.folder.name:
                     failed.append(found)
             except Exception as error:
@@ -308,7 +308,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 
 
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT", 0.3)
+    monkeypatch.setattr("cojax.rollout.sglang.client._QUICK_TIMEOUT_S", 0.3)
     engine = make(pair[:1], limits=SGLangSettings(startup_deadline=0.5, sync_deadline=2.0, probe_every=60.0))
     pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200
@@ -339,8 +339,8 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
     pair[0].version = "another's"
     until(lambda: first.state == "recovering")  # it waits for a label that never comes
     load(1, *pair)
-    until(lambda: first.up)
-    assert first.label == engine.fleet.target.label
+    until(lambda: first.is_up)
+    assert first.loaded_label == engine.fleet.target.label
 
 
 def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:

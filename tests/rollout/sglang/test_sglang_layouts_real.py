@@ -24,8 +24,8 @@ from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import LaunchSettings, free_port
-from cojax.run.engines import default_python
+from cojax.rollout.sglang.server import LaunchSettings, find_free_port
+from cojax.run.engines import find_default_python
 from cojax.settings.tree import SGLangSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
@@ -63,7 +63,7 @@ class Host:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """`experiments.serve` with one server that follows; it starts before there is a version."""
     folder = tmp_path_factory.mktemp("host")
-    host = Host(free_port("127.0.0.1"), folder / "run")
+    host = Host(find_free_port("127.0.0.1"), folder / "run")
     write_weights(folder / "model", CONFIG, weights(0).arrays())
     settings = {
         "model.path": folder / "model", "workdir": host.folder, "engine.max_length": 480, "learner.row_length": 480,
@@ -116,8 +116,8 @@ def test_a_host_takes_each_version_by_itself_and_comes_back_on_the_newest(host: 
             check(engine, version)
         [server] = engine.fleet.servers
         os.kill(process_at(host.port), signal.SIGKILL)
-        until(lambda: not server.up, 60)
-        until(lambda: server.up, 240)
+        until(lambda: not server.is_up, 60)
+        until(lambda: server.is_up, 240)
         check(engine, 2)
     finally:
         engine.close()
@@ -130,8 +130,8 @@ def process_at(port: int) -> int:
 
 
 def test_completions_through_the_router_are_the_servers(host: Host, tmp_path: Path) -> None:
-    address, metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
-    python = default_python()
+    address, metrics = find_free_port("127.0.0.1"), find_free_port("127.0.0.1")
+    python = find_default_python()
     if subprocess.run([python, "-I", "-c", "import sglang_router"], capture_output=True).returncode:
         pytest.skip("sglang-router is not installed beside SGLang; run `make sglang`")
     command = [
@@ -141,7 +141,7 @@ def test_completions_through_the_router_are_the_servers(host: Host, tmp_path: Pa
     environment = LaunchSettings(str(python), tmp_path, 480, device="cpu").environment()
     with open(tmp_path / "router.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    engine = host.trainer(router=f"http://127.0.0.1:{address}", attempts=2)
+    engine = host.trainer(router=f"http://127.0.0.1:{address}", most_attempts=2)
     try:
         engine.load(weights(1))
         until(lambda: answers(f"http://127.0.0.1:{address}", "health") or process.poll() is not None, 120)

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from cojax.rollout.sglang.server import LaunchSettings, free_port
+from cojax.rollout.sglang.server import LaunchSettings, find_free_port
 
 # A guard that gives the command less time than usual to end.
 GUARD = """
 import sys
 from cojax.host import processes
-processes._GUARD_GRACE = 1.0
-processes.guard(sys.argv[1:])
+processes._GUARD_GRACE_S = 1.0
+processes.run_guarded(sys.argv[1:])
 """
 # A command with a child of its own, neither of which SIGTERM ends; prints both process ids, and what it was told.
 FAMILY = """
@@ -110,9 +110,9 @@ def test_the_terminals_interrupt_does_not_reach_the_server_which_ends_with_its_p
 
 def test_the_command_line(tmp_path: Path) -> None:
     launch = LaunchSettings(
-        sys.executable, tmp_path, 160, "bfloat16", flags="--tp 4 --base-gpu-id={index}", max_running=64, port=30000
+        sys.executable, tmp_path, 160, "bfloat16", flags="--tp 4 --base-gpu-id={index}", most_requests=64, port=30000
     )
-    command = launch.command(2, 30002, Path("/weights/7"), "x-7")
+    command = launch.make_command(2, 30002, Path("/weights/7"), "x-7")
     pairs = dict(itertools.pairwise(command))
     assert command[:3] == [sys.executable, "-m", "sglang.launch_server"]
     assert (pairs["--model-path"], pairs["--weight-version"], pairs["--port"]) == ("/weights/7", "x-7", "30002")
@@ -122,21 +122,23 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "cpu" not in command
     assert "PYTHONPATH" not in launch.environment(), "stand-ins are for the CPU alone"
     assert "--enable-memory-saver" not in command
-    assert "--enable-memory-saver" in dataclasses.replace(launch, release_memory=True).command(0, 1, Path("/w"), "x")
+    assert "--enable-memory-saver" in dataclasses.replace(launch, release_memory=True).make_command(
+        0, 1, Path("/w"), "x"
+    )
 
 
 def test_a_module_of_the_current_folder_stands_in_for_none_of_the_servers(tmp_path: Path) -> None:
     launch = LaunchSettings(sys.executable, tmp_path, 160)
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "launch_server.py").write_text("print('imported')")
-    start = [*launch.command(0, 1, Path("/w"), "x")[:3], "--help"]
+    start = [*launch.make_command(0, 1, Path("/w"), "x")[:3], "--help"]
     done = subprocess.run(start, cwd=tmp_path, env=launch.environment(), capture_output=True, timeout=patience(60))
     assert b"imported" not in done.stdout
 
 
 def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_path: Path) -> None:
     launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", "cpu")
-    command = launch.command(0, 30000, Path("/weights/7"), "x-7")
+    command = launch.make_command(0, 30000, Path("/weights/7"), "x-7")
     pairs = dict(itertools.pairwise(command))
     assert (pairs["--device"], pairs["--attention-backend"]) == ("cpu", "torch_native")
     assert (Path(launch.environment()["PYTHONPATH"]) / "sgl_kernel" / "__init__.py").exists()
@@ -167,6 +169,6 @@ def test_a_taken_port_names_the_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1 cannot be used .*--config\.sglang\.port"):
-            free_port("127.0.0.1", port)
-    assert free_port("127.0.0.1", port) == port
-    assert free_port("127.0.0.1") > 0
+            find_free_port("127.0.0.1", port)
+    assert find_free_port("127.0.0.1", port) == port
+    assert find_free_port("127.0.0.1") > 0

@@ -21,7 +21,7 @@ import pytest
 from patience import patience
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.host.processes import descendants
+from cojax.host.processes import list_descendants
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
@@ -31,7 +31,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings, Server
-from cojax.run.engines import default_python
+from cojax.run.engines import find_default_python
 from cojax.settings.tree import SGLangSettings
 
 pytestmark = pytest.mark.real
@@ -58,15 +58,15 @@ def written(version: int, folder: Path) -> Weights:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    folder, others = tmp_path_factory.mktemp("run"), descendants(os.getpid())
-    launch = LaunchSettings(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
-    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, settings=LIMITS, deadline=240.0)
+    folder, others = tmp_path_factory.mktemp("run"), list_descendants(os.getpid())
+    launch = LaunchSettings(str(find_default_python()), folder / "sglang", LENGTH, "float32", "cpu")
+    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, settings=LIMITS, timeout_s=240.0)
     running.load(weights(0))
     yield running
-    processes = descendants(os.getpid()) - others
+    processes = list_descendants(os.getpid()) - others
     running.close()
     assert processes, "no server was started"
-    assert not processes & descendants(os.getpid()), "a server's process is left"
+    assert not processes & list_descendants(os.getpid()), "a server's process is left"
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_after_a_sync_outputs_are_those_of_the_new_parameters(fresh: SGLangEngin
 def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an accelerator there is no memory to give back, but the server goes through it all the same."""
     monkeypatch.setattr(fresh, "_settings", dataclasses.replace(fresh._settings, release_memory=True))
-    restarts, asked = only(fresh).restarts, prompts(8, seed=5)
+    restarts, asked = only(fresh).restarts_left, prompts(8, seed=5)
     for version in (1, 0):
         fresh.rest()
         assert (only(fresh).state, len(only(fresh).released_memory.kinds)) == ("resting", 3)
@@ -195,7 +195,7 @@ def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pyte
         for prompt, completion in zip(asked, sample_all(fresh, asked, Sampling(0.0, 30)), strict=True):
             assert completion.weights_version == version
             np.testing.assert_allclose(completion.logprobs, exact(version, prompt, completion, 1.0), atol=1e-4)
-    assert only(fresh).restarts == restarts
+    assert only(fresh).restarts_left == restarts
 
 
 def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> Completion:
@@ -273,12 +273,12 @@ def parent(pid: int) -> int:
 
 def test_a_server_killed_while_sampling_costs_nothing_but_time(fresh: SGLangEngine) -> None:
     asked = prompts(16, seed=3)
-    restarts, victim = only(fresh).restarts, server_process(fresh)
+    restarts, victim = only(fresh).restarts_left, server_process(fresh)
     killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
     killer.start()
     rounds = [sample_all(fresh, asked, Sampling(1.0, 200)) for _ in range(3)]
     killer.join()
-    assert only(fresh).restarts == restarts - 1
+    assert only(fresh).restarts_left == restarts - 1
     for completions in rounds:
         for prompt, completion in zip(asked, completions, strict=True):
             assert (completion.weights_version, completion.spans) == (0, ())
@@ -287,10 +287,10 @@ def test_a_server_killed_while_sampling_costs_nothing_but_time(fresh: SGLangEngi
 
 @pytest.mark.nightly
 def test_a_server_that_hangs_during_a_sync_is_started_again_on_the_new_weights(fresh: SGLangEngine) -> None:
-    restarts, victim = only(fresh).restarts, server_process(fresh)
+    restarts, victim = only(fresh).restarts_left, server_process(fresh)
     os.kill(victim, signal.SIGSTOP)
     fresh.load(weights(1))
-    assert only(fresh).restarts == restarts - 1
+    assert only(fresh).restarts_left == restarts - 1
     with pytest.raises(ProcessLookupError):
         os.kill(victim, 0)
     completion = fresh.generate([3, 4, 5], Sampling(0.0, 20), session="a", seed=(0,))
@@ -336,7 +336,7 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        launch = LaunchSettings(str(default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
+        launch = LaunchSettings(str(find_default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
         engine = SGLangEngine(
             CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, settings=SGLangSettings(restarts=0)
         )
@@ -359,7 +359,7 @@ time.sleep(600)
 
 
 def test_no_server_outlives_a_trainer_that_was_killed(fresh: SGLangEngine, tmp_path: Path) -> None:
-    arguments = [str(default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
+    arguments = [str(find_default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER, *arguments], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     port = int(trainer.stdout.readline())
@@ -372,12 +372,12 @@ def test_no_server_outlives_a_trainer_that_was_killed(fresh: SGLangEngine, tmp_p
 
 
 def test_a_command_told_to_end_returns_once_its_servers_have(fresh: SGLangEngine, tmp_path: Path) -> None:
-    arguments = [str(default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
+    arguments = [str(find_default_python()), str(tmp_path), str(fresh._kept_folders[-1])]
     trainer = subprocess.Popen([sys.executable, "-c", TRAINER, *arguments], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     port = int(trainer.stdout.readline())
     wait(lambda: answers(port), 240, "the server did not start")
-    started = descendants(trainer.pid)
+    started = list_descendants(trainer.pid)
     assert len(started) >= 4, "guard, server, scheduler and detokenizer"
     trainer.terminate()
     assert trainer.wait(patience(30)) == 143

@@ -9,7 +9,7 @@ from fake_sglang import CONFIG, PARAMS, FakeServer, ask, until, weights
 from patience import patience
 
 from cojax.environment import EngineError
-from cojax.policy.parameters import fingerprint, to_hf
+from cojax.policy.parameters import hash_leaves, to_hf
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.server import Server
 from cojax.settings.tree import SGLangSettings
@@ -52,10 +52,10 @@ def test_memory_goes_once_the_server_is_idle_and_comes_back_weights_first(pair, 
 
 def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(pair, make) -> None:
     engine = make(pair[:1], release_memory=True, limits=QUIET)
-    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: hash_leaves(PARAMS)))
     engine.rest()
     written: list[int] = []
-    engine.load(Weights(0, lambda: iter(written.append(1) or ()), fingerprint=lambda: fingerprint(PARAMS)))
+    engine.load(Weights(0, lambda: iter(written.append(1) or ()), fingerprint=lambda: hash_leaves(PARAMS)))
     assert not written
     assert pair[0].count("update_weights_from_disk") == 2
     assert ask(engine).weights_version == 0
@@ -63,7 +63,7 @@ def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(p
 
 def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_asleep(pair, make) -> None:
     engine = make(pair, release_memory=True, limits=QUIET)
-    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: hash_leaves(PARAMS)))
     rest, held = engine.fleet._rest_server, []
 
     async def later(server: Server) -> None:
@@ -74,10 +74,10 @@ def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_aslee
 
     engine.fleet._rest_server = later
     engine.rest()
-    assert held[0].up
-    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    assert held[0].is_up
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: hash_leaves(PARAMS)))
     assert not pair[1].released
-    assert all(server.up for server in engine.fleet.servers)
+    assert all(server.is_up for server in engine.fleet.servers)
 
 
 def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice(pair, make) -> None:
@@ -104,7 +104,7 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
     pair[1] = FakeServer(pair[1].port)  # started again, it is awake
     successor = make(pair, folder=tmp_path / "next", limits=QUIET)
     successor.load(weights(1))
-    assert all(server.up for server in successor.fleet.servers)
+    assert all(server.is_up for server in successor.fleet.servers)
     assert not pair[0].released | pair[1].released
     assert pair[1].count("resume_memory_occupation") == 0
     assert json.loads((tmp_path / "next" / "asleep.json").read_text()) == {}
@@ -116,7 +116,7 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
     last = make(pair, folder=tmp_path / "last", limits=QUIET)
     last.load(weights(2))
     assert not pair[0].released
-    assert last.fleet.servers[0].up
+    assert last.fleet.servers[0].is_up
 
 
 def test_a_rest_that_cannot_be_noted_is_not_taken_and_damaged_notes_are_told(pair, make, tmp_path, caplog) -> None:
@@ -134,7 +134,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     engine = make(pair, release_memory=True)
     engine.load(weights(0))
     pair[0].close()
-    until(lambda: not engine.fleet.servers[0].up)
+    until(lambda: not engine.fleet.servers[0].is_up)
     engine.rest()
     asked = threading.Event()
 
@@ -150,7 +150,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     assert asked.wait(patience(10))
     engine.load(weights(1))
     until(lambda: pair[0].count("release_memory_occupation") == 1)
-    until(lambda: all(server.up for server in engine.fleet.servers))
+    until(lambda: all(server.is_up for server in engine.fleet.servers))
     assert not pair[0].released
     assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
 
@@ -159,13 +159,13 @@ def test_a_server_that_comes_back_during_the_rest_rests_too(pair, make) -> None:
     engine = make(pair, release_memory=True)
     engine.load(weights(0))
     pair[0].close()
-    until(lambda: not engine.fleet.servers[0].up)
+    until(lambda: not engine.fleet.servers[0].is_up)
     engine.rest()
     pair[0] = FakeServer(pair[0].port)
     until(lambda: pair[0].released == ALL)
     assert engine.fleet.servers[0].state == "resting"
     engine.load(weights(1))
-    assert all(server.up for server in engine.fleet.servers)
+    assert all(server.is_up for server in engine.fleet.servers)
 
 
 def test_what_fails_half_way_is_brought_back_by_its_watch(pair, make) -> None:
@@ -174,10 +174,10 @@ def test_what_fails_half_way_is_brought_back_by_its_watch(pair, make) -> None:
     engine.rest()
     pair[0].behave = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
     engine.load(weights(1))
-    assert not engine.fleet.servers[0].up
+    assert not engine.fleet.servers[0].is_up
     assert pair[0].paused, "it must not go on without memory for its cache"
     pair[0].behave = lambda path, body, answer: 200
-    until(lambda: engine.fleet.servers[0].up)
+    until(lambda: engine.fleet.servers[0].is_up)
     assert not pair[0].released
     assert not pair[0].paused
 

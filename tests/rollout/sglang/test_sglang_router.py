@@ -25,7 +25,7 @@ def test_completions_go_through_the_router_and_weights_to_each_server(pair, make
 
 
 def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
-    engine = make(pair, router=router.url, deadline=0.5)
+    engine = make(pair, router=router.url, timeout_s=0.5)
     engine.load(weights(0))
     over = threading.Event()
     for server in pair:
@@ -62,7 +62,7 @@ def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router) -> 
 
 
 def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.client._HEALTH_TIMEOUT_S", 0.2)
     engine = make(pair, router=router.url)
     engine.load(weights(0))
     ask(engine, "a")
@@ -87,7 +87,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
 
 
 def test_a_router_that_is_gone_is_named(pair: list[FakeServer], make, router) -> None:
-    engine = make(pair, router=router.url, attempts=2)
+    engine = make(pair, router=router.url, most_attempts=2)
     engine.load(weights(0))
     router.close()
     with pytest.raises(EngineError, match=rf"no completion in 2 attempts, the last: {router.url}/generate"):
@@ -102,7 +102,9 @@ def test_servers_are_those_behind_the_router_and_come_and_go(pair, make, router)
     gone = pair.pop(0)
     try:
         pair.append(joined)  # the router's own list
-        until(lambda: {server.name for server in engine.fleet.servers if server.up} == {server.url for server in pair})
+        until(
+            lambda: {server.name for server in engine.fleet.servers if server.is_up} == {server.url for server in pair}
+        )
         assert joined.version == engine.fleet.target.label
         for number in range(8):
             assert ask(engine, f"s{number}").tokens == (7, 7, 7)
@@ -115,7 +117,7 @@ def test_servers_are_those_behind_the_router_and_come_and_go(pair, make, router)
 
 
 def test_a_router_without_servers_is_named_after_a_while(make, router, pair, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.fleet._DISCOVERY_POLL", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.fleet._DISCOVERY_POLL_S", 0.2)
     servers = [pair.pop() for _ in range(2)]
     engine = make([], router=router.url, limits=SGLangSettings(startup_deadline=0.5))
     with pytest.raises(EngineError, match=rf"no SGLang server is behind the router {router.url}: it names none"):

@@ -26,7 +26,7 @@ from cojax.policy.saved_params import save_params
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import free_port
+from cojax.rollout.sglang.server import find_free_port
 from cojax.settings.tree import SGLangSettings
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
@@ -70,7 +70,7 @@ class Hosts:
     def engine(self, **where: object) -> SGLangEngine:
         return SGLangEngine(
             CONFIG, folder=self.folder / "shared", max_length=480,
-            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), deadline=300.0, attempts=8, **where,
+            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), timeout_s=300.0, most_attempts=8, **where,
         )  # fmt: skip
 
     def logs(self) -> str:
@@ -81,7 +81,7 @@ class Hosts:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
     write_weights(folder / "model", CONFIG, weights(0).arrays())
-    hosts = Hosts(folder, free_port("127.0.0.1"), 21_000 + os.getpid() % 20_000)
+    hosts = Hosts(folder, find_free_port("127.0.0.1"), 21_000 + os.getpid() % 20_000)
     hosts.serve(SERVERS, hosts.port, str(hosts.router))
     try:
         until(lambda: len(behind(hosts.url)) == SERVERS or hosts.started[0].poll() is not None, 400)
@@ -183,7 +183,7 @@ def test_conversations_stay_on_a_server_and_are_spread_over_all(hosts: Hosts) ->
         engine = hosts.engine(**({"router": hosts.url} if name == "router" else {"urls": urls}))
         try:
             engine.load(weights(1))
-            until(lambda engine=engine: sum(server.up for server in engine.fleet.servers) == SERVERS, 200)
+            until(lambda engine=engine: sum(server.is_up for server in engine.fleet.servers) == SERVERS, 200)
             played[name] = Played(engine).run()
         finally:
             engine.close()
@@ -205,12 +205,12 @@ def test_no_episode_is_lost_where_a_server_is_killed_and_one_is_added(hosts: Hos
     added = f"http://127.0.0.1:{hosts.port + 50}"
     try:
         engine.load(weights(2))
-        until(lambda: sum(server.up for server in engine.fleet.servers) == SERVERS, 200)
+        until(lambda: sum(server.is_up for server in engine.fleet.servers) == SERVERS, 200)
         hosts.serve(1, hosts.port + 50, hosts.url)
         begun, joined_at = time.monotonic(), []
 
         def joined() -> bool:
-            up = any(server.up and server.name == added for server in engine.fleet.servers)
+            up = any(server.is_up and server.name == added for server in engine.fleet.servers)
             if up and not joined_at:
                 joined_at.append((time.monotonic() - begun, played.done))
             return (up and played.done > joined_at[0][1] + CONVERSATIONS) or time.monotonic() - begun > 400
@@ -228,7 +228,7 @@ def test_no_episode_is_lost_where_a_server_is_killed_and_one_is_added(hosts: Hos
         assert joined_at, "the added server never joined"
         assert played.faults == []
         assert counts[added] > 0
-        until(lambda: sum(server.up for server in engine.fleet.servers) == SERVERS + 1, 300)
+        until(lambda: sum(server.is_up for server in engine.fleet.servers) == SERVERS + 1, 300)
         # What is new goes to every server, also to the one that came and to the one that came back.
         engine.load(weights(3))
         label = engine.fleet.target.label

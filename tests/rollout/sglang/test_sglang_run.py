@@ -16,7 +16,7 @@ from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import load_params
 from cojax.run import assemble
-from cojax.scoring import score
+from cojax.scoring import compute_score
 from cojax.types import Group
 from experiments import desk
 
@@ -82,7 +82,7 @@ def greedy(engine: str, run: Path, scratch: Path) -> tuple[int, list[tuple]]:
     collector = EpisodeCollector(PolicyActors(made.engine, made.chat, sampling), made.environment, made.limits)
     groups = collector.collect(made.development, seed=(0,), label="both")
     made.engine.close()
-    found = score(groups)
+    found = compute_score(groups)
     assert found.tasks == 200
     return round(found.success * 200), [tokens(group) for group in groups]
 

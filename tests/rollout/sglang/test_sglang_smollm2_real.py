@@ -19,7 +19,7 @@ from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.server import LaunchSettings
-from cojax.run.engines import default_python
+from cojax.run.engines import find_default_python
 from cojax.settings.tree import SGLangSettings
 
 torch = pytest.importorskip("torch")
@@ -58,7 +58,7 @@ def test_greedy_tokens_of_a_saved_folder_are_ours_in_transformers_and_on_a_serve
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     asked = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     weights = Weights(0, lambda: to_hf(policy.config, policy.params))
-    launch = LaunchSettings(str(default_python()), tmp_path / "sglang", LENGTH, "float32", "cpu")
+    launch = LaunchSettings(str(find_default_python()), tmp_path / "sglang", LENGTH, "float32", "cpu")
     limits = SGLangSettings(startup_deadline=240.0, sync_deadline=60.0)
     local = LocalEngine(policy.config, slots=4, max_length=LENGTH, prefill_rows=4, prefill_chunks=(32,))
     served = SGLangEngine(policy.config, folder=tmp_path, max_length=LENGTH, launch=launch, settings=limits)
@@ -80,7 +80,7 @@ def test_greedy_tokens_of_a_saved_folder_are_ours_in_transformers_and_on_a_serve
 
 
 def test_two_steps_with_a_server_in_the_loop_learn_from_what_it_sampled(folder: Path, tmp_path: Path) -> None:
-    given = (*SMALL, f"model.path={folder}", f"workdir={tmp_path / 'run'}", f"sglang.python={default_python()}")
+    given = (*SMALL, f"model.path={folder}", f"workdir={tmp_path / 'run'}", f"sglang.python={find_default_python()}")
     flags = ["--config=experiments/desk_smollm2.py", *(f"--config.{one}" for one in (*given, "sglang.device=cpu"))]
     done = subprocess.run(
         [sys.executable, "-m", "experiments.run", *flags],
