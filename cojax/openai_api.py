@@ -101,7 +101,7 @@ def with_retries(
     """The result of the first attempt that succeeds; `sleep` waits between two attempts.
 
     Raises the last CallFailed if another attempt would not help, if `most_attempts` were made, or if the next wait is
-    longer than the time left or LONGEST_WAIT. Its `attempts` says how many were made. Other exceptions pass.
+    longer than the time left or MOST_WAIT_S. Its `attempts` says how many were made. Other exceptions pass.
     """
     attempt_no = 1
     while True:

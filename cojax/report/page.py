@@ -89,7 +89,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
 
 
 def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[list[Json]]:
-    """The episodes by page, at least one page. A page takes EVALUATION_BYTES, unless one episode is larger."""
+    """The episodes by page, at least one page. A page takes MOST_EVALUATION_BYTES, unless one episode is larger."""
     page_views: list[Json] = []
     used_bytes = 0
     for record in records:

@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_whole(path: Path) -> bytes:
-    """The content of a file. Raises OSError like `open_file`, and ValueError for more than LARGEST_JSON bytes."""
+    """The content of a file. Raises OSError like `open_file`, and ValueError for more than MOST_JSON_BYTES bytes."""
     with open_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > MOST_JSON_BYTES:
             raise ValueError(f"it has {size:,} bytes; expected at most {MOST_JSON_BYTES:,}")

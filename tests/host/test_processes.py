@@ -85,7 +85,7 @@ def server(folder: Path) -> tuple[ServerProcess, list[int]]:
 
 def test_a_stopped_server_has_ended_with_all_it_started(tmp_path, monkeypatch):
     hurried = tmp_path / "guard.py"
-    hurried.write_text(processes._GUARD_PROGRAM.read_text().replace("_GUARD_GRACE = 3.0", "_GUARD_GRACE = 0.3"))
+    hurried.write_text(processes._GUARD_PROGRAM.read_text().replace("_GUARD_GRACE_S = 3.0", "_GUARD_GRACE_S = 0.3"))
     monkeypatch.setattr(processes, "_GUARD_PROGRAM", hurried)
     process, family = server(tmp_path)
     process.stop()

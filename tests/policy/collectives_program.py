@@ -23,7 +23,7 @@ SHAPE = re.compile(r"\w+\[([\d,]+)\]")
 
 
 def program(config: ModelConfig, sizes: dict[str, int], kept: int) -> str:
-    """The text of the compiled loss and gradient; rows need up to eight rounds of CHUNK tokens. `kept`: KEPT_BYTES."""
+    """The text of the compiled loss and gradient; rows need up to 8 rounds of CHUNK tokens. `kept`: MOST_KEPT_BYTES."""
     logprobs.MOST_KEPT_BYTES = kept
     mesh = make_mesh(**sizes)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
