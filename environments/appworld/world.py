@@ -77,7 +77,7 @@ class World:
     """The world of one task, and the calls in it."""
 
     def __init__(self, data_folder: str, task_id: str, seconds: float = 100.0) -> None:
-        """Opens the world; `make_own_root` must have run before. One block of code may take `seconds` of processor time.
+        """Opens the world; `make_own_root` must have run. One block of code may take `seconds` of processor time.
 
         Raises ValueError for an unknown task.
         """
