@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from commands import Commands
-from compiling import initialize
+from compiling import drawn
 from fake_sglang import CONFIG, PARAMS, until, weights
 from patience import patience
 from small_runs import tree
@@ -66,7 +66,7 @@ class Counting(Versions):
 
 def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
     store = WeightsFolder(folder)
-    saved = Weights(version, weights(version).arrays, save=functools.partial(save_params, initialize(config, 0)))
+    saved = Weights(version, weights(version).arrays, save=functools.partial(save_params, drawn(config, 0)))
     store.write(saved, config, "", label, is_joint=True)
     store.close()
 
