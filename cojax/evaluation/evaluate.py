@@ -185,8 +185,8 @@ def _check_same_shape(folder: Path, run_folder: Path, workdir: Path) -> None:
 def measure_split(config: ConfigDict, groups: Sequence[Group]) -> dict[str, Any]:
     """The environment's own measures of a split, in per cent, each with its interval."""
 
-    def to_percent(values: Sequence[float], episode_count: int, **other_figures: float) -> dict[str, float]:
-        figures = {**estimate_mean(values, episode_count), **other_figures}
+    def to_percent(values: Sequence[float], episodes: int, **other_figures: float) -> dict[str, float]:
+        figures = {**estimate_mean(values, episodes), **other_figures}
         return {name: value if name == "count" else 100 * value for name, value in figures.items()}
 
     return {name: to_percent(**sample) for name, sample in worlds.measures(config.environment.name, groups).items()}

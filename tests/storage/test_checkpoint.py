@@ -54,7 +54,7 @@ def test_another_process_restores_what_this_one_saved(tmp_path, commands):
     (tmp_path / "restorer.py").write_text(
         "import pathlib, numpy, cojax.storage.checkpoint as c\n"
         "saver = c.Checkpointer(pathlib.Path())\n"
-        "print(saver.arrays(1, {'w': numpy.zeros(3, numpy.float32)})['w'].tolist())\n"
+        "print(saver.read_arrays(1, {'w': numpy.zeros(3, numpy.float32)})['w'].tolist())\n"
     )
     run = commands.run("restorer", folder=tmp_path)
     assert run.stdout == "[0.0, 1.0, 2.0]\n", run.stderr

@@ -197,7 +197,7 @@ class AllAlike(NearDuplicates):
     def fork(self) -> "AllAlike":
         return self
 
-    def why(self, task: Task) -> str:
+    def find_duplicate(self, task: Task) -> str:
         return "" if len(self._index_by_setup) < 2 else "near duplicate of task a: similarity 0.99, above 0.95"
 
 
