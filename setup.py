@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent
 # A wheel holds these folders of the checkout within the package cojax; an editable install has the checkout as it is.
 FOLDERS = ("environments", "experiments")
 WITHIN = () if "editable_wheel" in sys.argv else FOLDERS
+# Its kernels need JAX 0.11.1, which Python 3.11 cannot have.
+TOKAMAX = "tokamax>=0.0.17; python_version >= '3.12'"
 
 setup(
     name="cojax",
@@ -55,9 +57,9 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
-        # JAX for an accelerator, with the CUDA libraries of that version.
-        "cuda12": ["jax[cuda12]"],
-        "cuda13": ["jax[cuda13]"],
+        # JAX for an accelerator, with the CUDA libraries of that version, and kernels for NVIDIA GPUs.
+        "cuda12": ["jax[cuda12]", TOKAMAX],
+        "cuda13": ["jax[cuda13]", TOKAMAX],
         "tpu": ["jax[tpu]"],
         # SGLang for NVIDIA GPUs, beside JAX: it holds transformers to one version. `make sglang` has it in a virtual
         # environment of its own, which serves on the CPU.
@@ -81,7 +83,7 @@ setup(
         # Environments on a cluster; the client speaks ray://.
         "ray": ["ray[client]>=2.60"],
         # Compilers for accelerators that are not there. With them JAX looks for the accelerators whenever it starts.
-        "compilers": ["jax[tpu,cuda12-local]"],
+        "compilers": ["jax[tpu,cuda12-local]", TOKAMAX],
         # What `make docs` builds the site of docs/ with.
         "docs": ["furo>=2025.9", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
         # Notebooks, as examples/train_and_look.ipynb is one.

@@ -29,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         return
+    # In the background of a script SIGINT is ignored, and would be by every command of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     quick_options = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
     own_options = os.environ.get("XLA_FLAGS", "").strip()
     if "not real" not in config.getoption("markexpr"):

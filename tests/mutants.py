@@ -1,13 +1,14 @@
 """Do the tests notice a mistake? python tests/mutants.py losses batch … [--seed=0] [--count=20]
 
 Changes one thing at a time in a module of a copy of this checkout, and runs the tests of the module's rules until one
-fails. A mutant that no test fails on is printed. Without names: all of MODULES.
+fails. Prints the lines of mutants that no test fails on, and how many each test caught. Without names: all of MODULES.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
 import copy
 import json
 import os
@@ -106,15 +107,20 @@ def mutants(source: str, seed: int, most_mutants: int) -> list[tuple[int, str]]:
     return mutated_sources
 
 
-def passes(copy_of_root: Path, tests: Sequence[str]) -> bool:
-    """Whether all these tests pass within the time."""
+def first_failure(copy_of_root: Path, tests: Sequence[str]) -> str | None:
+    """The first of these tests that fails, or what else ends them; None where all pass within the time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy_of_root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        process = subprocess.run(command, cwd=copy_of_root, env=environment, capture_output=True, timeout=_TIMEOUT_S)
+        process = subprocess.run(
+            command, cwd=copy_of_root, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        return False
-    return process.returncode == 0
+        return f"more than {_TIMEOUT_S} s"
+    if not process.returncode:
+        return None
+    failures = [line.split()[1] for line in process.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return [*failures, f"exit status {process.returncode}"][0]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -130,15 +136,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             module, paths = MODULES[name]
             tests = [f"tests/{path}" for path in paths.split()]
             source = (root / module).read_text()
-            if not passes(root, tests):
-                sys.exit(f"error: the tests of {module} fail without a mutant: {' '.join(tests)}")
-            mutated_sources, survivors = mutants(source, options.seed, options.count), []
+            if reason := first_failure(root, tests):
+                sys.exit(f"error: the tests of {module} fail without a mutant: {reason}")
+            mutated_sources = mutants(source, options.seed, options.count)
+            survivors, killers = list[int](), collections.Counter[str]()
             for line, mutated_source in mutated_sources:
                 (root / module).write_text(mutated_source)
-                if passes(root, tests):
+                if killer := first_failure(root, tests):
+                    killers[killer] += 1
+                else:
                     survivors.append(line)
             (root / module).write_text(source)
-            print(json.dumps({"module": module, "mutants": len(mutated_sources), "survivors": survivors}), flush=True)
+            result = {"module": module, "mutants": len(mutated_sources), "survivors": survivors, "killers": killers}
+            print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
     assert {episode["episode"].split("-")[1] for episode in episodes(overlapped)["000003.jsonl.gz"]} <= known
     seconds = json.loads((overlapped / "summary.json").read_text())["seconds"]
     parts = sum(spent for part, spent in seconds.items() if part not in ("total", "warm_start"))
-    assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
+    assert abs(parts - seconds["total"]) <= max(0.02 * seconds["total"], 0.2)
 
 
 @pytest.mark.parametrize("settings", [(), pytest.param(("staleness=1",), marks=pytest.mark.nightly)])

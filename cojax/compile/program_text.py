@@ -98,7 +98,7 @@ def find_collectives(program: Program, device_count: int, round_counts: Sequence
 
 
 def count_kernels(program: Program) -> dict[str, int]:
-    """Counts the program's kernels by name: Pallas kernels, and grouped products of the TPU compiler.
+    """Counts the program's kernels by name: those of JAX, of tokamax, and grouped products of the TPU compiler.
 
     If a compiler has no kernel for a grouped product, it becomes dense products over all groups: `ragged_dot_as_dense`.
     """
@@ -109,10 +109,18 @@ def count_kernels(program: Program) -> dict[str, int]:
             counts["ragged_dot_as_dense"] += 1
         elif target_match and target_match[1] == "tpu_custom_call":
             counts[re.sub(r"[.\d]+$", "", instruction.name)] += 1
+        elif target_match and "mosaic_gpu" in target_match[1]:
+            function_match = re.search(r'op_name="[^"]*?(\w+)/\w+"', instruction.line)
+            counts[function_match[1] if function_match else "mosaic"] += 1
         elif target_match and "triton" in target_match[1]:
             triton_match = re.search(r'\bname = "([^"]*)"', instruction.line)
             counts[triton_match[1] if triton_match else "triton"] += 1
     return dict(sorted(counts.items()))
+
+
+def count_silent_remat(program: Program) -> int:
+    """The number of instructions that XLA computes a second time, of its own accord, to save memory."""
+    return sum(".remat" in instruction.name for instruction in program.instructions())
 
 
 def list_array_axes(program: Program) -> set[tuple[int, ...]]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from rich.table import Table
@@ -25,7 +26,7 @@ from cojax.compile.program_text import Collective, Program
 from cojax.compile.targets import GIB, Chip, Target, lowered_for
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
-from cojax.learner.rehearsal import make_full_batches
+from cojax.learner.rehearsal import is_out_of_memory, make_full_batches
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import choose_chunk
@@ -133,7 +134,7 @@ def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[S
     shorter rows, and last adapters."""
     if chip.platform == "cuda" and chip.limit < int(chip.memory * _LARGEST_MEMORY_SHARE):
         yield {_MEMORY_SHARE_VARIABLE: _LARGEST_MEMORY_SHARE}
-    if learner.remat != "layers":
+    if learner.remat in ("none", "dots"):
         yield {"learner.remat": "layers"}
     if learner.micro_rows > (row_shards := learner.placement.row_shards):
         yield {"learner.micro_rows": row_shards}
@@ -170,10 +171,18 @@ def estimate_peak(
     variant = make_variant(variant_config)
     update_report = figures["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, variant)]
-    gradient_bytes = [count_device_bytes(state.params) for _, state in (base, variant)]
+    gradient_bytes = [_count_gradient_bytes(*learner_and_state) for learner_and_state in (base, variant)]
     activation_bytes = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradient_bytes[0])
     state_bytes = methods.agents(config) * count_device_bytes(variant[1]) + count_device_bytes(variant[0].reference)
     return state_bytes + gradient_bytes[1] + activation_bytes * tokens[1] // tokens[0]
+
+
+def _count_gradient_bytes(learner: Learner, state: TrainState) -> int:
+    """Bytes of a device that an update takes for any rows: the sum of the gradients, and the parameters cast once."""
+    config = learner.config
+    is_cast = learner.lora is None and config.dtype != config.param_dtype
+    count = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state.params))
+    return count * (4 + is_cast * jnp.dtype(config.dtype).itemsize)
 
 
 # Beginning of a kernel's name → the kernel's family.
@@ -223,6 +232,7 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
         "bytes_limit": chip.limit,
         "collectives": sums_by_kind,
         "kernels": find_families(kernel for program in programs.values() for kernel in program["kernels"]),
+        "silent_remat": sum(program.get("silent_remat", 0) for program in programs.values()),
         "seconds": sum(program["seconds"] for program in programs.values()),
         "cpu_seconds": sum(program["cpu_seconds"] for program in programs.values()),
         "flops": flops,
@@ -264,7 +274,7 @@ def _compile(
     try:
         executable = lowering.compile()
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         executable, message = None, str(error)
     durations = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
@@ -291,6 +301,7 @@ def _compile(
         **durations,
         "collectives": sum_by_kind(collectives),
         "kernels": program_text.count_kernels(program),
+        "silent_remat": program_text.count_silent_remat(program),
         "donated": sum(argument.donated for argument in jax.tree.leaves(lowering.args_info)),
         "reused": program.alias_count,
         "vocabulary_in_chunks": len(find_vocabulary_moves(collectives, learner)),
@@ -387,6 +398,7 @@ def render_table(figures: Mapping[str, Any]) -> Table:
     for kind, sums in figures["collectives"].items():
         grid.add_row(kind, f"{sums['count']:,} a step, {sums['bytes'] / GIB:,.1f} GiB sent by each device")
     grid.add_row("kernels", ", ".join(figures["kernels"]) or "none")
+    grid.add_row("computed twice by XLA", f"{figures['silent_remat']:,} operations")
     for name, program in figures["programs"].items():
         grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
     grid.add_row("operations", f"{figures['flops'] / 1e15:,.2f} PFLOP a step")

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cojax.settings.base import choose
 
@@ -106,17 +106,22 @@ def make_devices(target: Target) -> "Sequence[jax.Device]":
         ) from error
 
 
-def lowered_for(device: "jax.Device") -> contextlib.AbstractContextManager[Any]:
-    """A context in which programs are lowered for that device, which need not be present.
+@contextlib.contextmanager
+def lowered_for(device: "jax.Device") -> Iterator[None]:
+    """Within it, programs are lowered for that device, which need not be present.
 
-    Triton's kernels ask for which card they are; since JAX 0.11 the sharding of the arrays does not tell them.
+    Kernels ask for which card they are: Triton's ask the abstract mesh, since JAX 0.11, tokamax's the default device.
     """
     if device.platform not in ("gpu", "cuda"):
-        return contextlib.nullcontext()
+        yield
+        return
+    import jax
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
     abstract_device = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
-    return use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract_device))
+    default = jax.default_device(device) if isinstance(device, jax.Device) else contextlib.nullcontext()
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract_device)), default:
+        yield
 
 
 @contextlib.contextmanager

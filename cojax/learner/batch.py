@@ -3,6 +3,7 @@
 The batch holds the loss's normalisation as weights. All arrays made here are NumPy arrays on the host.
 """
 
+import collections
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ class TrainBatch:
 
     tokens: int32[B, T], 0 at padding.
     segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
+    prefix_ids: int32[B, T], the segment that holds the beginning of the token's sequence; 0 where the token's own does.
     positions: int32[B, T], the index of a token in its own sequence.
     advantages: float32[B, T], from the advantage function; in a batch of pairs 1 for the better, -1 for the worse.
     sampler_logprobs: float32[B, T], the sampler's log π of the tokens that it sampled, 0 elsewhere.
@@ -43,6 +45,7 @@ class TrainBatch:
 
     tokens: Any
     segment_ids: Any
+    prefix_ids: Any
     positions: Any
     advantages: Any
     sampler_logprobs: Any
@@ -60,8 +63,8 @@ class TrainBatch:
     routes: Any = None
 
 
-_INT_COLUMNS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
-             "group_sizes")  # fmt: skip
+_INT_COLUMNS = ("tokens", "segment_ids", "prefix_ids", "positions", "versions", "sequences", "tasks", "groups", "turns",
+             "lengths", "group_sizes")  # fmt: skip
 ID_COLUMNS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
 DTYPES = {
     field.name: np.dtype(np.int32 if field.name in _INT_COLUMNS else np.float32)
@@ -98,6 +101,10 @@ class Segment:
     columns: Mapping[str, Any]
     unit_id: int
 
+    @property
+    def group(self) -> int:
+        return int(self.columns.get("groups", -1))
+
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
@@ -115,12 +122,14 @@ Example = Pair | Trajectory
 class RowShape:
     """Rows of `length` tokens, `micro` of which make a micro-batch.
 
-    `routes` is the shape of the routes that a batch holds; None for a batch without routes.
+    `routes` is the shape of the routes that a batch holds; None for a batch without routes. With `shares` the sequences
+    of a group that are in one row have the tokens that they all begin with once, as a segment of its own.
     """
 
     length: int
     micro: int = 1
     routes: RouteShape | None = None
+    shares: bool = False
 
     def round_up(self, row_count: int) -> int:
         """The number of rows, rounded up to whole micro-batches."""
@@ -139,7 +148,8 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
     """Assigns segments to rows by first-fit-decreasing; returns the indices of the segments of each row.
 
     The longest unit comes first, and ties keep their order; each unit goes into the first rows that have space. The
-    result is deterministic. For units of one segment it uses at most 11/9 of the fewest rows possible.
+    result is deterministic. For units of one segment it uses at most 11/9 of the fewest rows possible. Where segments
+    share their beginning, the longest group comes first, and each of its units goes to rows that have the beginning.
 
     Raises ValueError for a sequence longer than a row, and for a unit that no micro-batch holds.
     """
@@ -152,40 +162,84 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
                 "raise row_length to the engine's context length, or allow fewer turns or tokens an episode"
             )
     size = [len(segment.tokens) for segment in segments]
-    rows: list[list[int]] = []
-    free_lengths: list[int] = []
-    for unit in sorted(units.values(), key=lambda unit: -sum(size[index] for index in unit)):
-        assignment = _fit_unit(sorted(unit, key=lambda index: -size[index]), size, free_lengths, shape)
-        if assignment is None:
+    shared = _shared_lengths(segments) if shape.shares else {}
+    group_sizes = collections.Counter[int]()
+    for segment, length in zip(segments, size, strict=True):
+        group_sizes[segment.group if shared.get(segment.group) else -1] += length
+
+    def by_size(unit: Sequence[int]) -> tuple[int, int, int]:
+        group = segments[unit[0]].group
+        group_order = (-group_sizes[group], group) if shared.get(group) else (0, 0)
+        return (*group_order, -sum(size[index] for index in unit))
+
+    rows: list[_Row] = []
+    for unit in sorted(units.values(), key=by_size):
+        placed = _fit_unit(sorted(unit, key=lambda index: -size[index]), segments, shared, rows, shape)
+        if placed is None:
             raise ValueError(
                 f"{segments[unit[0]].name} and those it is compared with have {sum(size[i] for i in unit)} tokens, and "
                 f"must share a micro-batch of {shape.micro} × {shape.length}; raise micro_rows to {len(unit)} or more"
             )
-        for index, row in assignment:
-            while row >= len(rows):
-                rows.append([])
-                free_lengths.append(shape.length)
-            rows[row].append(index)
-            free_lengths[row] -= size[index]
-    return rows
+        first_row, micro_rows = placed
+        rows[first_row : first_row + shape.micro] = micro_rows
+    while rows and not rows[-1].indices:
+        rows.pop()
+    return [list(row.indices) for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A row of `assign_rows`: its free tokens, the segments in it, and their groups."""
+
+    free: int
+    indices: tuple[int, ...] = ()
+    groups: frozenset[int] = frozenset()
 
 
 def _fit_unit(
-    unit: Sequence[int], lengths: Sequence[int], free: Sequence[int], shape: RowShape
-) -> list[tuple[int, int]] | None:
-    """(index, row) for each segment of a unit, in the first micro-batch that holds all of them; None if none does."""
-    for first_row in range(0, len(free) + shape.micro, shape.micro):
-        spaces = [free[row] if row < len(free) else shape.length for row in range(first_row, first_row + shape.micro)]
-        assignment: list[tuple[int, int]] = []
+    unit: Sequence[int], segments: Sequence[Segment], shared: Mapping[int, int], rows: Sequence[_Row], shape: RowShape
+) -> tuple[int, list[_Row]] | None:
+    """The first row of a micro-batch that holds all segments of a unit, and its rows with them; None if none does."""
+
+    def cost(index: int, row: _Row) -> int:
+        segment = segments[index]
+        return len(segment.tokens) - (shared.get(segment.group, 0) if segment.group in row.groups else 0)
+
+    def lacks_beginning(first_row: int) -> bool:
+        return not any(row.groups & groups for row in rows[first_row : first_row + shape.micro])
+
+    groups = {segments[index].group for index in unit if shared}
+    for first_row in sorted(range(0, len(rows) + shape.micro, shape.micro), key=lacks_beginning):
+        micro_rows = [*rows[first_row : first_row + shape.micro]]
+        micro_rows += [_Row(shape.length)] * (shape.micro - len(micro_rows))
         for index in unit:
-            row = next((row for row, space in enumerate(spaces) if space >= lengths[index]), None)
-            if row is None:
+            spacious = [number for number, row in enumerate(micro_rows) if row.free >= cost(index, row)]
+            if not spacious:
                 break
-            spaces[row] -= lengths[index]
-            assignment.append((index, first_row + row))
+            group = segments[index].group
+            number = min(spacious, key=lambda number: bool(shared) and group not in micro_rows[number].groups)
+            row = micro_rows[number]
+            micro_rows[number] = _Row(row.free - cost(index, row), (*row.indices, index), row.groups | {group})
         else:
-            return assignment
+            return first_row, micro_rows
     return None
+
+
+def _shared_lengths(segments: Sequence[Segment]) -> dict[int, int]:
+    """For each group the number of tokens that all its segments begin with, before the one that predicts the first
+    learned token."""
+    members: dict[int, list[Segment]] = {}
+    for segment in segments:
+        members.setdefault(segment.group, []).append(segment)
+    shared = {}
+    for group, group_segments in members.items():
+        first, *others = group_segments
+        length = min(int(np.argmax(segment.weights > 0)) for segment in group_segments) - 1
+        for other in others:
+            differing = (index for index in range(length) if first.tokens[index] != other.tokens[index])
+            length = next(differing, length)
+        shared[group] = length if others and length > 0 else 0
+    return shared
 
 
 def pack(
@@ -350,15 +404,36 @@ def pack_segments(segments: Sequence[Segment], shape: RowShape, row_count: int) 
     columns = {name: np.full(batch_shape, -1 if name in ID_COLUMNS else 0, dtype) for name, dtype in DTYPES.items()}
     if shape.routes is not None:
         columns["routes"] = shape.routes.make_unknown(*batch_shape)
+    shared = _shared_lengths(segments) if shape.shares else {}
     for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
-        for segment_id, segment in enumerate((segments[index] for index in indices), 1):
-            length = len(segment.tokens)
-            base: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": segment_id, "positions": np.arange(length)}
-            for name, value in {**base, "weights": segment.weights, **segment.columns}.items():
-                columns[name][row, start : start + length] = value
-            start += length
+        for segment_id, (segment, part, prefix_id) in enumerate(_split_row([segments[i] for i in indices], shared), 1):
+            positions = np.arange(len(segment.tokens))
+            values: dict[str, Any] = {"tokens": segment.tokens, "positions": positions, "segment_ids": segment_id}
+            if prefix_id is not None:  # not the beginning of several sequences
+                values |= {"prefix_ids": prefix_id, "weights": segment.weights, **segment.columns}
+            end = start + len(positions[part])
+            for name, value in values.items():
+                columns[name][row, start:end] = value if np.ndim(value) == 0 else np.asarray(value)[part]
+            start = end
     return TrainBatch(**columns)
+
+
+def _split_row(segments: Sequence[Segment], shared: Mapping[int, int]) -> list[tuple[Segment, slice, int | None]]:
+    """The parts of a row: a segment, its tokens in this part, and the number of the part that they continue.
+
+    That number is 0 for a part that is a whole segment, and None for the beginning of several.
+    """
+    counts = collections.Counter(segment.group for segment in segments)
+    parts: list[tuple[Segment, slice, int | None]] = []
+    beginnings: dict[int, int] = {}
+    for segment in segments:
+        length = shared.get(segment.group, 0) if counts[segment.group] > 1 else 0
+        if length and segment.group not in beginnings:
+            parts.append((segment, slice(length), None))
+            beginnings[segment.group] = len(parts)
+        parts.append((segment, slice(length, None), beginnings[segment.group] if length else 0))
+    return parts
 
 
 def _select_comparable(groups: Sequence[Group]) -> list[Group]:

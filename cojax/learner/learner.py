@@ -24,10 +24,12 @@ from cojax.learner.optimizer import compensate_rounding
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance_step, fetch, make_weights
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, compute_logprobs
 from cojax.policy.adapters import Lora, add_adapters, initialize_adapters, list_adapted, make_factors, merge
+from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import cast_for_compute, evaluate, hash_leaves, parameters
+from cojax.policy.sharding import find_platform
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group, Trajectory
@@ -100,7 +102,9 @@ class Learner:
         loss = self.objective.loss
         _check_settings(self)
         route_shape = find_route_shape(self.routes, self.config, self.loss, loss.routes)
-        object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, route_shape))
+        # Kernels know no beginnings of several sequences; routes and windows count the tokens of one.
+        shares = find_platform(self.mesh) not in KERNELS and route_shape is None and self.config.layer_windows is None
+        object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, route_shape, shares))
         if self.reference is not None:
             reference_params = cast_for_compute(self.config, self.reference)
             object.__setattr__(self, "reference", self.placement.params(reference_params, parameters(self.config)))
@@ -269,7 +273,7 @@ class Learner:
         """`arithmetic.update`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
         loss = self.objective.loss
         update = functools.partial(
-            arithmetic.update, score=functools.partial(self._scores, entropy=loss.entropy), loss=loss,
+            arithmetic.update, score=functools.partial(self._scores, entropy=loss.entropy), cast=self._cast, loss=loss,
             optimizer=self.compensated_optimizer, on_policy=self.on_policy,
             pair_loss=None if self.hard is None else self.hard.loss,
         )  # fmt: skip
@@ -280,7 +284,8 @@ class Learner:
         """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond `count`."""
 
         def forward(frozen: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:
-            return compute_logprobs(functools.partial(self._scores, frozen, params, entropy="none"), batch, count)
+            score = functools.partial(self._scores, frozen, self._cast(params), entropy="none")
+            return compute_logprobs(score, batch, count)
 
         return jax.jit(forward, out_shardings=self.placement.batch)
 
@@ -298,7 +303,12 @@ class Learner:
         return token_scores(
             self.config, policy_params, *inputs, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
             mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
+            prefix_ids=batch.prefix_ids if self.shape.shares else None,
         )  # fmt: skip
+
+    def _cast(self, params: Params | None) -> Params | None:
+        """The learned parameters in the dtypes of their products; adapters stay as they are."""
+        return params if params is None or self.lora is not None else cast_for_compute(self.config, params)
 
     @property
     def _frozen(self) -> Params | None:

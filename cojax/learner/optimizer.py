@@ -85,7 +85,8 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
 
     A bfloat16 above 0.004 cannot move by 1e-6, the paper's learning rate, because its neighbours are further away. So
     the state keeps the lower 16 bits of each parameter's float32 value, as Kahan's summation keeps the rounding error.
-    This is exact and takes two bytes a parameter. `inner` keeps its own state as it would for bfloat16 parameters.
+    This is exact and takes two bytes a parameter. `inner` keeps its own state as it would for bfloat16 parameters; the
+    gradients are float32.
     """
 
     def init(params: Params) -> CompensatedState:
@@ -96,6 +97,7 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
     def update(updates: Any, state: CompensatedState, params: Params = None) -> tuple[Any, CompensatedState]:
         exact = exact_values(params, state.low)
         updates, inner_state = inner.update(updates, state.inner, exact)
+        inner_state = jax.tree.map(lambda new, old: new.astype(old.dtype), inner_state, state.inner)
         target_bits = jax.tree.map(lambda value, change: _to_bits(value + change.astype(jnp.float32)), exact, updates)
         # Round to the nearest bfloat16: add half of its last bit, then keep the upper 16 bits.
         upper_bits = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, target_bits)

@@ -19,9 +19,8 @@ from cojax.learner.batch import DTYPES, RowShape, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.attention import count_block_bytes
-from cojax.policy.transformer import REMAT
 
-AUTO_REMAT = "auto"  # in place of a name of REMAT: `choose_fastest` decides
+AUTO_REMAT = "auto"  # in place of a remat's name: `choose_fastest` decides
 GIB = 2**30
 
 
@@ -52,19 +51,24 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
         state, _ = learner.update_once(state, batch, live_count, pair_arguments)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise DeviceMemoryError(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the device's memory is too small. A kernel's shared memory is not meant: fewer rows do not help it."""
+    return "RESOURCE_EXHAUSTED" in str(error) and "shared memory" not in str(error).lower()
+
+
 def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
-    """The learner with the first entry of REMAT whose update fits into free memory, or with the last if none fits.
+    """The learner with the first remat whose update fits into free memory, of none, dots and layers, else with layers.
 
     `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled
-    but not run. If free memory is unknown, the last entry is taken.
+    but not run. If free memory is unknown, it is layers.
     """
     devices = learner.placement.devices
-    budget_bytes, fastest_first = measure_free_bytes(devices), tuple(REMAT)
+    budget_bytes, fastest_first = measure_free_bytes(devices), ("none", "dots", "layers")
     if budget_bytes is not None and budget_bytes >= estimate_least_bytes(learner):
         step_batch, pairs = make_full_batches(learner, group_sizes)
         for remat in fastest_first[:-1]:
@@ -124,7 +128,7 @@ def make_full_batch(rows: int, shape: RowShape) -> TrainBatch:
 def _write_advice(learner: Learner) -> str:
     """Advises settings that make an update smaller and are not in use yet."""
     hints = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
-    hints += ["set learner.remat=layers"] if learner.remat != "layers" else []
+    hints += ["set learner.remat=layers"] if learner.remat in ("none", "dots") else []
     hints += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
     hints += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
     return ", ".join([*hints, "or spread it over more devices by mesh"])

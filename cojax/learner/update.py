@@ -14,11 +14,12 @@ import optax
 
 from cojax.learner.batch import TrainBatch, assert_columns
 from cojax.learner.objective import BoundLoss
+from cojax.policy.gradient_sums import Summed, reach
 from cojax.policy.logprobs import TokenScores
 
 Params = Any  # a nested dict of jax.Array
 Metrics = dict[str, float]
-Sums = tuple[tuple[jax.Array, dict[str, jax.Array]], Params]  # (loss, facts), gradient
+LossAndFacts = tuple[jax.Array, dict[str, jax.Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -87,38 +88,39 @@ def update(
     loss: BoundLoss,
     optimizer: optax.GradientTransformation,
     on_policy: bool,
+    cast: Callable[[Params], Params] = lambda params: params,
     pair_loss: BoundLoss | None = None,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimiser update from the sum of the gradients of the first `micro_count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
-    `score` gives the log-probs and entropies of the policy, `state.params` upon `frozen`. With `on_policy` the old
-    log-probs are the current ones without gradient; without it they are read from the batch. `pairs` is another batch
-    and the number of its live micro-batches; their `pair_loss` is added, and is the metric `hard_loss`. `shardings`
-    holds one sharding for each leaf of the state, and the new state keeps them.
+    `score` gives the log-probs and entropies of the policy, `cast(state.params)` upon `frozen`: parameters are cast for
+    their products once, and their gradients are summed in float32 (`cojax.policy.gradient_sums`). With `on_policy` the
+    old log-probs are the current ones without gradient; without it they are read from the batch. `pairs` is another
+    batch and the number of its live micro-batches; their `pair_loss` is added, and is the metric `hard_loss`.
+    `shardings` holds one sharding for each leaf of the state, and the new state keeps them.
 
     Returns the new state, or the old one where loss or gradient is not finite; and float32[] metrics: `loss`,
     `grad_norm` before clipping, the sum of each fact of `score_micro` over the learned tokens, and its largest value as
-    `…_max` for the facts in PEAKS.
+    `…_max` for the facts in PEAK_FACTS.
     """
     terms = [(batch, micro_count, loss, on_policy)]
     if pairs is not None and pair_loss is not None:
         terms.append((*pairs, pair_loss, True))
-    sums: list[Sums] = []
+    params, term_sums = cast(state.params), list[LossAndFacts]()
+    gradients = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
     for batches, live_count, term, current in terms:
         assert_columns(batches, axes=3)
         term_loss = functools.partial(score_micro, score=functools.partial(score, frozen), loss=term, on_policy=current)
-        gradient = jax.value_and_grad(term_loss, has_aux=True)
-        # A gradient has the shapes and dtypes of the parameters, so that only the loss is traced for its shapes.
-        shapes = jax.eval_shape(term_loss, state.params, take_micro_batch(batches, 0))
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (shapes, state.params))
-        sums.append(jax.lax.fori_loop(0, live_count, functools.partial(_add, gradient, state.params, batches), zeros))
-    (loss_sum, fact_sums), gradients = sums[0]
-    for (pair_sum, _), gradient_sum in sums[1:]:
+        shapes = jax.eval_shape(term_loss, gradients, params, take_micro_batch(batches, 0))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        add = functools.partial(_add, term_loss, params, batches)
+        sums, gradients = jax.lax.fori_loop(0, live_count, add, (zeros, gradients))
+        term_sums.append(sums)
+    loss_sum, fact_sums = term_sums[0]
+    for pair_sum, _ in term_sums[1:]:
         loss_sum, fact_sums = loss_sum + pair_sum, {**fact_sums, "hard_loss": pair_sum}
-        gradients = jax.tree.map(jnp.add, gradients, gradient_sum)
-
     gradient_norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     new_state = dataclasses.replace(state, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
@@ -132,33 +134,40 @@ def update(
 
 
 def _add(
-    gradient: Callable[[Params, TrainBatch], Sums], params: Params, batch: TrainBatch, index: jax.Array, sums: Sums
-) -> Sums:
+    loss: Callable[[Params, Params, TrainBatch], LossAndFacts],
+    params: Params,
+    batch: TrainBatch,
+    index: jax.Array,
+    sums: tuple[LossAndFacts, Params],
+) -> tuple[LossAndFacts, Params]:
     """Adds micro-batch `index` to the sums of loss, facts and gradient."""
-    (loss_sum, fact_sums), gradients = sums
-    (micro_loss_value, micro_facts), micro_gradient = gradient(params, take_micro_batch(batch, index))
+    (loss_sum, fact_sums), totals = sums
+    # The gradient with respect to the totals is the new totals.
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (micro_loss_value, micro_facts), totals = gradient(totals, params, take_micro_batch(batch, index))
     micro_facts = {
         name: jnp.maximum(fact_sums[name], fact) if name.endswith("_max") else fact_sums[name] + fact
         for name, fact in micro_facts.items()
     }
-    return (loss_sum + micro_loss_value, micro_facts), jax.tree.map(jnp.add, gradients, micro_gradient)
+    return (loss_sum + micro_loss_value, micro_facts), totals
 
 
 def score_micro(
+    totals: Params,
     params: Params,
     micro: TrainBatch,
     *,
     score: Callable[[Params, TrainBatch], TokenScores],
     loss: BoundLoss,
     on_policy: bool,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> LossAndFacts:
     """The loss of one micro-batch [b, T], and the sums and maxima of its facts over the learned tokens.
 
     The facts are the loss's own; `entropy` in nats; `logprob_mismatch`, which is |log π_old − log π_sampler| where a
     sampler acted and 0 elsewhere; and, if the batch holds routes, `routes_differing` and `routes_known` of
-    `TokenScores`. Only the loss has a gradient.
+    `TokenScores`. Only the loss has a gradient, which goes to the `totals` of the parameters.
     """
-    scores = score(params, micro)
+    scores = score(jax.tree.map(Summed, params, totals), micro)
     if on_policy:
         micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(scores.logprobs))
     per_token, facts = loss.function(*loss.select_inputs(scores, micro), **loss.settings)
@@ -170,7 +179,7 @@ def score_micro(
         facts |= {"routes_differing": scores.routes_differing, "routes_known": scores.routes_known}
     sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
     peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAK_FACTS if name in facts}
-    return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
+    return reach(jnp.sum(micro.weights * per_token), scores.logprobs), jax.lax.stop_gradient({**sums, **peaks})
 
 
 def compute_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:

@@ -1,41 +1,96 @@
 """Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere.
 
-The kernels are JAX's own Pallas kernels. Each maps query [B, T, H, S], key and value [B, T, K, S] and segment_ids
+The kernels are those of tokamax and JAX. Each maps query [B, T, H, S], key and value [B, T, K, S] and segment_ids
 int32[B, T] to [B, T, H, S]; T is a multiple of KERNEL_BLOCK. Tests run them on a CPU, slowly, with `interpret`.
 """
 
+import functools
+import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from cojax.policy.sharding import ROWS, RULES, find_platform
+from cojax.policy.sharding import ROWS, RULES
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCK_COUNT = 8
 _LEAST_BLOCK_LENGTH = 32  # tokens a block, below which matrix products are too small to be fast
-Visibility = tuple[jax.Array, jax.Array | None]  # what a token sees: segment_ids int32[N, T], window int32[] or None
+# What a token sees: segment_ids int32[N, T], prefix_ids int32[N, T] or None, window int32[] or None.
+Visibility = tuple[jax.Array, jax.Array | None, jax.Array | None]
 _HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
 KERNEL_BLOCK = 128  # tokens; a kernel computes rows of a multiple of this
 
 
-def run_gpu_kernel(
+def run_tokamax(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, operation: Any = None
+) -> jax.Array:
+    """tokamax's Mosaic kernel. Its forward pass skips the blocks before a token's segment."""
+    if operation is None:
+        from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
+
+        operation = PallasMosaicGpuFlashAttention()
+    # A segment's tokens are neighbours: what a token sees begins where its segment does.
+    is_first = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    starts = jax.lax.cummax(jnp.where(is_first, jnp.arange(segment_ids.shape[1]), 0), axis=1)
+    return _tokamax(operation, query, key, value, starts)
+
+
+# A rule of our own, because tokamax's keeps query, key and value beside the results.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tokamax(operation: Any, query: jax.Array, key: jax.Array, value: jax.Array, starts: jax.Array) -> jax.Array:
+    return operation(query, key, value, **_make_tokamax_settings(query, starts))  # type: ignore[no-any-return]
+
+
+def _make_tokamax_settings(query: jax.Array, starts: jax.Array) -> dict[str, Any]:
+    from tokamax._src.ops.attention.base import Mask
+
+    return {"mask": Mask(k_start=starts[:, None], is_causal=True), "logits_scale": query.shape[-1] ** -0.5}
+
+
+def _tokamax_forward(operation: Any, *arrays: jax.Array) -> tuple[jax.Array, Any]:
+    query, key, value, starts = arrays
+    output, statistics = operation(query, key, value, **_make_tokamax_settings(query, starts), return_residuals=True)
+    return output, (arrays, output, statistics)
+
+
+def _tokamax_backward(operation: Any, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+    (query, key, value, starts), output, statistics = residuals
+    bound = operation.bind(query, key, value, **_make_tokamax_settings(query, starts))
+    settings = {name: setting for name, setting in bound.kwargs.items() if name != "return_residuals"}
+    gradients = operation.vjp(statistics, output, cotangent, *bound.args, **settings)
+    return gradients["q"], gradients["k"], gradients["v"], None
+
+
+_tokamax.defvjp(_tokamax_forward, _tokamax_backward)
+
+
+def tokamax_serves(device: jax.Device, dtype: jnp.dtype) -> bool:
+    """Whether tokamax is there, and has a kernel: for numbers of 16 bits, from Hopper on, since JAX 0.11.1."""
+    capability = float(getattr(device, "compute_capability", None) or 0)
+    is_there = jax.__version_info__ >= (0, 11, 1) and importlib.util.find_spec("tokamax") is not None
+    return is_there and capability >= 9 and dtype.itemsize == 2
+
+
+def run_triton(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
-    """The Triton kernel, which needs one key head for every query head."""
+    """JAX's Triton kernel, which needs one key head for every query head."""
     # Imported here: the package cannot be used on another platform.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     head_count, head_size = query.shape[2:]
     key, value = (jnp.repeat(x, head_count // x.shape[2], axis=2) for x in (key, value))
-    block_sizes = BlockSizes(KERNEL_BLOCK, KERNEL_BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
+    # In float32, blocks of 128 need more shared memory than an H100 has, where head_count have 128 numbers.
+    block = KERNEL_BLOCK if query.dtype.itemsize == 2 else KERNEL_BLOCK // 2
+    block_sizes = BlockSizes(block, block, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
     return mha(query, key, value, segment_ids, head_size**-0.5, True, block_sizes=block_sizes, interpret=interpret)
 
 
-def run_tpu_kernel(
+def run_splash(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
     """Splash attention, row by row."""
@@ -61,7 +116,12 @@ def run_tpu_kernel(
     return jax.vmap(attend_row)(query, key, value, segment_ids)
 
 
-KERNELS: dict[str, Callable[..., jax.Array]] = {"gpu": run_gpu_kernel, "tpu": run_tpu_kernel}
+# Platform → its kernels, the fastest first, each with whether it serves a device and a dtype.
+Kernel = tuple[Callable[..., jax.Array], Callable[[jax.Device, jnp.dtype], bool]]
+KERNELS: Mapping[str, Sequence[Kernel]] = {
+    "gpu": ((run_tokamax, tokamax_serves), (run_triton, lambda device, dtype: True)),
+    "tpu": ((run_splash, lambda device, dtype: True),),
+}
 
 
 def packed_attention(
@@ -71,19 +131,23 @@ def packed_attention(
     segment_ids: jax.Array,
     mesh: Mesh | None = None,
     window: jax.Array | None = None,
+    prefix_ids: jax.Array | None = None,
 ) -> jax.Array:
     """softmax(q·k / √S) v, where a token sees the earlier tokens of its own segment and itself.
 
-    With a `window`, int32[], it sees only the last `window` of these.
+    With `prefix_ids`, int32[B, T], it also sees the earlier segment of that number; 0 is none. With a `window`,
+    int32[], it sees only the last `window` of these.
 
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
-    default device. `attend_blockwise` computes rows shorter than a kernel's block, and windows, on every platform.
+    default device. `attend_blockwise` computes rows shorter than a kernel's block, windows, and prefixes, on every
+    platform.
     """
-    platform = find_platform(mesh)
-    if platform not in KERNELS or query.shape[1] < KERNEL_BLOCK or window is not None:
-        return attend_blockwise(query, key, value, segment_ids, window)
-    length, kernel = query.shape[1], KERNELS[platform]
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    kernels = [kernel for kernel, serves in KERNELS.get(device.platform, ()) if serves(device, query.dtype)]
+    if not kernels or query.shape[1] < KERNEL_BLOCK or not (window is None and prefix_ids is None):
+        return attend_blockwise(query, key, value, segment_ids, window, prefix_ids)
+    length, kernel = query.shape[1], kernels[0]
     # The row is padded with segment 0, which no token of another segment sees.
     padding = -length % KERNEL_BLOCK
     inputs = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
@@ -97,7 +161,12 @@ def packed_attention(
 
 
 def attend_blockwise(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    window: jax.Array | None = None,
+    prefix_ids: jax.Array | None = None,
 ) -> jax.Array:
     """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once."""
     row_count, length, head_count, head_size = query.shape
@@ -108,7 +177,8 @@ def attend_blockwise(
     query = query.reshape(row_count * kv_heads, group_size, length, head_size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(row_count * kv_heads, length, head_size) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    visibility = jnp.repeat(segment_ids, kv_heads, axis=0), window
+    ids = jax.tree.map(lambda ids: jnp.repeat(ids, kv_heads, axis=0), (segment_ids, prefix_ids))
+    visibility = *ids, window
     output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
     output = output.reshape(row_count, kv_heads, group_size, length, head_size).transpose(0, 3, 1, 2, 4)
     return output.reshape(row_count, length, head_count, head_size)
@@ -172,8 +242,10 @@ def count_block_bytes(length: int) -> int:
 def _compute_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of queries start … end, _HIDDEN_SCORE where a query does not see a key."""
     scores = _multiply(_merge_heads(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
-    segment_ids, window = visibility
+    segment_ids, prefix_ids, window = visibility
     is_visible = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+    if prefix_ids is not None:
+        is_visible |= prefix_ids[:, start:end, None] == segment_ids[:, None, :end]
     is_visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
     if window is not None:
         is_visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.gradient_sums import Summed, strip_totals
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import ROWS, RULES, count_devices, find_platform
-from cojax.policy.transformer import compute_routed_states, find_scoring_matrix, score_tokens
+from cojax.policy.transformer import compute_routed_states, embed_tokens, find_scoring_matrix, score_tokens
 
 MOST_KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
 
@@ -56,6 +57,7 @@ def token_scores(
     entropy: str = "value",
     routes: jax.Array | None = None,
     replay: bool = True,
+    prefix_ids: jax.Array | None = None,
 ) -> TokenScores:
     """log π(tokens[t] | earlier tokens of its segment) of logits / temperature, and that distribution's entropy.
 
@@ -68,8 +70,8 @@ def token_scores(
     computes the logits again, unless B · N · V float32 fit into `MOST_KEPT_BYTES`, where N is T − 1 rounded up to whole
     chunks: then a gradient's forward pass keeps them. On a `mesh`, B and V count a device's own rows and its part of
     the vocabulary; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
-    `compute_hidden`, `routes` and `replay` as in `compute_routed_states`. Raises ValueError unless temperature > 0, and
-    for another `entropy`.
+    `compute_hidden`, `routes`, `replay` and `prefix_ids` as in `compute_routed_states`. Raises ValueError unless
+    temperature > 0, and for another `entropy`.
     """
     if temperature <= 0:
         raise ValueError(
@@ -77,9 +79,11 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
+    embedded, params = embed_tokens(config, params, tokens)
     hidden, differing_shares = compute_routed_states(
-        config, params, tokens, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh
-    )
+        config, params, embedded, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh,
+        prefix_ids=prefix_ids,
+    )  # fmt: skip
     if tokens.shape[1] < 2:
         return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
     # The state at t scores the token at t + 1.
@@ -93,9 +97,10 @@ def token_scores(
     logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
     keeps_logits = logits_bytes <= MOST_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
     setup = _Settings(config, temperature, chunk, entropy, mesh, keeps_logits)
-    # Cast before the gather, so that devices send each other only the bits that the product reads.
-    matrix = matrix if mesh is None else matrix.astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, hidden[:, :-1], tokens[:, 1:], has_score)
+    total = matrix.total if isinstance(matrix, Summed) else None
+    # Cast once, and before the gather, so that devices send each other only the bits that the product reads.
+    matrix = strip_totals(matrix).astype(config.dtype)
+    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, total, hidden[:, :-1], tokens[:, 1:], has_score)
     if routes is not None and differing_shares is not None:
         has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, differing_shares[:, :-1], 0.0), has_routes.astype(jnp.float32)
@@ -115,18 +120,25 @@ class _Settings(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _compute_scores(
-    setup: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array
+    setup: _Settings, matrix: jax.Array, total: jax.Array | None, hidden: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 outside the mask.
 
-    hidden [B, N, D], targets int32[B, N], mask bool[B, N]. The gradient is written by hand, because the length of the
-    loop depends on the data and JAX has no reverse mode for such loops.
+    hidden [B, N, D], targets int32[B, N], mask bool[B, N]; `total` is that of a Summed matrix. The gradient is written
+    by hand, because the length of the loop depends on the data and JAX has no reverse mode for such loops.
     """
-    return _forward(setup, matrix, hidden, targets, mask)[0]
+    return _forward(setup, matrix, total, hidden, targets, mask)[0]
 
 
 def _forward(
-    setup: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, *, keep: bool = False
+    setup: _Settings,
+    matrix: jax.Array,
+    total: jax.Array | None,
+    hidden: jax.Array,
+    targets: jax.Array,
+    mask: jax.Array,
+    *,
+    keep: bool = False,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """The scores, and what `_backward` reads; with `keep` this includes the scaled logits."""
 
@@ -155,7 +167,7 @@ def _forward(
     compute = _per_device(setup, score_chunks, "mrrr.", "r" * score_count + "l" * keep)
     outputs = compute(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk))
     logprobs = jnp.where(mask, ungather(outputs[0], mask), 0.0)
-    residuals = matrix, hidden, targets, mask, outputs[1:score_count], outputs[score_count:]
+    residuals = matrix, total, hidden, targets, mask, outputs[1:score_count], outputs[score_count:]
     if setup.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), residuals
     return (logprobs, jnp.where(mask, ungather(outputs[2], mask), 0.0)), residuals
@@ -163,7 +175,7 @@ def _forward(
 
 def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
-    matrix, hidden, targets, mask, columns, kept_logits = residuals
+    matrix, total, hidden, targets, mask, columns, kept_logits = residuals
     with_entropy = setup.entropy == "gradient"
 
     def add_all(
@@ -200,7 +212,9 @@ def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax
     call = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
     d_matrix, d_states = call(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk), *arrays)
     d_hidden = jnp.where(mask[..., None], ungather(d_states, mask), 0)
-    return d_matrix.astype(matrix.dtype), d_hidden, None, None
+    if total is not None:
+        return None, total + d_matrix, d_hidden, None, None
+    return d_matrix.astype(matrix.dtype), None, d_hidden, None, None
 
 
 _compute_scores.defvjp(lambda setup, *arrays: _forward(setup, *arrays, keep=setup.keeps_logits), _backward)

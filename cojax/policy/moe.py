@@ -8,6 +8,7 @@ import base64
 import binascii
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from cojax.policy.attention import tokamax_serves
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import ROWS, RULES
 
@@ -23,6 +25,7 @@ from cojax.policy.sharding import ROWS, RULES
 _MOST_INT8_EXPERTS = 128
 # The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D].
 Kernels = tuple[jax.Array, jax.Array, jax.Array]
+Product = Callable[..., jax.Array]  # ([M, D], [G, D, F], group sizes int32[G]) → [M, F]
 _EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
 
 
@@ -79,22 +82,45 @@ class SparseFeedForward(nnx.Module):
         """[..., D] → [..., D] by the given routing of these tokens."""
         kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat_x = x.reshape(-1, x.shape[-1])
-        output = mix(flat_x, routing, kernels) if mesh is None else _mix_over(mesh, flat_x, routing, kernels)
+        compute = functools.partial(mix, multiply=choose_product(mesh, self.dtype))
+        arguments = flat_x, routing, kernels
+        output = compute(*arguments) if mesh is None else _mix_over(mesh, compute, *arguments)
         return output.reshape(x.shape)
 
 
-def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0) -> jax.Array:
-    """What the experts `first`, `first` + 1, … of these kernels contribute to tokens [N, D].
+def choose_product(mesh: Mesh | None, dtype: jnp.dtype) -> Product:
+    """The grouped product of the mesh's devices, or of the default device: tokamax's where it serves them, or JAX's.
+
+    XLA has none for GPUs: there JAX's becomes products over all experts.
+    """
+    if not tokamax_serves(jax.devices()[0] if mesh is None else mesh.devices.flat[0], dtype):
+        return jax.lax.ragged_dot
+    import tokamax
+
+    return tokamax.ragged_dot  # type: ignore[no-any-return]
+
+
+def mix(
+    x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0, multiply: Product = jax.lax.ragged_dot
+) -> jax.Array:
+    """What the experts `first`, `first` + 1, … of these kernels contribute to tokens [N, D], by the grouped product
+    `multiply`.
 
     XLA for CPU computes ragged_dot as one product over all experts, with every token copied k times. On CPU this also
     multiplies by all experts, but without the copies.
     """
-    return jax.lax.platform_dependent(
-        x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32), cpu=mix_dense, default=mix_grouped
-    )
+    arrays = x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32)
+    return jax.lax.platform_dependent(*arrays, cpu=mix_dense, default=functools.partial(mix_grouped, multiply=multiply))
 
 
-def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
+def mix_grouped(
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    kernels: Kernels,
+    first: jax.Array,
+    multiply: Product = jax.lax.ragged_dot,
+) -> jax.Array:
     """Computes `mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
     gate, up, down = kernels
     local_count, (token_count, top_k) = gate.shape[0], experts.shape
@@ -105,9 +131,9 @@ def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: K
     # Rows after the last group belong to other devices; a grouped product leaves them undefined.
     is_local = (jnp.arange(token_count * top_k) < jnp.sum(group_sizes))[:, None]
     visits = jnp.where(is_local, _permute(jnp.repeat(x, top_k, axis=0), order), 0)
-    inner_states = jax.nn.silu(jax.lax.ragged_dot(visits, gate, group_sizes))
-    inner_states = jnp.where(is_local, inner_states * jax.lax.ragged_dot(visits, up, group_sizes), 0)
-    outputs = jnp.where(is_local, jax.lax.ragged_dot(inner_states, down, group_sizes), 0)
+    inner_states = jax.nn.silu(multiply(visits, gate, group_sizes))
+    inner_states = jnp.where(is_local, inner_states * multiply(visits, up, group_sizes), 0)
+    outputs = jnp.where(is_local, multiply(inner_states, down, group_sizes), 0)
     outputs = _permute(outputs, jnp.argsort(order)).reshape(token_count, top_k, -1)
     return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
@@ -125,13 +151,15 @@ def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Ker
     return inner_states.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
-def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> jax.Array:
-    """Computes `mix` with experts split over the expert axis and their inner width over the tensor axis."""
+def _mix_over(
+    mesh: Mesh, compute: Callable[..., jax.Array], x: jax.Array, routing: Routing, kernels: Kernels
+) -> jax.Array:
+    """`compute`s the `mix` with experts split over the expert axis and their inner width over the tensor axis."""
 
     def mix_shard(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         first_expert = jax.lax.axis_index(_EXPERT) * gate.shape[0]
         # Partial sums are added in float32, as they are within one device.
-        output = mix(x, routing, (gate, up, down), first_expert).astype(jnp.float32)
+        output = compute(x, routing, (gate, up, down), first_expert).astype(jnp.float32)
         return jax.lax.psum(output, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.

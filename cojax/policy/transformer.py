@@ -19,10 +19,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cojax.policy.adapters import merge_layer
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig, compute_frequencies
+from cojax.policy.gradient_sums import Summed, add_layer, finish, look_up, read, separate, strip_totals
 from cojax.policy.moe import RouteShape, SparseFeedForward, measure_difference
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import RULES, constrain
+from cojax.policy.sharding import RULES, constrain, find_platform
 
+# Positions of a cache that a decoding step on a CPU reads at a time: copying smaller blocks takes longer than it saves.
+_CACHE_BLOCK = 512
+_HIDDEN_SCORE = -1e30
 Attend = Callable[..., jax.Array]  # query, key, value → mixed values
 Rotate = Callable[[jax.Array], jax.Array]
 
@@ -144,7 +148,7 @@ class EmbeddingAndHead(nnx.Module):
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
     """Embedding, final norm and head with these parameters."""
     modules, _ = _define_modules(config)
-    return nnx.merge(modules, {name: arrays for name, arrays in params.items() if name != "layers"})
+    return nnx.merge(modules, strip_totals({name: arrays for name, arrays in params.items() if name != "layers"}))
 
 
 def make_block(config: ModelConfig, arrays: Params) -> Block:
@@ -188,12 +192,30 @@ def _linear(
     return nnx.LinearGeneral(inputs, outputs, kernel_init=init, use_bias=use_bias, rngs=rngs, **options)
 
 
+def _is_kernel(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """Whether the operation is an attention kernel, or the call of one within a rule of differentiation.
+
+    Its results take much longer to compute again than to read. tokamax's grouped products come with their inputs
+    (remat_opt), which are many times larger: they are computed again.
+    """
+    if primitive.name == "remat_opt":
+        return False
+    if primitive.name in ("pallas_call", "core_map", "mpmd_map"):
+        return True
+    inner_programs = [value for value in parameters.values() if hasattr(value, "eqns")]
+    return any(_is_kernel(step.primitive, **step.params) for program in inner_programs for step in program.eqns)
+
+
+_POLICIES = jax.checkpoint_policies
 # What the backward pass keeps of a layer; it recomputes everything else. From fastest to smallest: everything; results
-# of matrix products; only the layer's input.
+# of matrix products and attention kernels; the layer's input and results of attention kernels; only the input.
 REMAT: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda layer: layer,
-    "dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
-    "layers": jax.checkpoint,
+    "dots": functools.partial(
+        jax.checkpoint, policy=_POLICIES.save_from_both_policies(_POLICIES.dots_with_no_batch_dims_saveable, _is_kernel)
+    ),
+    "layers": functools.partial(jax.checkpoint, policy=_is_kernel),
+    "inputs": jax.checkpoint,
 }
 
 
@@ -229,14 +251,27 @@ def compute_hidden(
     REMAT, which decides what is kept for the backward pass. With a `mesh`, activations are spread over it and each
     device computes its own experts; B must be a multiple of data × fsdp.
     """
-    packed_rows = tokens, positions, segment_ids
-    return compute_routed_states(config, params, *packed_rows, routes=None, replay=False, **settings)[0]
+    embedded, params = embed_tokens(config, params, tokens)
+    return compute_routed_states(config, params, embedded, positions, segment_ids, None, replay=False, **settings)[0]
+
+
+def embed_tokens(config: ModelConfig, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+    """Embeddings dtype[..., D] of tokens int32[...]; and the parameters for what follows, where the embedding's total
+    includes the gradient of these, if its leaf is Summed."""
+    chex.assert_type(tokens, int)
+    table = params["embed"]["embedding"]
+    if not isinstance(table, Summed):
+        return embedding_and_head(config, params).embed(tokens), params
+    rows, total = look_up(table.value, table.total, tokens)
+    if not config.tie_word_embeddings:  # nothing else reads the table
+        rows = finish(rows, [total])
+    return rows.astype(config.dtype), {**params, "embed": {"embedding": Summed(table.value, total)}}
 
 
 def compute_routed_states(
     config: ModelConfig,
     params: Params,
-    tokens: jax.Array,
+    embedded: jax.Array,
     positions: jax.Array,
     segment_ids: jax.Array,
     routes: jax.Array | None,
@@ -244,41 +279,48 @@ def compute_routed_states(
     replay: bool,
     remat: str = "none",
     mesh: Mesh | None = None,
+    prefix_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """`compute_hidden` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
 
-    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known; without them the share is None. With
-    `replay` tokens go through the experts of their routes, and each router scores the states that result.
+    `embedded` [B, T, D] and `params` are those of `embed_tokens`. `routes` int[B, T, L, k] are the sampler's, -1 where
+    they are not known; without them the share is None. With `replay` tokens go through the experts of their routes, and
+    each router scores the states that result. A token also sees the segment that `prefix_ids`
+    int32[B, T] names, which comes before its own; 0 is none.
     """
-    chex.assert_rank(tokens, 2)
-    chex.assert_equal_shape([tokens, positions, segment_ids])
-    chex.assert_type([tokens, positions, segment_ids], int)
+    chex.assert_shape(embedded, (*positions.shape, config.hidden_size))
+    chex.assert_rank(positions, 2)
+    chex.assert_equal_shape([positions, segment_ids])
+    chex.assert_type([positions, segment_ids], int)
     if routes is not None:
-        chex.assert_shape(routes, (*tokens.shape, config.num_hidden_layers, config.num_experts_per_tok))
-    shape, token_count = tokens.shape, tokens.size
+        chex.assert_shape(routes, (*positions.shape, config.num_hidden_layers, config.num_experts_per_tok))
+    shape, token_count = positions.shape, positions.size
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
-    modules, rotate = embedding_and_head(config, params), make_rotation(config, positions.reshape(token_count))
-    x = constrain(modules.embed(tokens.reshape(token_count)), mesh, None)
+    x, rotate = constrain(embedded.reshape(token_count, -1), mesh, None), make_rotation(config, positions.reshape(-1))
+    stack, totals = separate(params["layers"])
     routes_by_layer = None if routes is None else jnp.moveaxis(routes.reshape(token_count, *routes.shape[2:]), 1, 0)
     windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
-    def layer(x: jax.Array, inputs: tuple[Params, jax.Array | None, jax.Array | None]) -> tuple[jax.Array, Any]:
-        arrays, window, layer_routes = inputs
+    def layer(carry: tuple[jax.Array, list[jax.Array]], inputs: tuple[Any, ...]) -> tuple[Any, jax.Array | None]:
+        (x, totals), (arrays, index, window, layer_routes) = carry, inputs
+        arrays, totals = add_layer(params["layers"], arrays, totals, index)
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
             query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-            output = packed_attention(query, key, value, segment_ids, mesh, window)
+            output = packed_attention(query, key, value, segment_ids, mesh, window, prefix_ids)
             return output.reshape(token_count, *output.shape[2:])
 
         block = make_block(config, arrays)
         if layer_routes is None:
-            return constrain(block(x, rotate, attend, mesh), mesh, None), None
+            return (constrain(block(x, rotate, attend, mesh), mesh, None), totals), None
         sampler_routes = layer_routes.astype(jnp.int32)
         x, experts = block.call_with_routes(x, rotate, attend, sampler_routes if replay else None, mesh)
-        return constrain(x, mesh, None), measure_difference(experts, sampler_routes)
+        return (constrain(x, mesh, None), totals), measure_difference(experts, sampler_routes)
 
-    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], windows, routes_by_layer))
-    hidden = modules.final_norm(x.reshape(*shape, -1))
+    inputs = stack, jnp.arange(config.num_hidden_layers), windows, routes_by_layer
+    (x, totals), shares = jax.lax.scan(REMAT[remat](layer), (x, totals), inputs)
+    modules = embedding_and_head(config, {**params, "final_norm": read(params["final_norm"])})
+    hidden = modules.final_norm(finish(x, totals).reshape(*shape, -1))
     return hidden, None if routes is None else jnp.mean(shares, axis=0).reshape(shape)
 
 
@@ -377,7 +419,8 @@ def run_cached_layer(
         values = old_cache.value.at[cache_slots[:, None], :, positions].set(value, mode="drop")
         new_cache = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
         if slots is None:
-            return _attend_cache(query, new_cache, positions, window)
+            by_blocks = find_platform(mesh) == "cpu" and keys.shape[-1] > _CACHE_BLOCK
+            return (_attend_blocks if by_blocks else _attend_cache)(query, new_cache, positions, window)
         span_cache = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
         slot_cache = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in span_cache))
         return _attend_cache(query, slot_cache, positions, window)
@@ -402,9 +445,45 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: 
     is_visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
     if window is not None:
         is_visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(is_visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
+    weights = jax.nn.softmax(jnp.where(is_visible, scores, _HIDDEN_SCORE), axis=-1).reshape(rows, kv_heads, -1, length)
     output = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
     return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, head_dim), 3, 1).reshape(rows, chunk, heads, head_dim)
+
+
+def _attend_blocks(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
+    """`_attend_cache` by blocks of positions, up to the last block that a row uses: positions int32[R, 1].
+
+    The blocks after a row's own change no bit of its result: their weights are exactly 0. So it does not depend on the
+    other rows, whose positions decide how many blocks are read.
+    """
+    rows, chunk, heads, head_dim = query.shape
+    kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
+    query = query.reshape(rows, kv_heads, -1, head_dim) * head_dim**-0.5
+    last_position = jnp.max(jnp.where(positions < length, positions, 0))
+
+    def add_block(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        largest, weight_sum, output = sums
+        start = jnp.minimum(index * _CACHE_BLOCK, length - _CACHE_BLOCK)  # the last block overlaps the one before it
+        key = jax.lax.dynamic_slice_in_dim(cache.key, start, _CACHE_BLOCK, axis=3)
+        value = jax.lax.dynamic_slice_in_dim(cache.value, start, _CACHE_BLOCK, axis=2)
+        scores = jnp.einsum("rkqh,rkht->rkqt", query, key, preferred_element_type=jnp.float32)
+        key_positions = start + jnp.arange(_CACHE_BLOCK)
+        distance = (positions - key_positions)[:, None, None]
+        is_visible = (key_positions >= index * _CACHE_BLOCK) & (distance >= 0)
+        if window is not None:
+            is_visible &= distance < window
+        scores = jnp.where(is_visible, scores, _HIDDEN_SCORE)
+        new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1, keepdims=True))
+        # A row that has seen nothing yet has largest = _HIDDEN_SCORE, and exp(0) would count what is hidden.
+        weights = jnp.where(is_visible, jnp.exp(scores - new_largest), 0.0)
+        shrink = jnp.exp(largest - new_largest)
+        product = jnp.einsum("rkqt,rkth->rkqh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
+        return new_largest, weight_sum * shrink + jnp.sum(weights, axis=-1, keepdims=True), output * shrink + product
+
+    zeros = jnp.zeros((*query.shape[:-1], 1))
+    sums = zeros + _HIDDEN_SCORE, zeros, jnp.zeros(query.shape, jnp.float32)
+    _, weight_sum, output = jax.lax.fori_loop(0, last_position // _CACHE_BLOCK + 1, add_block, sums)
+    return (output / weight_sum).astype(query.dtype).reshape(rows, chunk, heads, head_dim)
 
 
 def compute_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

@@ -32,6 +32,8 @@ from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
 
 _LEAST_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
+_ALIGNMENT = 64  # positions; of rows of other lengths, an accelerator loads single numbers in place of vectors
+_STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
@@ -88,9 +90,10 @@ class Batcher:
         with_routes: bool,
         mesh: Mesh | None,
     ) -> None:
-        self._config, self._slots, self._length, self._routes, self._mesh = config, slots, length, with_routes, mesh
+        self._config, self._slots, self._routes, self._mesh = config, slots, with_routes, mesh
+        self._length = -(-length // _ALIGNMENT) * _ALIGNMENT
         self._rows, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
-        self._cache = transformer.make_cache(config, slots, length, mesh)
+        self._cache = transformer.make_cache(config, slots, self._length, mesh)
         self._params: Params = {}
         self._version: int | None = None
         self._free = list(range(slots))  # the one freed first comes first
@@ -255,27 +258,39 @@ class Batcher:
     def _decode(self) -> list[Request]:
         inputs = np.zeros((2, self._slots), np.int32)
         inputs[1] = self._length  # idle slots write nothing
-        draw_settings = np.zeros((2, self._slots), np.float32)
+        draw_settings = np.zeros((_STEPS_PER_CALL, 2, self._slots), np.float32)
         for request in self._decoding:
             slot, count = request.session.slot_index, len(request.new_tokens)
             inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
-            draw_settings[:, slot] = request.uniforms[count], request.sampling.temperature
+            next_uniforms = request.uniforms[count : count + _STEPS_PER_CALL]
+            draw_settings[: len(next_uniforms), 0, slot] = next_uniforms
+            draw_settings[:, 1, slot] = request.sampling.temperature
+        steps = min(_STEPS_PER_CALL, max(len(request.uniforms) - len(request.new_tokens) for request in self._decoding))
+        if self._prefilling:
+            steps = min(steps, max(1, _DECODES_PER_PREFILL - self._steps_since_prefill))
         next_tokens, next_logprobs, self._cache, routes = decode(
-            self._config, self._params, self._cache, inputs, draw_settings, self._routes, self._mesh
+            self._config, self._params, self._cache, inputs, draw_settings, np.int32(steps), self._routes, self._mesh
         )
         tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
         for request in self._decoding:
-            slot = request.session.slot_index
-            if not math.isfinite(logprobs[slot]):
-                raise FloatingPointError(f"log-probability {logprobs[slot]} with weights version {self._version}")
-            request.session.cache_length += 1
-            request.new_tokens.append(tokens[slot])
-            request.logprobs.append(logprobs[slot])
-            request.routes.append((routes, np.s_[slot : slot + 1]))
-            request.completion = self._complete(request)
-        self._steps_since_prefill += 1
+            for step in range(steps):
+                self._take_token(request, tokens[step], logprobs[step], (routes, step))
+                if request.completion is not None:  # what its slot computed after that is dropped
+                    break
+        self._steps_since_prefill += steps
         requests, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
         return [request for request in requests if request.completion is not None]
+
+    def _take_token(self, request: Request, tokens: list[int], logprobs: list[float], routes: tuple[Any, int]) -> None:
+        """Gives the request the token that one step sampled in its slot."""
+        slot, (array, step) = request.session.slot_index, routes
+        if not math.isfinite(logprobs[slot]):
+            raise FloatingPointError(f"log-probability {logprobs[slot]} with weights version {self._version}")
+        request.session.cache_length += 1
+        request.new_tokens.append(tokens[slot])
+        request.logprobs.append(logprobs[slot])
+        request.routes.append((array, np.s_[step, slot : slot + 1]))
+        request.completion = self._complete(request)
 
     def _complete(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
@@ -435,23 +450,38 @@ def decode(
     cache: tuple[Cache, ...],
     inputs: jax.Array,
     draw_settings: jax.Array,
+    steps: jax.Array,
     with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Feeds one token to every slot and samples the next.
+    """Feeds one token to every slot and samples the next, `steps` int32[] times one after another, N at most.
 
-    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. chance float32[2,
-    S] holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
-    float32[S], the cache and, if `with_routes`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
-    `compute_cached_states`.
+    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. draw_settings
+    float32[N, 2, S] holds a uniform random number and the temperature for each step. Returns the sampled tokens
+    int32[N, S], their log-probabilities float32[N, S], the cache and, if `with_routes`, the routes of the tokens fed,
+    int[N, S, L, k]; 0 beyond `steps`. `mesh` is as in `compute_cached_states`.
     """
-    hidden, cache, routes = transformer.compute_cached_states(
-        config, params, cache, inputs[0][:, None], inputs[1][:, None], with_routes=with_routes, mesh=mesh
-    )
-    # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
-    scores = constrain(constrain(transformer.compute_logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
-    tokens, logprobs = sample(scores, draw_settings[0], draw_settings[1])
-    return tokens, logprobs, cache, None if routes is None else routes[:, 0]
+
+    def run_step(cache: tuple[Cache, ...], tokens: jax.Array, positions: jax.Array, settings: jax.Array) -> Any:
+        hidden, cache, routes = transformer.compute_cached_states(
+            config, params, cache, tokens[:, None], positions[:, None], with_routes=with_routes, mesh=mesh
+        )
+        # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the
+        # matrix.
+        logits = transformer.compute_logits(config, params, hidden[:, 0])
+        scores = constrain(constrain(logits, mesh, "vocabulary"), mesh)
+        return cache, (*sample(scores, *settings), None if routes is None else routes[:, 0])
+
+    def add_step(index: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        cache, tokens, positions, results = carry
+        cache, sampled = run_step(cache, tokens, positions, draw_settings[index])
+        results = jax.tree.map(lambda buffer, row: buffer.at[index].set(row), results, sampled)
+        return cache, sampled[0], positions + 1, results
+
+    shapes = jax.eval_shape(run_step, cache, *inputs, draw_settings[0])[1]
+    results = jax.tree.map(lambda row: jnp.zeros((len(draw_settings), *row.shape), row.dtype), shapes)
+    cache, _, _, (tokens, logprobs, routes) = jax.lax.fori_loop(0, steps, add_step, (cache, *inputs, results))
+    return tokens, logprobs, cache, routes
 
 
 def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -117,8 +117,9 @@ class Settings:
             (docs/learner.md)
         each_update: with several updates per step: each uses the whole batch, or its own part of the groups
         skip_steps: numbers of steps that make no update, to get past a step whose loss is not finite
-        remat: what the backward pass recomputes of each layer: nothing, all but its matrix products, everything, or the
-            least with which an update fits into memory, determined at each start
+        remat: what the backward pass recomputes of each layer: nothing; all but its matrix products and attention
+            kernels; all but attention kernels; everything (inputs); or the least of the first three with which an
+            update fits into memory, determined at each start
         routes: for a model with experts, whose choice of experts an update uses: own: the learner's; compared: the
             learner's, with the metric routes_differing for differences to the sampler's; replayed: the sampler's
             (docs/learner.md)
@@ -132,7 +133,7 @@ class Settings:
         updates_per_batch: Count = 1
         each_update: Literal["whole", "part"] = "whole"
         skip_steps: tuple[Count, ...] = ()
-        remat: Literal["none", "dots", "layers", "auto"] = "layers"
+        remat: Literal["none", "dots", "layers", "inputs", "auto"] = "layers"
         routes: Literal["own", "compared", "replayed"] = "own"
 
         class lora:

@@ -246,7 +246,7 @@ def test_the_learning_rate_warms_up_and_norms_do_not_decay():
         ({"weighting": "constant_length"}, "weighting 'constant_length' needs its setting length"),
         ({"each_update": "half"}, "each_update 'half' not found; available: part, whole"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0; expected 1 or more"),
-        ({"remat": "some"}, "remat 'some' not found; available: dots, layers, none"),
+        ({"remat": "some"}, "remat 'some' not found; available: dots, inputs, layers, none"),
     ],
 )
 def test_a_wrong_setting_says_what_is_right(changes, message):

@@ -119,6 +119,33 @@ def test_packing_and_micro_batches_change_nothing(settings):
     _near(state.opt_state, gradient)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"row_length": 40, "micro_rows": 1}, {"loss": "gspo", "remat": "none"}], ids=str
+)
+def test_a_prompt_that_a_group_shares_is_computed_once_and_changes_nothing(settings):
+    """Two groups of a prompt of ten tokens, one of which has second turns, and one of prompts that differ."""
+
+    def longer(trajectory, *prompt, second=()):
+        first, *_ = trajectory.turns
+        more = dataclasses.replace(first, prompt_tokens=(4, *second), action_tokens=(5,), action_logprobs=(-1.0,))
+        first = dataclasses.replace(first, prompt_tokens=prompt)
+        return dataclasses.replace(trajectory, turns=(first, *[more] * bool(second)))
+
+    groups = [
+        Group(group.task, tuple(longer(t, *prompt, second=second if t.reward else ()) for t in group.trajectories))
+        for group, prompt, second in zip(GROUPS, [range(3, 13), range(13, 3, -1)], [(), (6, 7)], strict=False)
+    ] + [Group(GROUPS[2].task, tuple(longer(t, *[3 + k] * 8) for k, t in enumerate(GROUPS[2].trajectories)))]
+    sharing, plain = (make_learner(optimizer=KEEPING, **{"row_length": 64, **settings}) for _ in range(2))
+    object.__setattr__(plain, "shape", dataclasses.replace(plain.shape, shares=False))
+    (state, metrics), (expected, others) = (
+        learner.update(learner.init(PARAMS), groups) for learner in (sharing, plain)
+    )
+    assert metrics["tokens_processed"] <= others["tokens_processed"] - 2 * 9
+    assert metrics["tokens_trained"] == others["tokens_trained"]
+    assert metrics["loss"] == pytest.approx(others["loss"], abs=1e-5)
+    _near(state.opt_state, expected.opt_state)
+
+
 def test_what_is_lost_or_dropped_changes_nothing():
     """An infrastructure loss in each group, and a group that it leaves with one trajectory."""
     broken = make_trajectory([4, 4, 4], 1.0, outcome="environment_error")

@@ -16,6 +16,7 @@ from cojax.learner.learner import StepBatches
 from cojax.learner.losses import LOSSES, summed_by
 from cojax.learner.objective import bind_loss
 from cojax.learner.update import NonFiniteUpdate, TrainState, update
+from cojax.policy.gradient_sums import read
 from cojax.policy.logprobs import TokenScores
 from cojax.types import Group
 
@@ -25,7 +26,7 @@ PARTS = {"optimizer": SGD, "updates_per_batch": 2, "each_update": "part", "seed"
 
 def _table(_, params, batch):
     """A policy without context: scores from a table of logits [V]."""
-    logs = jax.nn.log_softmax(params["table"])
+    logs = jax.nn.log_softmax(read(params)["table"])
     return TokenScores(logs[batch.tokens], jnp.full(batch.tokens.shape, -jnp.sum(jnp.exp(logs) * logs)))
 
 

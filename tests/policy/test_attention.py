@@ -39,21 +39,44 @@ def test_a_window_hides_what_lies_before_it() -> None:
             np.testing.assert_allclose(found, each, atol=5e-6)
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_the_kernel_of_an_accelerator_computes_the_same(platform: str) -> None:
+@pytest.mark.parametrize("kernel", [attention.run_triton, attention.run_splash])
+def test_the_kernel_of_an_accelerator_computes_the_same(kernel: Callable) -> None:
     """The kernel that runs there, interpreted: values and gradients, grouped heads, several segments and padding."""
     arrays, segments = rows(length=256, heads=2, groups=1, size=16)
-
-    def kernel(*given: jax.Array) -> jax.Array:
-        return attention.KERNELS[platform](*given, interpret=True)
-
+    interpreted = functools.partial(kernel, interpret=True)
     expected = results(attention.attend_blockwise, arrays, segments)
-    for found, each in zip(results(kernel, arrays, segments), expected, strict=True):
+    for found, each in zip(results(interpreted, arrays, segments), expected, strict=True):
         np.testing.assert_allclose(found, each, atol=5e-6)
 
 
+def test_what_tokamax_is_told_of_segments_is_their_mask() -> None:
+    """With tokamax's own reference in place of its kernel, which needs a card."""
+    base = pytest.importorskip("tokamax._src.ops.attention.base")
+    arrays, segments = rows(length=70, heads=4, groups=2, size=8)
+    operation = base.DotProductAttention(vjp=base.DotProductAttentionVjp())
+    told = functools.partial(attention.run_tokamax, operation=operation)
+    for found, expected in zip(
+        results(told, arrays, segments), results(attention.attend_blockwise, arrays, segments), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
+def test_tokamax_serves_hopper_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(attention.jax, "__version_info__", (0, 11, 1))
+    (_, serves), *_ = attention.KERNELS["gpu"]
+    hopper, ampere = (type("Device", (), {"compute_capability": capability}) for capability in ("9.0", "8.0"))
+    assert serves(hopper, jnp.dtype("bfloat16"))
+    assert not serves(hopper, jnp.dtype("float32"))
+    assert not serves(ampere, jnp.dtype("bfloat16"))
+    assert not serves(type("Device", (), {}), jnp.dtype("bfloat16"))
+    monkeypatch.setattr(attention.jax, "__version_info__", (0, 10, 2))
+    assert not serves(hopper, jnp.dtype("bfloat16"))
+
+
 def test_a_kernel_gets_its_rows_and_heads_of_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention.KERNELS, "cpu", functools.partial(attention.run_tpu_kernel, interpret=True))
+    interpreted = functools.partial(attention.run_splash, interpret=True)
+    monkeypatch.setitem(attention.KERNELS, "cpu", ((interpreted, lambda device, dtype: True),))
     arrays, segments = rows(length=130, heads=2, groups=1, size=16)
     mesh = make_mesh(devices=jax.devices()[:1])
     found = jax.jit(functools.partial(packed_attention, mesh=mesh))(*arrays[:3], segments)

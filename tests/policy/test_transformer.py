@@ -11,7 +11,7 @@ from references import cached_hidden_states, hidden_states, initialize, one_segm
 from cojax.policy import transformer
 from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
-from cojax.policy.transformer import compute_logits, make_block, make_cache, make_rotation, unstack
+from cojax.policy.transformer import Cache, compute_logits, make_block, make_cache, make_rotation, unstack
 
 CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 
@@ -115,3 +115,21 @@ def test_initialize_depends_on_the_seed_alone() -> None:
     assert not np.array_equal(a, b)
     assert not np.array_equal(a[0], a[1])
     assert float(jnp.std(a)) == pytest.approx(32**-0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_cache_that_is_read_by_blocks_gives_what_the_whole_gives_whoever_reads_beside(window, monkeypatch):
+    """Of 40 positions in blocks of 16, the last of which overlaps; the fourth row is idle."""
+    monkeypatch.setattr(transformer, "_CACHE_BLOCK", 16)
+    draw = np.random.default_rng(0)
+    query, key, value = (
+        draw.normal(size=shape).astype(np.float32) for shape in [(4, 1, 4, 8), (4, 2, 8, 40), (4, 2, 40, 8)]
+    )
+    blocks, whole = (
+        jax.jit(lambda positions, attend=attend: attend(query, Cache(key, value), positions, window))
+        for attend in (transformer._attend_blocks, transformer._attend_cache)
+    )
+    positions = np.array([[3], [17], [39], [40]], np.int32)
+    found = np.asarray(blocks(positions))
+    np.testing.assert_allclose(found[:3], whole(positions)[:3], atol=1e-6)
+    assert found[:2].tobytes() == np.asarray(blocks(np.where(positions == 39, 2, positions)))[:2].tobytes()

@@ -108,7 +108,8 @@ def check_memory(config: ModelConfig, sizes: dict[str, int]) -> None:
     before, mesh = held(), mesh_of(sizes)
     made = engine(config, sizes)
     weights = sum(4 * int(np.prod(row.shape(config))) * copies(row, mesh, SAMPLING_AXES) for row in parameters(config))
-    cache = 2 * 4 * SLOTS * LENGTH * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    length = -(-LENGTH // 64) * 64
+    cache = 2 * 4 * SLOTS * length * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     each = (weights + cache * mesh.shape["expert"]) // mesh.size
     gc.collect()
     assert held() - before == collections.Counter({device.id: each for device in mesh.devices.flat})

@@ -1,0 +1,105 @@
+"""Sums the gradients of micro-batches where they arise: in float32, in place, layer by layer.
+
+A policy's gradient is as large as the policy, and adding it to a sum of gradients takes both. Here a learned leaf
+brings its sum along, and the gradient *with respect to the sum* is defined as the sum plus the gradient of the leaf. So
+the backward pass over the layers carries the sums and adds to them, and no gradient of all layers exists.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Summed:
+    """A learned leaf: its `value`, and `total`, float32 of its shape, the sum of its gradients so far.
+
+    Each total is used by `add_gradient` or `look_up` as often as its leaf is read, from one to the next, and last by
+    `finish`.
+    """
+
+    value: jax.Array
+    total: jax.Array
+
+
+def _is_summed(leaf: object) -> bool:
+    return isinstance(leaf, Summed)
+
+
+def separate(tree: Any) -> tuple[Any, list[jax.Array]]:
+    """The tree with values in place of every Summed, and the totals in the order of their leaves."""
+    leaves = jax.tree.leaves(tree, is_leaf=_is_summed)
+    return strip_totals(tree), [leaf.total for leaf in leaves if _is_summed(leaf)]
+
+
+def strip_totals(tree: Any) -> Any:
+    """The tree with values in place of every Summed."""
+    return jax.tree.map(lambda leaf: leaf.value if _is_summed(leaf) else leaf, tree, is_leaf=_is_summed)
+
+
+def read(tree: Any) -> Any:
+    """`strip_totals` of leaves that are read once."""
+    return finish(*add_layer(tree, *separate(tree), None))
+
+
+def add_layer(stack: Any, layer: Any, totals: list[jax.Array], index: jax.Array | None) -> tuple[Any, list[jax.Array]]:
+    """`add_gradient` of one layer's arrays, whose gradients go to `index` in those totals that `stack` has."""
+    leaves, structure = jax.tree.flatten(layer)
+    remaining, new_leaves, new_totals = iter(totals), [], []
+    for stacked, leaf in zip(jax.tree.leaves(stack, is_leaf=_is_summed), leaves, strict=True):
+        if _is_summed(stacked):
+            leaf, total = add_gradient(leaf, next(remaining), index)
+            new_totals.append(total)
+        new_leaves.append(leaf)
+    return jax.tree.unflatten(structure, new_leaves), new_totals
+
+
+@jax.custom_vjp
+def add_gradient(value: jax.Array, total: jax.Array, index: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The value and the total; the value's gradient is added to the total, or to `index` along its first axis."""
+    return value, total
+
+
+def _add(index: jax.Array | None, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
+    gradient, total = cotangents
+    gradient = gradient.astype(total.dtype)
+    return None, total + gradient if index is None else total.at[index].add(gradient), None
+
+
+add_gradient.defvjp(lambda value, total, index: ((value, total), index), _add)
+
+
+@jax.custom_vjp
+def look_up(table: jax.Array, total: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """table[rows] and the total [V, D]; the gradient of each of the rows int32[N] is added to its row of the total."""
+    return jnp.take(table, rows, axis=0), total
+
+
+def _add_rows(rows: jax.Array, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
+    gradient, total = cotangents
+    return None, total.at[rows].add(gradient.astype(total.dtype)), None
+
+
+look_up.defvjp(lambda table, total, rows: (look_up(table, total, rows), rows), _add_rows)
+
+
+@jax.custom_vjp
+def finish(x: Any, totals: Sequence[jax.Array]) -> Any:
+    """x; in the backward pass the totals begin here, with their values."""
+    return x
+
+
+finish.defvjp(lambda x, totals: (x, totals), lambda totals, gradient: (gradient, totals))
+
+
+@jax.custom_vjp
+def reach(loss: jax.Array, scores: jax.Array) -> jax.Array:
+    """The loss; its backward pass reaches the totals behind `scores` even if the loss does not depend on them."""
+    return loss
+
+
+reach.defvjp(lambda loss, scores: (loss, scores), lambda scores, gradient: (gradient, jnp.zeros_like(scores)))
