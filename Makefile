@@ -43,7 +43,7 @@ endif
 .PHONY: demo demo-lm smollm2 test test-newest test-oldest test-real test-real-together test-real-alone .compiles .arrays .worlds .worlds-nightly nightly test-wheels bench gpu-kit campaign study docs lint sglang compilers clean
 
 demo: $(VENV)/.base
-	$(BIN)/python -m experiments.run --config=experiments/desk.py
+	$(BIN)/python -m experiments.run --config=experiments/desk.py --config.same_bits=True
 
 # The same with a pretrained language model.
 demo-lm: smollm2
