@@ -141,9 +141,11 @@ def check_load(config: ModelConfig, sizes: dict, folder: Path) -> None:
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes()
 
 
-def grouped(x: jax.Array, routing: moe.Routing, kernels: moe.Kernels, first: jax.Array | int = 0) -> jax.Array:
+def grouped(
+    x: jax.Array, routing: moe.Routing, kernels: moe.Kernels, first: jax.Array | int = 0, **settings: object
+) -> jax.Array:
     """What accelerators run instead of the CPU's way."""
-    return moe.mix_grouped(x, routing.experts, routing.weights, kernels, jax.numpy.int32(first))
+    return moe.mix_grouped(x, routing.experts, routing.weights, kernels, jax.numpy.int32(first), **settings)
 
 
 if __name__ == "__main__":
