@@ -130,7 +130,8 @@ def check_the_matrix_stays(config: ModelConfig, sizes: dict[str, int]) -> None:
     made = engine(config, sizes)
     owned = made._lanes[0].batcher
     fed, chance = np.zeros((2, SLOTS), np.int32), np.zeros((2, SLOTS), np.float32)
-    lowered = forwards.decode.lower(config, owned._params, owned._cache, fed, chance, config.sparse, owned._mesh)
+    arguments = config, owned._params, owned._cache, fed, chance[None], np.int32(1), config.sparse, owned._mesh
+    lowered = forwards.decode.lower(*arguments)
     collectives = re.findall(r"= (.*?) (?:all-gather|all-reduce)(?:-start)?\(", lowered.compile().as_text())
     assert not [shape for shape in collectives if "104,64" in shape], collectives
     assert [shape for shape in collectives if f"{SLOTS},104" in shape], collectives
