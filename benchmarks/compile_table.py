@@ -72,6 +72,7 @@ class Cell:
             **mesh,
             "learner.micro_rows": self.mesh.get("data", 1) * self.mesh["fsdp"],
             "learner.row_length": self.row_length,
+            "learner.remat": "inputs",
             **METHODS[self.method],
             **self.settings,
         }

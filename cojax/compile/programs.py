@@ -28,10 +28,11 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import is_out_of_memory, make_full_batches
 from cojax.learner.update import TrainState
+from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import choose_chunk
 from cojax.policy.parameters import parameters
-from cojax.policy.sharding import check_divides, make_mesh
+from cojax.policy.sharding import check_divides, count_devices, find_platform, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
@@ -114,9 +115,9 @@ def _describe_target(learner: Learner, target: Target, mesh: Mesh) -> dict[str, 
 def suggestion(config: ConfigDict, figures: Mapping[str, Any], chip: Chip, make_variant: MakeLearner) -> dict[str, Any]:
     """The first change with which the learner is estimated to fit, or the fewest changes, applied in order.
 
-    Arguments are exact. Of the temporaries the gradients are exact, and all others are taken to be proportional to the
-    tokens that go through the model at a time. So an estimate needs a compilation to confirm it. `settings` is empty
-    if no change is estimated to fit.
+    Arguments are exact. Of the temporaries the gradients and the results of kernels are exact, and all others are taken
+    to be proportional to the tokens that go through the model at a time. So an estimate needs a compilation to confirm
+    it. `settings` is empty if no change is estimated to fit.
     """
     base = make_variant(config)
     single_changes = list(list_changes(config, base[0], chip))
@@ -136,6 +137,8 @@ def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[S
         yield {_MEMORY_SHARE_VARIABLE: _LARGEST_MEMORY_SHARE}
     if learner.remat in ("none", "dots"):
         yield {"learner.remat": "layers"}
+    if _count_kernel_bytes(learner):
+        yield {"learner.remat": "inputs"}
     if learner.micro_rows > (row_shards := learner.placement.row_shards):
         yield {"learner.micro_rows": row_shards}
     if config.mesh.data > 1:
@@ -172,9 +175,21 @@ def estimate_peak(
     update_report = figures["programs"]["update"]
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, variant)]
     gradient_bytes = [_count_gradient_bytes(*learner_and_state) for learner_and_state in (base, variant)]
-    activation_bytes = max(0, update_report["bytes_peak"] - update_report["bytes_argument"] - gradient_bytes[0])
+    kernel_bytes = [_count_kernel_bytes(learner) for learner, _ in (base, variant)]
+    counted_bytes = update_report["bytes_argument"] + gradient_bytes[0] + kernel_bytes[0]
+    activation_bytes = max(0, update_report["bytes_peak"] - counted_bytes)
     state_bytes = methods.agents(config) * count_device_bytes(variant[1]) + count_device_bytes(variant[0].reference)
-    return state_bytes + gradient_bytes[1] + activation_bytes * tokens[1] // tokens[0]
+    return state_bytes + gradient_bytes[1] + kernel_bytes[1] + activation_bytes * tokens[1] // tokens[0]
+
+
+def _count_kernel_bytes(learner: Learner) -> int:
+    """Bytes of a device that the results of attention kernels take, where the backward pass keeps them."""
+    config, placement = learner.config, learner.placement
+    if learner.remat == "inputs" or find_platform(placement.mesh) not in KERNELS:
+        return 0
+    token_count = learner.micro_rows // placement.row_shards * learner.row_length
+    width = config.num_attention_heads * config.head_dim // count_devices(placement.mesh, "tensor")
+    return config.num_hidden_layers * token_count * width * jnp.dtype(config.dtype).itemsize
 
 
 def _count_gradient_bytes(learner: Learner, state: TrainState) -> int:

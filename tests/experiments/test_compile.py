@@ -31,7 +31,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.objective import HardNegatives
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import make_full_batch
-from cojax.policy import logprobs
+from cojax.policy import attention, logprobs
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
@@ -272,6 +272,21 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     assert advised(everything - 9_000)["settings"] == {"model.param_dtype": "bfloat16"}
     assert advised(everything - 11_000)["settings"] == {"learner.row_length": 4_096, "engine.max_length": 4_096}
     assert advised(1_000)["settings"] == {}
+
+
+def test_without_the_results_of_kernels_it_fits(config, monkeypatch):
+    """Of as many numbers of bfloat16 as heads have together, for each layer and token."""
+    monkeypatch.setitem(attention.KERNELS, "cpu", ())
+    mesh = make_mesh(devices=jax.devices()[:1])
+    learner, state = make_outline(config, shape(config), mesh)
+    model, tokens = learner.config, learner.micro_rows * learner.row_length
+    kept = 2 * model.num_hidden_layers * tokens * model.num_attention_heads * model.head_dim
+    held, gradients = count_device_bytes((state, learner.reference)), 6 * 1_592
+    found = {"programs": {"update": {"bytes_argument": 30_000, "bytes_peak": 30_000 + gradients + kept + 16_000}}}
+    chip = dataclasses.replace(CHIP, memory=held + gradients + 16_000)
+    said = suggestion(config, found, chip, lambda changed: make_outline(changed, shape(changed), mesh))
+    assert said["settings"] == {"learner.remat": "inputs"}
+    assert said["bytes_peak_estimated"] == chip.memory
 
 
 @pytest.mark.parametrize(
