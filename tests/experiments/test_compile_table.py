@@ -53,7 +53,7 @@ def test_a_cell_is_a_command_with_one_row_on_each_device():
     assert Cell("v5e-64", "Qwen3-30B-A3B", "lora", 32_768).flags("models/M") == [
         "--target=v5e-64", "--config=experiments/bfcl.py", "--config.model.path=models/M", "--config.mesh.fsdp=16",
         "--config.mesh.expert=4", "--config.learner.micro_rows=16", "--config.learner.row_length=32768",
-        "--config.learner.lora.rank=16",
+        "--config.learner.remat=inputs", "--config.learner.lora.rank=16",
     ]  # fmt: skip
 
 
