@@ -38,7 +38,7 @@ MESHES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
 }
 # The share of a card that the cells give JAX, as experiments.bench does.
 CARD_MEMORY_SHARE = "0.92"
-MOST_SUGGESTIONS = 4  # one after another, for a cell that does not fit
+MAX_SUGGESTIONS = 4  # one after another, for a cell that does not fit
 FITS_BY_STATUS = {0: True, 3: False}  # by the exit status of the command
 
 
@@ -119,7 +119,7 @@ def follow_suggestion(cell: Cell) -> Cell | None:
         result is None
         or result["fits"]
         or not result["suggestion"]["settings"]
-        or cell.suggestion_count == MOST_SUGGESTIONS
+        or cell.suggestion_count == MAX_SUGGESTIONS
     ):
         return None
     settings = {**cell.settings, **result["suggestion"]["settings"]}

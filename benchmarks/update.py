@@ -81,9 +81,9 @@ def update(
         raise ValueError("--depths and --layers both set the number of layers; give one of them")
     layout = Rows(rows, row_length, segments, micro_rows)
     models = [choose_model(shape, folder, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
-    if row_length > (most_positions := min(model.config.max_position_embeddings for model in models)):
+    if row_length > (max_positions := min(model.config.max_position_embeddings for model in models)):
         raise ValueError(
-            f"--row-length={row_length} exceeds the {most_positions} positions of {models[0].name}; lower it"
+            f"--row-length={row_length} exceeds the {max_positions} positions of {models[0].name}; lower it"
         )
     figures_by_model = [
         _measure_update(model, layout, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats)

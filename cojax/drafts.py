@@ -10,9 +10,9 @@ from cojax.types import Action
 from cojax.unicode_forms import normalise_form
 
 # The greatest value that `longest_query` may be set to.
-MOST_QUERY_CHARACTERS = 100_000
+MAX_QUERY_CHARACTERS = 100_000
 # A solution has at most this many actions, calls in one action, values, characters, and levels of nesting.
-_MOST_ACTIONS, _MOST_CALLS, _MOST_ARGUMENT_VALUES, _LONGEST_TEXT, _MOST_NESTING = 200, 64, 10_000, 200_000, 32
+_MAX_ACTIONS, _MAX_CALLS, _MAX_ARGUMENT_VALUES, _LONGEST_TEXT, _MAX_NESTING = 200, 64, 10_000, 200_000, 32
 # The control tokens of common chat templates, which are refused in addition to the policy's own.
 _CONTROL_TOKEN_PATTERN = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
@@ -39,17 +39,17 @@ class DraftRefused(Exception):
         self.quarantine = quarantine
 
 
-def find_flaw(query: str, most_length: int, control_tokens: Sequence[str] = ()) -> str:
+def find_flaw(query: str, max_length: int, control_tokens: Sequence[str] = ()) -> str:
     """Why a query is refused, as a line of evidence; "" if it is not refused.
 
-    A query must be text of at most `most_length` characters with a letter or a digit. It must not contain lone
+    A query must be text of at most `max_length` characters with a letter or a digit. It must not contain lone
     surrogates, control characters, characters that hide or reverse text, or a literal of `control_tokens` in any case
     or width.
     """
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}; expected text"
-    if len(query) > most_length:
-        return f"the query has {len(query):,} characters; at most {most_length:,} are taken (validation.longest_query)"
+    if len(query) > max_length:
+        return f"the query has {len(query):,} characters; at most {max_length:,} are taken (validation.longest_query)"
     for character in query:
         if description := _describe_unreadable(character):
             return f"the query holds {description}, U+{ord(character):04X}; expected plain text"
@@ -67,11 +67,11 @@ def find_flaw(query: str, most_length: int, control_tokens: Sequence[str] = ()) 
 
 def find_excess(solution: Sequence[Action]) -> str:
     """Why a solution is too large to play or not JSON; "" if it can be played."""
-    if len(solution) > _MOST_ACTIONS:
-        return f"the solution has {len(solution):,} actions; at most {_MOST_ACTIONS} are played"
+    if len(solution) > _MAX_ACTIONS:
+        return f"the solution has {len(solution):,} actions; at most {_MAX_ACTIONS} are played"
     calls = [call for action in solution for call in action.calls]
-    if any(len(action.calls) > _MOST_CALLS for action in solution):
-        return f"an action has more than {_MOST_CALLS} calls"
+    if any(len(action.calls) > _MAX_CALLS for action in solution):
+        return f"an action has more than {_MAX_CALLS} calls"
     total_length, value_count = 0, 0
     stack: list[tuple[int, Any]] = [(0, action.text) for action in solution]
     for call in calls:
@@ -86,7 +86,7 @@ def find_excess(solution: Sequence[Action]) -> str:
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
             value_count += len(children)
-            if value_count <= _MOST_ARGUMENT_VALUES:
+            if value_count <= _MAX_ARGUMENT_VALUES:
                 stack += [(depth + 1, child) for child in children]
         elif isinstance(value, int):
             # An estimate: Python takes long to write out a number with millions of digits.
@@ -95,10 +95,10 @@ def find_excess(solution: Sequence[Action]) -> str:
             total_length += 24
         elif value is not None:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
-        if depth > _MOST_NESTING:
-            return f"arguments of the solution nest deeper than {_MOST_NESTING} levels"
-        if total_length > _LONGEST_TEXT or value_count > _MOST_ARGUMENT_VALUES:
-            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MOST_ARGUMENT_VALUES:,} values"
+        if depth > _MAX_NESTING:
+            return f"arguments of the solution nest deeper than {_MAX_NESTING} levels"
+        if total_length > _LONGEST_TEXT or value_count > _MAX_ARGUMENT_VALUES:
+            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MAX_ARGUMENT_VALUES:,} values"
     return ""
 
 

@@ -26,15 +26,15 @@ CallKind = Literal["refused", "too_long", "unauthorised", "unreachable", "timeou
 _TRANSIENT_KINDS = frozenset({"unreachable", "timeout", "server", "rate", "malformed"})
 # Seconds between attempts: the first wait is doubled each time, up to the longest. If an endpoint asks for more, the
 # call fails.
-FIRST_WAIT_S, MOST_WAIT_S = 0.5, 120.0
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 120.0
 # Headers that ask for bodies without compression. Bodies are never decompressed: they might expand without end.
 UNCOMPRESSED = {"Accept-Encoding": "identity"}
 # A shorter key is a placeholder, and may be a common word.
-_LEAST_KEY_LENGTH = 8
+_MIN_KEY_LENGTH = 8
 # Bytes of a chat completion and of embeddings: far more than any model sends.
-_MOST_CHAT_BYTES, _MOST_EMBEDDINGS_BYTES = 8 * 2**20, 64 * 2**20
+_MAX_CHAT_BYTES, _MAX_EMBEDDINGS_BYTES = 8 * 2**20, 64 * 2**20
 # Bytes that are read of an error's body, and characters of an error text.
-_MOST_ERROR_BYTES, _MOST_REASON_LENGTH = 64 * 2**10, 300
+_MAX_ERROR_BYTES, _MAX_REASON_LENGTH = 64 * 2**10, 300
 _TOO_LONG_PATTERN = re.compile(
     r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
 )
@@ -90,18 +90,18 @@ def check_address(url: str, model: str, url_setting: str, model_setting: str) ->
 
 def redact(text: str, key: str) -> str:
     """The text without the key, even if white space splits the key."""
-    if len(key) < _LEAST_KEY_LENGTH:
+    if len(key) < _MIN_KEY_LENGTH:
         return text
     return re.sub(r"\s*".join(re.escape(character) for character in key), lambda _: "[key]", text)
 
 
 def with_retries(
-    attempt: Callable[[], _T], most_attempts: int, seconds_left: Callable[[], float], sleep: Callable[[float], object]
+    attempt: Callable[[], _T], max_attempts: int, seconds_left: Callable[[], float], sleep: Callable[[float], object]
 ) -> _T:
     """The result of the first attempt that succeeds; `sleep` waits between two attempts.
 
-    Raises the last CallFailed if another attempt would not help, if `most_attempts` were made, or if the next wait is
-    longer than the time left or MOST_WAIT_S. Its `attempts` says how many were made. Other exceptions pass.
+    Raises the last CallFailed if another attempt would not help, if `max_attempts` were made, or if the next wait is
+    longer than the time left or MAX_WAIT_S. Its `attempts` says how many were made. Other exceptions pass.
     """
     attempt_no = 1
     while True:
@@ -111,10 +111,10 @@ def with_retries(
             if failure.resend:
                 continue
             # Attempts of many threads that failed at once should not come back at once.
-            backoff_s = min(MOST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
+            backoff_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
             pause = max(backoff_s, failure.wait)
             failure.attempts = attempt_no
-            if not failure.may_pass or attempt_no >= most_attempts or pause > MOST_WAIT_S or pause >= seconds_left():
+            if not failure.may_pass or attempt_no >= max_attempts or pause > MAX_WAIT_S or pause >= seconds_left():
                 raise
         sleep(pause)
         attempt_no += 1
@@ -160,7 +160,7 @@ class ApiClient:
         """What `parse` returns for the reply to a chat request. Raises CallFailed, even for an error of `parse`."""
         request = self.spell(body)
         try:
-            return self._post(self._client.chat.completions, request, timeout_s, _MOST_CHAT_BYTES, parse)
+            return self._post(self._client.chat.completions, request, timeout_s, _MAX_CHAT_BYTES, parse)
         except CallFailed as failure:
             if failure.status in (400, 422) and "max_completion_tokens" in failure.reason and "max_tokens" in request:
                 self._uses_newer_limit = failure.resend = True
@@ -171,7 +171,7 @@ class ApiClient:
 
         Raises CallFailed, even for an error of `parse`.
         """
-        return self._post(self._client.embeddings, body, timeout_s, _MOST_EMBEDDINGS_BYTES, parse)
+        return self._post(self._client.embeddings, body, timeout_s, _MAX_EMBEDDINGS_BYTES, parse)
 
     def spell(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A chat request as it is sent, with the newer name of `max_tokens` if the endpoint has asked for that."""
@@ -222,14 +222,14 @@ class ApiClient:
             reason = f"HTTP {status}: the endpoint is elsewhere: {location}. Set {self._url_setting} to that"
             raise CallFailed("unauthorised", reason, status=status)
         try:
-            content = _read_body(response, _MOST_ERROR_BYTES)
+            content = _read_body(response, _MAX_ERROR_BYTES)
         except Exception:  # with or without the body the status counts, unless time is up
             if time.monotonic() > _REQUEST_DEADLINE.get():
                 reason = f"HTTP {status}, and its body did not end in time"
                 raise CallFailed("timeout", reason, status=status, may_charge=True) from None
             content = b""
         # A body that is cut off is not quoted: half a key could not be recognised.
-        message = f"its body is longer than {_MOST_ERROR_BYTES:,} bytes" if content is None else read_error(content)
+        message = f"its body is longer than {_MAX_ERROR_BYTES:,} bytes" if content is None else read_error(content)
         reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
             setting_names = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
@@ -242,10 +242,10 @@ class ApiClient:
     def _one_line(self, text: str) -> str:
         """The text on one short line. The key is removed before the text is cut, because a truncated key would no
         longer be recognised."""
-        return self.redact(flatten(text))[:_MOST_REASON_LENGTH]
+        return self.redact(flatten(text))[:_MAX_REASON_LENGTH]
 
 
-def _read_reply(resource: Any, request: Mapping[str, Any], deadline: float, most_bytes: int) -> bytes:
+def _read_reply(resource: Any, request: Mapping[str, Any], deadline: float, max_bytes: int) -> bytes:
     """The body of the reply.
 
     Raises CallFailed for a reply that is too long or no success, TimeoutError, and openai's own errors.
@@ -253,21 +253,21 @@ def _read_reply(resource: Any, request: Mapping[str, Any], deadline: float, most
     _REQUEST_DEADLINE.set(deadline)
     create = resource.with_streaming_response.create
     with create(**request, timeout=max(0.001, deadline - time.monotonic())) as response:
-        content = _read_body(response.http_response, most_bytes)
+        content = _read_body(response.http_response, max_bytes)
     if content is None:
-        raise CallFailed("malformed", f"the reply is longer than {most_bytes:,} bytes", may_charge=True)
+        raise CallFailed("malformed", f"the reply is longer than {max_bytes:,} bytes", may_charge=True)
     return content
 
 
-def _read_body(response: Any, most_bytes: int) -> bytes | None:
-    """The bytes of a body as they are sent, not decompressed, or None if there are more than `most_bytes`.
+def _read_body(response: Any, max_bytes: int) -> bytes | None:
+    """The bytes of a body as they are sent, not decompressed, or None if there are more than `max_bytes`.
 
     Raises TimeoutError once time is up.
     """
     content = bytearray()
     for chunk in response.iter_raw():
         content += chunk
-        if len(content) > most_bytes:
+        if len(content) > max_bytes:
             return None
         if time.monotonic() > _REQUEST_DEADLINE.get():
             raise TimeoutError

@@ -28,7 +28,7 @@ from cojax.types import Task, canonical, normalise
 
 Floats = npt.NDArray[np.floating[Any]]
 
-MOST_TASKS = 2_000  # tasks of a set that are compared; of a larger set, a sample
+MAX_TASKS = 2_000  # tasks of a set that are compared; of a larger set, a sample
 _DIGITS = 6  # decimals of the figures
 BLOCK = 512  # rows of similarities computed at a time
 BIN_COUNT = 20  # of a histogram of cosines from 0 to 1
@@ -119,9 +119,9 @@ Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises Embed
 
 _HALF_DIMENSIONS = 1024  # of each half
 # Most characters of a text that are read: the n-grams of more would only take time.
-_MOST_TEXT_LENGTH = 20_000
+_MAX_TEXT_LENGTH = 20_000
 # Most numbers of an embedding from an endpoint, far more than any model returns.
-_MOST_DIMENSIONS = 65_536
+_MAX_DIMENSIONS = 65_536
 _KEY_DIGITS = 32  # hex digits of the hash of a text
 
 
@@ -154,7 +154,7 @@ def _hash_texts(texts: Sequence[str]) -> Floats:
     vectorizer_options: dict[str, Any] = {"n_features": _HALF_DIMENSIONS, "lowercase": False, "dtype": np.float32}
     word_vectorizer = HashingVectorizer(token_pattern=r"\w+", ngram_range=(1, 2), **vectorizer_options)
     character_vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **vectorizer_options)
-    clean_texts = [normalise(text[:_MOST_TEXT_LENGTH]) for text in texts]
+    clean_texts = [normalise(text[:_MAX_TEXT_LENGTH]) for text in texts]
     return unit(np.hstack([half.transform(clean_texts).toarray() for half in (word_vectorizer, character_vectorizer)]))
 
 
@@ -165,14 +165,14 @@ def endpoint_embedding(
     *,
     timeout_s: float = 60.0,
     call_timeout_s: float = 300.0,
-    most_attempts: int = 4,
+    max_attempts: int = 4,
     batch_size: int = 64,
 ) -> Embed:
     """Texts → float32[N, D] by `model` at an endpoint; `base_url` is like http://HOST:PORT/v1. For one thread.
 
     Embeddings that `cache` holds are not requested, and those that arrive are kept even if a later text gets no
     embedding. `timeout_s` bounds one request and `call_timeout_s` one whole call, in seconds; a batch of `batch_size`
-    texts takes at most `most_attempts` requests. Raises ValueError for an address that cannot work.
+    texts takes at most `max_attempts` requests. Raises ValueError for an address that cannot work.
     """
     api = ApiClient(base_url, model, "quality.base_url", "quality.model")
     row_by_key: dict[str, Floats] = {}
@@ -192,7 +192,7 @@ def endpoint_embedding(
             return api.embeddings(request, min(timeout_s, remaining_s), lambda reply: _parse_reply(reply, len(texts)))
 
         try:
-            return with_retries(attempt, most_attempts, lambda: call_deadline - time.monotonic(), time.sleep)
+            return with_retries(attempt, max_attempts, lambda: call_deadline - time.monotonic(), time.sleep)
         except CallFailed as failure:
             raise EmbeddingError(f"{model} gave no embeddings: {failure.reason}") from None
 
@@ -226,7 +226,7 @@ def _parse_reply(reply: Any, text_count: int) -> list[Floats]:
     row_by_index: dict[int, Floats] = {}
     for position, embedding_entry in enumerate(reply["data"]):
         row = np.asarray(embedding_entry["embedding"], dtype=np.float32)
-        if row.ndim != 1 or not 0 < len(row) <= _MOST_DIMENSIONS or not np.isfinite(row).all() or not row.any():
+        if row.ndim != 1 or not 0 < len(row) <= _MAX_DIMENSIONS or not np.isfinite(row).all() or not row.any():
             raise ValueError("an embedding is not a list of finite numbers")
         row_by_index[embedding_entry.get("index", position)] = row
     if sorted(row_by_index) != list(range(text_count)):
@@ -248,11 +248,11 @@ def _read_cache(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Flo
 
 
 def describe_pool(
-    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most_tasks: int = MOST_TASKS
+    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, max_tasks: int = MAX_TASKS
 ) -> dict[str, Any]:
     """The quality of a pool, as metrics.jsonl stores it. The keys are stable:
 
-    tasks          number of tasks compared: all of the pool, or a sample of `most_tasks` sr_at_k        mean cosine of
+    tasks          number of tasks compared: all of the pool, or a sample of `max_tasks` sr_at_k        mean cosine of
     each query to its k nearest in the pool; lower is more diverse ed_rel         energy distance to the target queries,
     of their mean pairwise distance; lower is closer max_similarity cosine of each query to its nearest target: `mean`,
     `max`, and `count_bins`, counts in 20 bins, 0 to 1 turns          mean actions of a solution initial, synthesized
@@ -268,12 +268,12 @@ def describe_pool(
         "initial": [task for task in tasks if not _find_lineage_step(task)],
         "synthesized": [task for task in tasks if _find_lineage_step(task)],
     }
-    samples = {part: _sample_tasks(subset, most_tasks) for part, subset in subsets.items()}
+    samples = {part: _sample_tasks(subset, max_tasks) for part, subset in subsets.items()}
     description = {
         part: {"tasks": len(sample), **_turns(subsets[part])} for part, sample in samples.items() if sample or not part
     }
     if embed is not None and tasks:
-        for part, figures in _embedding_figures(samples, _sample_tasks(targets, most_tasks), embed, k).items():
+        for part, figures in _embedding_figures(samples, _sample_tasks(targets, max_tasks), embed, k).items():
             description[part] |= figures
     return {**description.pop(""), **description}
 
@@ -310,11 +310,11 @@ def _turns(tasks: Sequence[Task]) -> dict[str, float]:
     return {"turns": round(sum(solution_lengths) / len(solution_lengths), _DIGITS)} if solution_lengths else {}
 
 
-def _sample_tasks(tasks: Sequence[Task], most_tasks: int) -> list[Task]:
-    """At most `most_tasks` of the tasks, in their order: those with the smallest ids."""
-    if len(tasks) <= most_tasks:
+def _sample_tasks(tasks: Sequence[Task], max_tasks: int) -> list[Task]:
+    """At most `max_tasks` of the tasks, in their order: those with the smallest ids."""
+    if len(tasks) <= max_tasks:
         return list(tasks)
-    smallest_ids = set(heapq.nsmallest(most_tasks, (task.id for task in tasks)))
+    smallest_ids = set(heapq.nsmallest(max_tasks, (task.id for task in tasks)))
     return [task for task in tasks if task.id in smallest_ids]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from cojax.drafts import MOST_QUERY_CHARACTERS, find_excess, find_flaw
+from cojax.drafts import MAX_QUERY_CHARACTERS, find_excess, find_flaw
 from cojax.pool import TaskPool
 from cojax.types import Task, TaskDraft, canonical, content_hash, normalise, setup_hash, to_json
 
@@ -27,11 +27,11 @@ NGRAM_LENGTHS = (3, 5)
 # More than the rounding error of a sum, so that it drops no candidate.
 _ROUNDING_ERROR = 1e-9
 # Fewest characters of a paragraph that is compared by itself.
-_LEAST_PARAGRAPH_LENGTH = 40
+_MIN_PARAGRAPH_LENGTH = 40
 # Most characters of a query in the pool that are compared; validation allows far fewer.
-_MOST_COMPARED_CHARACTERS = 20_000
+_MAX_COMPARED_CHARACTERS = 20_000
 # Most texts whose similarity to one another is measured.
-_MOST_MEASURED_TEXTS = 1_000
+_MAX_MEASURED_TEXTS = 1_000
 
 
 def make_nearest(texts: Iterable[str]) -> Callable[[str], tuple[float, str]]:
@@ -68,7 +68,7 @@ def measure_usual_similarity(texts: Iterable[str], percent: float = 99.0) -> flo
 
     Weights are fitted to the texts, as for `make_nearest`. Of more than 1,000 texts, only 1,000 are compared.
     """
-    sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MOST_MEASURED_TEXTS]
+    sample = sorted({normalise(text) for text in texts}, key=content_hash)[:_MAX_MEASURED_TEXTS]
     if len(sample) < 2:
         return 0.0
     vectorizer, _ = _fit_weights([paragraph for text in sample for paragraph in split_paragraphs(text)])
@@ -135,7 +135,7 @@ class NearDuplicates:
 
         Validation refuses malformed drafts later. They may be too long to compare.
         """
-        if draft.objections or find_flaw(draft.query, MOST_QUERY_CHARACTERS) or find_excess(draft.solution):
+        if draft.objections or find_flaw(draft.query, MAX_QUERY_CHARACTERS) or find_excess(draft.solution):
             return ""
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
         return "" if is_in_pool(task.id) else self.find_duplicate(task)
@@ -156,7 +156,7 @@ def _build_query(task: Task) -> _Query:
     value_texts = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
     call_texts = [canonical([call.name, to_json(call.arguments)]) for call in calls]
     # Half a surrogate pair cannot be compared; validation refuses it later.
-    query = normalise(task.query[:_MOST_COMPARED_CHARACTERS].encode("utf-8", "replace").decode())
+    query = normalise(task.query[:_MAX_COMPARED_CHARACTERS].encode("utf-8", "replace").decode())
     return task.id, query, sorted(call_texts + reply_texts), sorted(value_texts)
 
 
@@ -173,7 +173,7 @@ def _compare_word_order(query: str, other_query: str) -> float:
 def split_paragraphs(text: str) -> list[str]:
     """The normalised text, and each of its paragraphs that is long enough to be compared by itself."""
     parts = [normalise(part) for part in text.split("\n\n")]
-    return [normalise(text), *(part for part in parts if len(parts) > 1 and len(part) >= _LEAST_PARAGRAPH_LENGTH)]
+    return [normalise(text), *(part for part in parts if len(parts) > 1 and len(part) >= _MIN_PARAGRAPH_LENGTH)]
 
 
 class Wordings:

@@ -9,7 +9,7 @@ Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
 # The standard library sorts the marks after a letter by insertion, in quadratic time. Unicode's stream-safe text format
 # allows at most this many in a row.
-_MOST_MARKS = 30
+_MAX_MARKS = 30
 # Characters of combining class 0 that decompose into marks.
 _DECOMPOSING = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
 _BEYOND_LATIN_PATTERN = re.compile(r"[^\x00-\u02ff]+")
@@ -17,7 +17,7 @@ _BEYOND_LATIN_PATTERN = re.compile(r"[^\x00-\u02ff]+")
 
 def normalise_form(form: Form, text: str) -> str:
     """`unicodedata.normalize(form, text)`."""
-    if not any(_has_mark_run(run) for run in _BEYOND_LATIN_PATTERN.findall(text) if len(run) > _MOST_MARKS):
+    if not any(_has_mark_run(run) for run in _BEYOND_LATIN_PATTERN.findall(text) if len(run) > _MAX_MARKS):
         return unicodedata.normalize(form, text)
     decomposition: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
     decomposition_by_letter = {letter: unicodedata.normalize(decomposition, letter) for letter in set(text)}
@@ -31,9 +31,9 @@ def normalise_form(form: Form, text: str) -> str:
 
 
 def _has_mark_run(text: str) -> bool:
-    """Whether more than _MOST_MARKS marks stand in a row."""
+    """Whether more than _MAX_MARKS marks stand in a row."""
     runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _DECOMPOSING)
-    return any(is_mark and next(itertools.islice(run, _MOST_MARKS, None), None) is not None for is_mark, run in runs)
+    return any(is_mark and next(itertools.islice(run, _MAX_MARKS, None), None) is not None for is_mark, run in runs)
 
 
 def plain(text: str) -> str:

@@ -56,7 +56,7 @@ _SPLITS = ("seed", "dev", "eval", "challenge")
 _COUNT = 200
 # A call hangs after this many seconds or, if that is longer, this many of the environment's own deadlines, since it may
 # retry.
-_LEAST_HANG_S, _HANG_DEADLINES = 120.0, 4
+_MIN_HANG_S, _HANG_DEADLINES = 120.0, 4
 
 # The keys of a line on tasks that are only opened.
 _OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
@@ -140,7 +140,7 @@ def _examine(
 
 def _watch(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:
     """Examines the environment; returns the message about a call that hangs, which ends the examination."""
-    patience_s = max(_LEAST_HANG_S, _HANG_DEADLINES * (traits_of(environment).deadline or 0.0))
+    patience_s = max(_MIN_HANG_S, _HANG_DEADLINES * (traits_of(environment).deadline or 0.0))
     try:
         run_watched(environment, patience_s, examine)
     except HangingCall as hanging:

@@ -18,7 +18,7 @@ from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canon
 # Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 # The most faults and drops that a line lists; it only counts the others.
-_MOST_LISTED = 20
+_MAX_LISTED = 20
 
 GARBAGE: dict[str, Action] = {
     "nothing": Action(),
@@ -116,8 +116,8 @@ class SplitReport:
         """Returns the record for one printed line."""
         record = dataclasses.asdict(self)
         faults = self.faults + ([] if drops_all else [f"{drop} is not missed" for drop in self.let_through])
-        record |= {"faults": faults[:_MOST_LISTED], "fault_count": len(faults)}
-        record["let_through"] = self.let_through if drops_all else self.let_through[:_MOST_LISTED]
+        record |= {"faults": faults[:_MAX_LISTED], "fault_count": len(faults)}
+        record["let_through"] = self.let_through if drops_all else self.let_through[:_MAX_LISTED]
         return {"environment": environment_name, "split": split, **record, "seconds": round(duration_s, 1)}
 
 
@@ -174,9 +174,9 @@ def _offered_tools(environment: Environment, task: Task) -> set[str]:
 
 
 # A walk has at most 6 actions and 24 tries: a world without copies offers some actions that it refuses.
-_MOST_WALK_STEPS, _MOST_STEP_TRIES = 6, 24
+_MAX_WALK_STEPS, _MAX_STEP_TRIES = 6, 24
 # The most walks to begin, because a walk ends at a refused action that changes the state.
-_MOST_WALKS = 4
+_MAX_WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
 
 
@@ -267,7 +267,7 @@ class SetupReport:
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """Makes a task whose solution is a walk over working actions, then the last offer, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
-        for _ in range(_MOST_WALKS):
+        for _ in range(_MAX_WALKS):
             if actions := self._walk_once(environment, setup, rng):
                 return Task(setup.environment, "; ".join(map(signature, actions)), setup.setup, actions)
         return None
@@ -279,9 +279,9 @@ class SetupReport:
             *offers, ending_action = ask(episode.affordances) or (Action(),)
             self.ending_tools |= _tools_of(ending_action)
             self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
-            for _ in range(_MOST_STEP_TRIES):
+            for _ in range(_MAX_STEP_TRIES):
                 offers = [action for action in offers if _tools_of(action) != _tools_of(ending_action)]
-                if not offers or len(actions) == _MOST_WALK_STEPS:
+                if not offers or len(actions) == _MAX_WALK_STEPS:
                     break
                 # A tool that was not called yet comes first.
                 action = rng.choice([offer for offer in offers if not _tools_of(offer) <= self.called_tools] or offers)

@@ -54,7 +54,7 @@ class ChatServer:
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.answered: list[dict[str, Any]] = []
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.max_at_once = 0
         self.guard = threading.Lock()
         self.over = threading.Event()
         server = self
@@ -72,7 +72,7 @@ class ChatServer:
                     server.headers.append({header.lower(): value for header, value in self.headers.items()})
                     server.paths.append(self.path)
                     server.at_once += 1
-                    server.most_at_once = max(server.most_at_once, server.at_once)
+                    server.max_at_once = max(server.max_at_once, server.at_once)
                 try:
                     self.answer(body, server.script(body, server))
                 finally:

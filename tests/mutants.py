@@ -92,11 +92,11 @@ def _walk_code(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _walk_code(child)
 
 
-def mutants(source: str, seed: int, most_mutants: int) -> list[tuple[int, str]]:
-    """Line and source of `most_mutants` mutants, drawn by the seed."""
+def mutants(source: str, seed: int, max_mutants: int) -> list[tuple[int, str]]:
+    """Line and source of `max_mutants` mutants, drawn by the seed."""
     tree = ast.parse(source)
     indices = random.Random(seed).sample(
-        range(mutation_count := len(list(mutations(tree)))), min(most_mutants, mutation_count)
+        range(mutation_count := len(list(mutations(tree)))), min(max_mutants, mutation_count)
     )
     mutated_sources = []
     for index in sorted(indices):

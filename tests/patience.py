@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 _REFERENCE_S = 0.02  # seconds of `_work` on an idle core of 2020
-_MOST_FACTOR = 8.0
+_MAX_FACTOR = 8.0
 _GRACE_S = 5.0  # seconds in which a thread that was told to end does
 _ROOT = Path(__file__).parents[1]
 # Whoever starts a thread with a target here ends it. Others are of libraries, or of objects that tests share.
@@ -33,7 +33,7 @@ def factor() -> float:
         started_at = time.perf_counter()
         _do_work()
         durations_s.append(time.perf_counter() - started_at)
-    return min(_MOST_FACTOR, max(1.0, max(durations_s) / _REFERENCE_S))
+    return min(_MAX_FACTOR, max(1.0, max(durations_s) / _REFERENCE_S))
 
 
 def patience(seconds: float) -> float:

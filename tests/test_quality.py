@@ -196,9 +196,9 @@ def test_of_a_large_pool_a_sample_is_compared_that_stays_as_it_grows() -> None:
 
     asked: list[list[str]] = []
     pool = [task(f"query {number}") for number in range(50)]
-    assert describe_pool(pool, pool, embed, 3, most_tasks=10)["tasks"] == 10
-    describe_pool(pool[:40], pool, embed, 3, most_tasks=10)
-    describe_pool(pool[::-1], pool, embed, 3, most_tasks=10)
+    assert describe_pool(pool, pool, embed, 3, max_tasks=10)["tasks"] == 10
+    describe_pool(pool[:40], pool, embed, 3, max_tasks=10)
+    describe_pool(pool[::-1], pool, embed, 3, max_tasks=10)
     assert [len(texts) for texts in asked] == [20, 20, 20]
     whole, fewer, turned = (set(texts[:10]) for texts in asked)
     assert whole == turned
@@ -331,7 +331,7 @@ def test_a_bad_reply_is_asked_for_again_and_never_becomes_numbers(bad: Answer) -
         assert server.requests == 2
     with serving(in_turn(bad)) as server:
         with pytest.raises(EmbeddingError, match="e gave no embeddings"):
-            asking(server, most_attempts=2)(["one"])
+            asking(server, max_attempts=2)(["one"])
         assert server.requests == 2
 
 
@@ -347,7 +347,7 @@ def test_what_will_not_change_is_not_tried_again_and_the_key_is_struck_out(statu
 @pytest.mark.parametrize("stall", [Answer(stall=30.0), Answer(raw=b" " * 1000, drip=0.05)])
 def test_a_stalled_endpoint_is_given_up(stall: Answer) -> None:
     with serving(in_turn(stall)) as server, pytest.raises(EmbeddingError, match=r"no reply within 0\.\d+ s"):
-        asking(server, timeout_s=0.1, most_attempts=2)(["one"])
+        asking(server, timeout_s=0.1, max_attempts=2)(["one"])
 
 
 def test_the_deadline_bounds_all_batches_and_what_was_answered_is_kept(tmp_path: Path) -> None:

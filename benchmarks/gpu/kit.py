@@ -32,14 +32,14 @@ from cojax.warm_start import find_cache
 
 _CODE_PATHS = ("cojax", "environments", "experiments", "benchmarks", "setup.py", "pyproject.toml", "LICENSE")
 _BYTES_OF_UNIT = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_LEAST_PIECE_BYTES = 2**16
+_MIN_PIECE_BYTES = 2**16
 _COMPILE_TIMEOUT_S = 1_800  # seconds
 
 
 def parse_size(text: str) -> int:
     """Bytes of a size as 50MiB. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?i?B)", text.strip(), re.IGNORECASE)
-    if not match or (value := int(float(match[1]) * _BYTES_OF_UNIT[match[2].upper()])) < _LEAST_PIECE_BYTES:
+    if not match or (value := int(float(match[1]) * _BYTES_OF_UNIT[match[2].upper()])) < _MIN_PIECE_BYTES:
         raise ValueError(f"the size of a piece is {text!r}; expected 64KiB or more, as 50MiB")
     return value
 

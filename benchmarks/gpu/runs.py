@@ -25,9 +25,9 @@ from cojax.storage.files import read_last_lines, write_json
 # Memory, in GB, from which on both runs share the card.
 _SHARED_CARD_GB = 30.0
 # Seconds in which a run that is told to stop ends its step and saves a checkpoint, but at most this share of its time.
-_MOST_SAVING_S, _MOST_SAVING_SHARE = 40.0, 1 / 3
+_MAX_SAVING_S, _MAX_SAVING_SHARE = 40.0, 1 / 3
 _POLL_PERIOD_S = 2.0  # seconds between looks at its progress
-_LEAST_RUN_S = 20.0  # seconds in which a run can come to something
+_MIN_RUN_S = 20.0  # seconds in which a run can come to something
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
@@ -78,7 +78,7 @@ def play_runs(kit_folder: Path, results_folder: Path, deadline: float) -> None:
     )
     for round_index, names in enumerate(rounds):
         round_s = (deadline - time.monotonic()) / (len(rounds) - round_index)
-        if names and round_s > _LEAST_RUN_S:
+        if names and round_s > _MIN_RUN_S:
             _run_side_by_side(
                 names, kit_folder, results_folder, time.monotonic() + round_s, is_miniature=memory_gb is None
             )
@@ -99,7 +99,7 @@ def _run_side_by_side(
     run_names: list[str], kit_folder: Path, results_folder: Path, deadline: float, *, is_miniature: bool
 ) -> None:
     started_at, child_by_run, was_told_to_stop = time.monotonic(), {}, False
-    stop_at = deadline - min(_MOST_SAVING_S, (deadline - started_at) * _MOST_SAVING_SHARE)
+    stop_at = deadline - min(_MAX_SAVING_S, (deadline - started_at) * _MAX_SAVING_SHARE)
     try:
         for run_name in run_names:
             if (

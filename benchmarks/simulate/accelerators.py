@@ -36,7 +36,7 @@ class Assumptions:
     checkpoint of `state` bytes is written at `write` every 10 steps. `alternate` are the seconds to give the memory to
     the servers and back, where learner and servers share all accelerators.
 
-    Episodes: mean `turns`, at most `most_turns`, with a mean of `sampled` and `prompt` tokens each, and `world`
+    Episodes: mean `turns`, at most `max_turns`, with a mean of `sampled` and `prompt` tokens each, and `world`
     seconds; `opening` and `verdict` seconds. An evolution takes `evolution` seconds every `evolve_every` steps. `host`
     seconds an episode are those of signals, logs and records, measured by experiments.bench scale.
     """
@@ -64,7 +64,7 @@ class Assumptions:
     state: float = 48.3e9
     alternate: float = 10.0
     turns: float = 15.0
-    most_turns: int = 40
+    max_turns: int = 40
     sampled: float = 150.0
     prompt: float = 300.0
     world: float = 0.8
@@ -159,7 +159,7 @@ def shape_episodes(groups: Sequence[Sequence[EpisodeTimes]], assumed: Assumption
     )
 
     def stretch_episode(episode: EpisodeTimes) -> EpisodeTimes:
-        turn_count = min(assumed.most_turns, max(1, round(len(episode.turns) * assumed.turns / mean_turns)))
+        turn_count = min(assumed.max_turns, max(1, round(len(episode.turns) * assumed.turns / mean_turns)))
         return EpisodeTimes(
             assumed.opening,
             assumed.verdict,

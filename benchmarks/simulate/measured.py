@@ -16,7 +16,7 @@ from benchmarks.simulate.times import EpisodeTimes, RunTimes, StepTimes, TurnTim
 
 # Numbers of requests at once between which rates are averaged.
 _RATE_EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 4096)
-_LEAST_BUCKET_S = 0.2  # spent at a number of requests, below which its rate is not counted
+_MIN_BUCKET_S = 0.2  # spent at a number of requests, below which its rate is not counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ def fit_rates(steps: Sequence[tuple[StepTimes, int]], demand: Demand, servers: i
         tuple(
             (number / spent / servers, work / spent / servers)
             for number, work, spent in zip(edge_requests, work_sums, seconds, strict=True)
-            if spent >= min(_LEAST_BUCKET_S, max(seconds))
+            if spent >= min(_MIN_BUCKET_S, max(seconds))
         )
     )
 

@@ -18,7 +18,7 @@ _CHILD_PATH = Path(__file__).with_name("child.py")
 # Seconds that a command that is asked to stop has to end its step and save a checkpoint, and then to end at once.
 STOP_TIMEOUT_S, END_TIMEOUT_S = 600.0, 30.0
 # An error quotes at most this many lines of output, and reads at most this many bytes for them.
-_MOST_OUTPUT_LINES, _MOST_OUTPUT_BYTES = 20, 20_000
+_MAX_OUTPUT_LINES, _MAX_OUTPUT_BYTES = 20, 20_000
 
 
 class RunFailed(RuntimeError):
@@ -110,11 +110,11 @@ class Child:
     def _last_lines(self) -> list[str]:
         try:
             output_size = self._output_file.seek(0, os.SEEK_END)
-            self._output_file.seek(max(0, output_size - _MOST_OUTPUT_BYTES))
+            self._output_file.seek(max(0, output_size - _MAX_OUTPUT_BYTES))
             output_text = self._output_file.read().decode(errors="replace")
         except ValueError:  # it was stopped
             return []
-        return list(collections.deque((line for line in output_text.splitlines() if line.strip()), _MOST_OUTPUT_LINES))
+        return list(collections.deque((line for line in output_text.splitlines() if line.strip()), _MAX_OUTPUT_LINES))
 
 
 # A fork of this process must not keep its children's pipes open: they tell the children whether this process is alive.

@@ -43,7 +43,7 @@ from cojax.settings.base import put, settings
 _COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
 _MEMORY_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _LARGEST_MEMORY_SHARE = 0.92
-_LEAST_ROW_LENGTH = 1024
+_MIN_ROW_LENGTH = 1024
 _LORA_RANK = 16
 Settings = dict[str, Any]
 # A configuration → its learner, and the outline of its first state.
@@ -151,7 +151,7 @@ def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[S
     if learner.config.dtype == "float32":
         yield {"model.dtype": "bfloat16"}
     row_length = learner.row_length // 2
-    while row_length >= _LEAST_ROW_LENGTH:
+    while row_length >= _MIN_ROW_LENGTH:
         yield {"learner.row_length": row_length, "engine.max_length": min(row_length, config.engine.max_length)}
         row_length //= 2
     if trains_all:

@@ -19,9 +19,9 @@ from gguf.quants import dequantize
 
 # Advice for a model whose file cannot be converted.
 ADVICE = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
-_MOST_HEADER_BYTES = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
-_MOST_NAME_CHARACTERS = 200  # characters of a key or of a tensor's name
-_MOST_AXES = 4  # axes of a tensor in this format
+_MAX_HEADER_BYTES = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
+_MAX_NAME_CHARACTERS = 200  # characters of a key or of a tensor's name
+_MAX_AXES = 4  # axes of a tensor in this format
 _DEFAULT_ALIGNMENT = 32
 # The format names its numbers as NumPy does.
 _DTYPES: Mapping[GGUFValueType, np.dtype[Any]] = {
@@ -130,8 +130,8 @@ class _Header:
                 f"{self._path} is truncated or damaged: it has {self._size} bytes, but its header continues; "
                 "copy or download it again"
             )
-        if self.position + byte_count > _MOST_HEADER_BYTES:
-            raise self.make_error(f"it is larger than {_MOST_HEADER_BYTES} bytes")
+        if self.position + byte_count > _MAX_HEADER_BYTES:
+            raise self.make_error(f"it is larger than {_MAX_HEADER_BYTES} bytes")
         self.position += byte_count
         return self._file.read(byte_count)
 
@@ -147,7 +147,7 @@ class _Header:
 
     def read_name(self) -> str:
         """A short text of printable characters."""
-        if len(name := self.text()) > _MOST_NAME_CHARACTERS or not name.isprintable():
+        if len(name := self.text()) > _MAX_NAME_CHARACTERS or not name.isprintable():
             raise self.make_error(f"the text that ends at byte {self.position} is not a name")
         return name
 
@@ -178,8 +178,8 @@ class _Header:
 def _read_entry(header: _Header) -> StoredArray:
     """Reads a tensor's entry in the header; its `start` counts from where tensors begin."""
     tensor_name, axis_count = header.read_name(), header.read_number("<I")
-    if not 1 <= axis_count <= _MOST_AXES:
-        raise header.make_error(f"{tensor_name} has {axis_count} axes, expected 1 to {_MOST_AXES}")
+    if not 1 <= axis_count <= _MAX_AXES:
+        raise header.make_error(f"{tensor_name} has {axis_count} axes, expected 1 to {_MAX_AXES}")
     shape = tuple(reversed([header.read_number("<Q") for _ in range(axis_count)]))
     type_code, start = header.read_number("<I"), header.read_number("<Q")
     quantisation = _readable_type(type_code)

@@ -29,7 +29,7 @@ _PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [],
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
 }
-_MOST_TEMPLATE = 100_000  # characters
+_MAX_TEMPLATE = 100_000  # characters
 _LONGEST_TOKEN = 1_000  # characters
 _MARKS = ("<tool_call>", "</tool_call>")
 # Control tokens that no conversation needs: reserved ones, and those that mark repositories' files in pretraining.
@@ -248,6 +248,6 @@ def _id_of(file: GgufFile, key: str, tokens: Sequence[str]) -> int | None:
 
 def _read_template(file: GgufFile) -> str | None:
     template = file.metadata.get("tokenizer.chat_template")
-    if template is not None and (not isinstance(template, str) or len(template) > _MOST_TEMPLATE):
-        raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_MOST_TEMPLATE:,} characters")
+    if template is not None and (not isinstance(template, str) or len(template) > _MAX_TEMPLATE):
+        raise ValueError(f"{file.path} has no text tokenizer.chat_template of at most {_MAX_TEMPLATE:,} characters")
     return template

@@ -25,11 +25,11 @@ from cojax.host.background import run_on_thread
 
 Message = Mapping[str, Any]
 _LENGTH_STRUCT = struct.Struct(">I")
-_MOST_MESSAGE_BYTES = 2**24  # bytes of a message
+_MAX_MESSAGE_BYTES = 2**24  # bytes of a message
 _BEAT_INTERVAL_S = 0.5  # seconds
 _LIFE_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
-_MOST_GREETING_BYTES, _GREETING_TIMEOUT_S, _SPARE_GREETINGS = 2**12, 5.0, 64
+_MAX_GREETING_BYTES, _GREETING_TIMEOUT_S, _SPARE_GREETINGS = 2**12, 5.0, 64
 _CHECK_INTERVAL_S = 0.05  # seconds between two checks of the greetings
 
 
@@ -48,12 +48,12 @@ class Wire:
     def __init__(
         self,
         connections: Mapping[int, socket.socket],
-        most_silence_s: float,
+        max_silence_s: float,
         on_loss: Callable[[int, str], None],
         on_beat: Callable[[], None] = lambda: None,
         on_message: Callable[[int, Message], bool] = lambda process, message: False,
     ) -> None:
-        self._connections, self._silence_s = connections, most_silence_s
+        self._connections, self._silence_s = connections, max_silence_s
         self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
         self._locks = {process: threading.Lock() for process in connections}
         self._messages = queue.SimpleQueue[tuple[int, Message]]()
@@ -122,21 +122,21 @@ def connect(host: str, port: int, token: str, process_id: int, timeout_s: float,
     return configure_connection(connection, silence_s)
 
 
-def configure_connection(connection: socket.socket, most_silence_s: float) -> socket.socket:
+def configure_connection(connection: socket.socket, max_silence_s: float) -> socket.socket:
     """The connection as a `Wire` takes it: one that is silent for so many seconds raises TimeoutError."""
-    connection.settimeout(most_silence_s)
+    connection.settimeout(max_silence_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def _write_message(connection: socket.socket, message: Message) -> None:
     payload = json.dumps(message).encode()
-    if len(payload) > _MOST_MESSAGE_BYTES:
-        raise ValueError(f"a message of {len(payload)} bytes; expected at most {_MOST_MESSAGE_BYTES}")
+    if len(payload) > _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(payload)} bytes; expected at most {_MAX_MESSAGE_BYTES}")
     connection.sendall(_LENGTH_STRUCT.pack(len(payload)) + payload)
 
 
-def read_message(connection: socket.socket, largest: int = _MOST_MESSAGE_BYTES, until: float | None = None) -> Message:
+def read_message(connection: socket.socket, largest: int = _MAX_MESSAGE_BYTES, until: float | None = None) -> Message:
     """The next message.
 
     Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message of
@@ -173,7 +173,7 @@ def _read_greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
     deadline = time.monotonic() + _GREETING_TIMEOUT_S
     try:
-        greeting = read_message(connection, _MOST_GREETING_BYTES, deadline)
+        greeting = read_message(connection, _MAX_GREETING_BYTES, deadline)
     except (OSError, WireError):
         return 0
     is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
@@ -188,7 +188,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def accept(
-    server: socket.socket, token: str, count: int, timeout_s: float, most_silence_s: float
+    server: socket.socket, token: str, count: int, timeout_s: float, max_silence_s: float
 ) -> dict[int, socket.socket]:
     """The connections of processes 1 … `count` − 1, once all have greeted with the token.
 
@@ -211,7 +211,7 @@ def accept(
                 future = greetings.pop(connection)
                 process_id = 0 if future.exception() else future.result()
                 if 0 < process_id < count and process_id not in connections:
-                    connections[process_id] = configure_connection(connection, most_silence_s)
+                    connections[process_id] = configure_connection(connection, max_silence_s)
                 else:
                     _hang_up(connection)
             if len(greetings) > count + _SPARE_GREETINGS:  # the oldest has to go

@@ -266,7 +266,7 @@ def play(
 ) -> Trajectory:
     """Plays one episode and returns what happened.
 
-    `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MOST_MESSAGES` messages are
+    `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MAX_MESSAGES` messages are
     kept; a note says what was cut. Outcomes:
 
     - environment_error: another exception of the environment; `progress.is_suspect`: the actions may have caused it
@@ -370,8 +370,8 @@ def _close_episode(episode: Episode) -> None:
         ask(episode.close)
 
 
-def _take_step(episode: Episode, action: Action, most_characters: int) -> Observation:
+def _take_step(episode: Episode, action: Action, max_characters: int) -> Observation:
     with contextlib.suppress(RecursionError):  # nothing that is parsed or validated nests so deep
         # A world may keep and change arguments, but records, replays and solutions hold this action.
         action = copy.deepcopy(action)
-    return replies.bound_observation(episode.step(action), most_characters)
+    return replies.bound_observation(episode.step(action), max_characters)

@@ -5,35 +5,35 @@ from collections.abc import Sequence
 from cojax.types import ROLES, Check, Evaluation, Message, Observation
 
 # At most this many messages are kept of one observation, and of the opening.
-MOST_MESSAGES = 256
+MAX_MESSAGES = 256
 # A verdict has at most this many checks. At most this many characters of a check's name are kept.
-_MOST_CHECKS, _LONGEST_NAME = 10_000, 10_000
+_MAX_CHECKS, _LONGEST_NAME = 10_000, 10_000
 
 
-def bound_messages(reply: Sequence[Message], most_characters: int) -> tuple[Message, ...]:
-    """The messages, cut to `most_characters` in all, with a note of the cut. Raises TypeError for another shape."""
+def bound_messages(reply: Sequence[Message], max_characters: int) -> tuple[Message, ...]:
+    """The messages, cut to `max_characters` in all, with a note of the cut. Raises TypeError for another shape."""
     bounded_messages: list[Message] = []
-    for message in reply[:MOST_MESSAGES]:
+    for message in reply[:MAX_MESSAGES]:
         if not (isinstance(message, Message) and isinstance(message.content, str) and _is_role(message.role)):
             raise TypeError(
                 f"a message is {message!r:.100}; expected a Message with role and content as text, "
                 f"and as role one of {', '.join(sorted(ROLES))}"
             )
-        bounded_content = _encodable(message.content[:most_characters])
+        bounded_content = _encodable(message.content[:max_characters])
         if cut_count := len(message.content) - len(bounded_content):
             bounded_content = f"{bounded_content}\n[{cut_count} characters cut]"
-        most_characters = max(0, most_characters - len(bounded_content))
+        max_characters = max(0, max_characters - len(bounded_content))
         bounded_messages.append(Message(message.role, bounded_content))
     if cut_count := len(reply) - len(bounded_messages):
         bounded_messages.append(Message(bounded_messages[-1].role, f"[{cut_count} messages cut]"))
     return tuple(bounded_messages)
 
 
-def bound_observation(reply: Observation, most_characters: int) -> Observation:
+def bound_observation(reply: Observation, max_characters: int) -> Observation:
     """The observation with bounded messages and plain truth values. Raises TypeError for another shape."""
     if not isinstance(reply, Observation):
         raise TypeError(f"step returned {type(reply).__name__}; expected an Observation")
-    return Observation(bound_messages(reply.messages, most_characters), ok=bool(reply.ok), done=bool(reply.done))
+    return Observation(bound_messages(reply.messages, max_characters), ok=bool(reply.ok), done=bool(reply.done))
 
 
 def bound_evaluation(reply: Evaluation) -> Evaluation:
@@ -44,8 +44,8 @@ def bound_evaluation(reply: Evaluation) -> Evaluation:
     for figure_name, reward_value in (("reward", reward), ("partial reward", partial)):
         if not 0.0 <= reward_value <= 1.0:
             raise ValueError(f"{figure_name} {reward_value!r}; expected a number in [0, 1]")
-    if len(reply.checks) > _MOST_CHECKS:
-        raise ValueError(f"{len(reply.checks):,} checks; expected at most {_MOST_CHECKS:,}")
+    if len(reply.checks) > _MAX_CHECKS:
+        raise ValueError(f"{len(reply.checks):,} checks; expected at most {_MAX_CHECKS:,}")
     checks = tuple(Check(_encodable(str(check.name)[:_LONGEST_NAME]), bool(check.passed)) for check in reply.checks)
     return Evaluation(reward, checks, partial)
 

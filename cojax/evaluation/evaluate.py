@@ -115,9 +115,9 @@ def open_actors(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[
 
         address, model = subject.identity["endpoint"], subject.identity["model"]
         # It must end before the episode's own deadline.
-        most_tokens, timeout_s = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
+        max_tokens, timeout_s = config.sampling.max_tokens, 0.9 * config.limits.engine_deadline
         yield EndpointActors(
-            make_chat_endpoint(address, model, temperature=temperature, max_tokens=most_tokens, timeout_s=timeout_s)
+            make_chat_endpoint(address, model, temperature=temperature, max_tokens=max_tokens, timeout_s=timeout_s)
         )
         return
     engine_config = config.copy_and_resolve_references()

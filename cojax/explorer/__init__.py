@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cojax.explorer.llm.chat_model import Budget
 
 # The most errors of a trajectory that a context's failure cause names.
-_MOST_NAMED_ERRORS = 3
+_MAX_NAMED_ERRORS = 3
 # The built-in guidance for contexts, by their kind.
 GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
@@ -134,7 +134,7 @@ def _describe_failure(trajectory: Trajectory, failed_turns: list[Turn]) -> str:
     causes = []
     if failed_checks := [check.name for check in trajectory.checks if not check.passed]:
         causes.append(f"checks failed: {', '.join(failed_checks)}")
-    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed_turns[:_MOST_NAMED_ERRORS]]
+    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed_turns[:_MAX_NAMED_ERRORS]]
     if trajectory.outcome != "finished":
         causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())
     return "; ".join(causes)

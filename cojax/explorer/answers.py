@@ -20,7 +20,7 @@ from cojax.types import Triplet
 from cojax.unicode_forms import normalise_form
 
 # The most characters of an action's code and of an answer, the deepest brackets in code, the most values in an answer.
-_MOST_CODE_LENGTH, _LONGEST_ANSWER, _MOST_BRACKETS, _MOST_ANSWER_VALUES = 20_000, 4_000, 80, 100
+_MAX_CODE_LENGTH, _LONGEST_ANSWER, _MAX_BRACKETS, _MAX_ANSWER_VALUES = 20_000, 4_000, 80, 100
 # The block of code that is run: the first one.
 _CODE_BLOCK_PATTERN = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
@@ -87,9 +87,9 @@ def _read_answers(
 def _list_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
     shown_texts: list[tuple[_Text, _Text]] = []  # of each step so far
     for step, (answers, step_texts) in zip(steps, _read_answers(steps, ending, parameter), strict=True):
-        if len(answers) > _MOST_ANSWER_VALUES:
-            yield f"its answer holds more than {_MOST_ANSWER_VALUES} values"
-        for value in answers[:_MOST_ANSWER_VALUES]:
+        if len(answers) > _MAX_ANSWER_VALUES:
+            yield f"its answer holds more than {_MAX_ANSWER_VALUES} values"
+        for value in answers[:_MAX_ANSWER_VALUES]:
             yield from _object_unless_shown(value, [*shown_texts, *_list_texts_before_end(step, ending)])
         shown_texts.append(step_texts)
     if answer:
@@ -151,8 +151,8 @@ def parse_code(step: Triplet) -> ast.Module:
     block = _CODE_BLOCK_PATTERN.search(action_text)
     code = block[1] if block else "" if step.action.calls else action_text
     depths = accumulate((char in "([{") - (char in ")]}") for char in code)
-    if len(code) > _MOST_CODE_LENGTH or max(depths, default=0) > _MOST_BRACKETS:
-        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_MOST_BRACKETS} brackets")
+    if len(code) > _MAX_CODE_LENGTH or max(depths, default=0) > _MAX_BRACKETS:
+        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_MAX_BRACKETS} brackets")
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):
@@ -290,7 +290,7 @@ def list_values(value: Any) -> Iterator[Any]:
         else:
             yield value
 
-    return islice(walk(value), _MOST_ANSWER_VALUES + 1)
+    return islice(walk(value), _MAX_ANSWER_VALUES + 1)
 
 
 def list_leaves(value: Any) -> Iterator[Any]:

@@ -454,8 +454,8 @@ def _drop_first(mask: np.ndarray) -> np.ndarray:
     return mask & (np.arange(len(mask)) > 0)
 
 
-def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
-    """Pairs each failure whose partial reward is at least `least_partial` with a success of its group, if it has one.
+def draw_pairs(group: Group, seed: tuple[int, int], min_partial: float = 0.0) -> list[tuple[Trajectory, Trajectory]]:
+    """Pairs each failure whose partial reward is at least `min_partial` with a success of its group, if it has one.
 
     Returns (success, failure); a success has reward 1. The seed, the task and the failure's number in its group decide
     which success is drawn. Invalid trajectories and those without a sampled token are in no pair.
@@ -465,7 +465,7 @@ def draw_pairs(group: Group, seed: tuple[int, int], least_partial: float = 0.0) 
     return [
         (random.Random(repr((*seed, group.task.id, position))).choice(successes), trajectory)
         for position, trajectory in candidates
-        if trajectory.reward < 1.0 and trajectory.partial >= least_partial and successes
+        if trajectory.reward < 1.0 and trajectory.partial >= min_partial and successes
     ]
 
 

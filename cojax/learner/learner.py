@@ -197,9 +197,9 @@ class Learner:
         batch_order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
         return StepBatches(batches, batch_order, pairs, {**counts, **pair_counts})
 
-    def pack_examples(self, examples: Sequence[Example], most_examples: int) -> TrainBatch:
-        """Packs pairs or trajectories into a batch with rows for `most_examples` of them."""
-        rows = self.shape.rows_for(most_examples, 2 if self.objective.loss.is_paired else 1)
+    def pack_examples(self, examples: Sequence[Example], max_examples: int) -> TrainBatch:
+        """Packs pairs or trajectories into a batch with rows for `max_examples` of them."""
+        rows = self.shape.rows_for(max_examples, 2 if self.objective.loss.is_paired else 1)
         return pack_examples(examples, self.shape, rows)
 
     def count_live(self, batch: TrainBatch) -> np.int32:

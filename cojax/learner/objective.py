@@ -204,8 +204,8 @@ class Objective:
         groups_per_batch = -(-len(group_sizes) // self.splits)
         if self.loss.needs_groups:
             return shape.rows_for(groups_per_batch, max(group_sizes, default=1))
-        most_trajectories = sum(sorted(group_sizes, reverse=True)[:groups_per_batch])
-        return shape.rows_for(most_trajectories, 2) if self.loss.is_paired else shape.round_up(most_trajectories)
+        max_trajectories = sum(sorted(group_sizes, reverse=True)[:groups_per_batch])
+        return shape.rows_for(max_trajectories, 2) if self.loss.is_paired else shape.round_up(max_trajectories)
 
     def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
@@ -268,13 +268,13 @@ def _sum_counts(parts: Sequence[Mapping[str, float]], row_length: int) -> dict[s
 class HardNegatives:
     """Adds `weight` · DPO of pairs of a success and a hard negative of the same group to a step's loss.
 
-    A hard negative is a failure whose partial reward is at least `least_partial`. DPO's β is `beta`; its reference is
+    A hard negative is a failure whose partial reward is at least `min_partial`. DPO's β is `beta`; its reference is
     the policy before the step.
     """
 
     weight: float
     beta: float = 0.1
-    least_partial: float = 0.6
+    min_partial: float = 0.6
 
     @functools.cached_property
     def loss(self) -> BoundLoss:
@@ -291,12 +291,12 @@ class HardNegatives:
 
         `group_sizes` are as in `Objective.pack_batches`.
         """
-        trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.least_partial)]
+        trajectory_pairs = [pair for group in groups for pair in packing.draw_pairs(group, seed, self.min_partial)]
         pairs = [Pair(better, worse, self.weight) for better, worse in trajectory_pairs]
         failures = [failure for group in groups for failure in group.valid if failure.reward < 1.0]
         counts = {
             "failures": float(len(failures)),
-            "hard_negatives": float(sum(trajectory.partial >= self.least_partial for trajectory in failures)),
+            "hard_negatives": float(sum(trajectory.partial >= self.min_partial for trajectory in failures)),
             "hard_pairs": float(len(pairs)),
         }
         row_count = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)

@@ -41,7 +41,7 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
             local_count = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(estimate_least_bytes(learner) * local_count // len(devices), advice)
+            check_fits(estimate_min_bytes(learner) * local_count // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
             programs = [lower().compile() for lower in learner.lower_programs(state, step_batch, pairs).values()]
             check_fits(count_needed(programs, local_count, _count_batch_bytes(step_batch, pairs)), advice)
@@ -69,7 +69,7 @@ def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[in
     """
     devices = learner.placement.devices
     budget_bytes, fastest_first = measure_free_bytes(devices), ("none", "dots", "layers")
-    if budget_bytes is not None and budget_bytes >= estimate_least_bytes(learner):
+    if budget_bytes is not None and budget_bytes >= estimate_min_bytes(learner):
         step_batch, pairs = make_full_batches(learner, group_sizes)
         for remat in fastest_first[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
@@ -86,7 +86,7 @@ def make_full_batches(learner: Learner, group_sizes: Sequence[int]) -> tuple[Tra
     return step_batch, None if hard is None else make_full_batch(hard.rows(group_sizes, learner.shape), learner.shape)
 
 
-def estimate_least_bytes(learner: Learner) -> int:
+def estimate_min_bytes(learner: Learner) -> int:
     """A lower bound on the bytes that an update needs, on all devices together.
 
     These are the layers' inputs in a micro-batch, which every backward pass keeps, or on CPUs the attention scores of

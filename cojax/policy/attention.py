@@ -18,7 +18,7 @@ from cojax.policy.sharding import ROWS, RULES
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCK_COUNT = 8
-_LEAST_BLOCK_LENGTH = 32  # tokens a block, below which matrix products are too small to be fast
+_MIN_BLOCK_LENGTH = 32  # tokens a block, below which matrix products are too small to be fast
 # What a token sees: segment_ids int32[N, T], prefix_ids int32[N, T] or None, window int32[] or None.
 Visibility = tuple[jax.Array, jax.Array | None, jax.Array | None]
 _HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
@@ -230,7 +230,7 @@ _attend.defvjp(_forward, _backward)
 
 def _split_queries(length: int) -> Iterator[tuple[int, int]]:
     """Start and end of each block of queries; a block's keys are those before its end."""
-    block_size = max(_LEAST_BLOCK_LENGTH, math.ceil(length / _BLOCK_COUNT))
+    block_size = max(_MIN_BLOCK_LENGTH, math.ceil(length / _BLOCK_COUNT))
     return ((start, min(start + block_size, length)) for start in range(0, length, block_size))
 
 

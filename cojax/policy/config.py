@@ -181,7 +181,7 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _LARGEST_NUMBER = 2**31 - 1  # the largest size
-MOST_HEADER_BYTES = 100_000_000  # bytes of JSON; more is a damaged length, not a header
+MAX_HEADER_BYTES = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Limits for what is created one by one.
 _LARGEST_COUNTS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
@@ -193,10 +193,10 @@ class DamagedFile(ValueError):
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a model folder. Raises DamagedFile for any other content, OSError without a file."""
     with open(path, "rb", opener=open_regular_file) as file:
-        content = file.read(MOST_HEADER_BYTES + 1)
+        content = file.read(MAX_HEADER_BYTES + 1)
     try:
-        if len(content) > MOST_HEADER_BYTES:
-            raise ValueError(f"it has more than {MOST_HEADER_BYTES} bytes")
+        if len(content) > MAX_HEADER_BYTES:
+            raise ValueError(f"it has more than {MAX_HEADER_BYTES} bytes")
         json_value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: {error}; expected a JSON object") from error

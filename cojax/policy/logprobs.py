@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens and entropies, without the [B, T, V] array of logits.
 
-Logits are computed in chunks, which are kept for the backward pass only if all of them fit into `MOST_KEPT_BYTES`.
+Logits are computed in chunks, which are kept for the backward pass only if all of them fit into `MAX_KEPT_BYTES`.
 """
 
 import functools
@@ -18,7 +18,7 @@ from cojax.policy.parameters import Params
 from cojax.policy.sharding import ROWS, RULES, count_devices, find_platform
 from cojax.policy.transformer import compute_routed_states, embed_tokens, find_scoring_matrix, score_tokens
 
-MOST_KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
+MAX_KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
 
 
 class TokenScores(NamedTuple):
@@ -67,7 +67,7 @@ def token_scores(
 
     Logits are computed for `chunk` tokens of every row's mask at a time (None: `choose_chunk`), until the row with
     most such tokens is done. So the memory is B · chunk · V, and other tokens cost nothing here. A backward pass
-    computes the logits again, unless B · N · V float32 fit into `MOST_KEPT_BYTES`, where N is T − 1 rounded up to whole
+    computes the logits again, unless B · N · V float32 fit into `MAX_KEPT_BYTES`, where N is T − 1 rounded up to whole
     chunks: then a gradient's forward pass keeps them. On a `mesh`, B and V count a device's own rows and its part of
     the vocabulary; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
     `compute_hidden`, `routes`, `replay` and `prefix_ids` as in `compute_routed_states`. Raises ValueError unless
@@ -95,7 +95,7 @@ def token_scores(
     chunk = choose_chunk(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
-    keeps_logits = logits_bytes <= MOST_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
+    keeps_logits = logits_bytes <= MAX_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
     setup = _Settings(config, temperature, chunk, entropy, mesh, keeps_logits)
     total = matrix.total if isinstance(matrix, Summed) else None
     # Cast once, and before the gather, so that devices send each other only the bits that the product reads.

@@ -22,7 +22,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import ROWS, RULES
 
 # The most experts whose numbers, and -1, fit into one byte.
-_MOST_INT8_EXPERTS = 128
+_MAX_INT8_EXPERTS = 128
 # The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D].
 Kernels = tuple[jax.Array, jax.Array, jax.Array]
 Product = Callable[..., jax.Array]  # ([M, D], [G, D, F], group sizes int32[G]) → [M, F]
@@ -204,7 +204,7 @@ class RouteShape:
     @property
     def dtype(self) -> np.dtype:
         """int8, or int16 where there are more than 128 experts; little-endian."""
-        return np.dtype("<i1" if self.experts <= _MOST_INT8_EXPERTS else "<i2")
+        return np.dtype("<i1" if self.experts <= _MAX_INT8_EXPERTS else "<i2")
 
     def make_unknown(self, *lead_shape: int) -> np.ndarray:
         """Unknown routes: -1 throughout, [*leading, L, k]."""

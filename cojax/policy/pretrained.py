@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 
 from cojax.durable import open_regular_file, replacing, sync_folder
 from cojax.policy import logprobs, transformer
-from cojax.policy.config import MOST_HEADER_BYTES, DamagedFile, ModelConfig, read_object
+from cojax.policy.config import MAX_HEADER_BYTES, DamagedFile, ModelConfig, read_object
 from cojax.policy.parameters import TIED_HEAD, Parameter, Params, get_leaf, parameters, raise_faults, to_hf, with_leaf
 from cojax.policy.sharding import ROWS, batch_sharding, check_divides, count_devices, partition
 from cojax.policy.sharding import place as put
@@ -41,8 +41,8 @@ _DTYPE_BY_CODE: Mapping[str, np.dtype[Any]] = {
 _CODE_BY_DTYPE = {dtype: code for code, dtype in _DTYPE_BY_CODE.items()}
 # Tensors to be written: name → the format's code of the dtype, and the shape.
 Outlines = dict[str, tuple[str, tuple[int, ...]]]
-_MOST_AXES = 8  # axes of a tensor
-_MOST_NAME_LENGTH = 200  # characters of a tensor's name
+_MAX_AXES = 8  # axes of a tensor
+_MAX_NAME_LENGTH = 200  # characters of a tensor's name
 
 
 def _count_tensor_bytes(format_code: str, shape: tuple[int, ...]) -> int:
@@ -100,7 +100,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     size = path.stat().st_size
     with open(path, "rb", opener=open_regular_file) as file:
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise DamagedFile(f"{path} cannot be read: found {size} bytes, expected a header of {length} and tensors")
         header_json = file.read(length)
     try:
@@ -112,10 +112,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_entry(path: Path, name: str, record: Any, data_start: int) -> StoredTensor:
-    if len(name) > _MOST_NAME_LENGTH or not name.isprintable():
-        raise ValueError(f"{name[:_MOST_NAME_LENGTH]!r} is not a tensor's name")
+    if len(name) > _MAX_NAME_LENGTH or not name.isprintable():
+        raise ValueError(f"{name[:_MAX_NAME_LENGTH]!r} is not a tensor's name")
     (start, end), shape = record["data_offsets"], record["shape"]
-    if len(shape) > _MOST_AXES or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
+    if len(shape) > _MAX_AXES or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
         raise ValueError(f"{name} has sizes or offsets that are negative, too large or not whole numbers")
     return StoredTensor(path, name, str(record["dtype"]), tuple(shape), data_start + start, data_start + end)
 
@@ -160,12 +160,12 @@ def _explain_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
-    """Splits the outlines, in order, into files of `most_bytes` at most; a larger tensor has a file of its own."""
+def split_files(outlines: Outlines, max_bytes: int) -> list[Outlines]:
+    """Splits the outlines, in order, into files of `max_bytes` at most; a larger tensor has a file of its own."""
     files: list[Outlines] = [{}]
     file_size = 0
     for tensor_name, outline in outlines.items():
-        if files[-1] and file_size + _count_tensor_bytes(*outline) > most_bytes:
+        if files[-1] and file_size + _count_tensor_bytes(*outline) > max_bytes:
             files.append({})
             file_size = 0
         files[-1][tensor_name] = outline
@@ -174,7 +174,7 @@ def split_files(outlines: Outlines, most_bytes: int) -> list[Outlines]:
 
 
 ONE_FILE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-MOST_FILE_BYTES = 5_000_000_000  # bytes of tensors in one file
+MAX_FILE_BYTES = 5_000_000_000  # bytes of tensors in one file
 
 
 def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
@@ -198,8 +198,8 @@ def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
     return params
 
 
-def write_model(folder: Path, config: ModelConfig, params: Params, most_file_bytes: int = MOST_FILE_BYTES) -> None:
-    """Writes config.json and the weights, in files of at most `most_file_bytes` bytes; `transformers` loads the folder.
+def write_model(folder: Path, config: ModelConfig, params: Params, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+    """Writes config.json and the weights, in files of at most `max_file_bytes` bytes; `transformers` loads the folder.
 
     A new folder appears whole or not at all. In an existing one each file is replaced atomically, config.json last, and
     weights of a former model are removed. Raises ValueError for parameters that do not fit `config`, OSError, with
@@ -207,12 +207,12 @@ def write_model(folder: Path, config: ModelConfig, params: Params, most_file_byt
     """
     _check_params(config, params)
     if folder.exists():
-        write_arrays(folder, config, to_hf(config, params), most_file_bytes)
+        write_arrays(folder, config, to_hf(config, params), max_file_bytes)
         return
     partial_folder = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         partial_folder.mkdir(parents=True)
-        write_arrays(partial_folder, config, to_hf(config, params), most_file_bytes)
+        write_arrays(partial_folder, config, to_hf(config, params), max_file_bytes)
         partial_folder.rename(folder)
         sync_folder(folder.absolute().parent)
     finally:
@@ -220,7 +220,7 @@ def write_model(folder: Path, config: ModelConfig, params: Params, most_file_byt
 
 
 def write_arrays(
-    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], most_file_bytes: int = MOST_FILE_BYTES
+    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], max_file_bytes: int = MAX_FILE_BYTES
 ) -> None:
     """Writes config.json and (HF name, array) pairs, in the order of `to_hf`, to an existing folder.
 
@@ -230,7 +230,7 @@ def write_arrays(
     """
     dtype = find_code(config.param_dtype)
     outlines = {name: (dtype, row.hf_shape(config)) for row in parameters(config) for _, name in row.hf_names(config)}
-    shards = split_files(outlines, most_file_bytes)
+    shards = split_files(outlines, max_file_bytes)
     count = len(shards)
     names = [ONE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     with _explain_errors(folder):

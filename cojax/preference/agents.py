@@ -76,21 +76,21 @@ def group_experts(
 
 
 def play_experts(
-    environment: Environment, chat: Chat, limits: Limits, tasks: Iterable[Task], most_tokens: int
+    environment: Environment, chat: Chat, limits: Limits, tasks: Iterable[Task], max_tokens: int
 ) -> dict[str, Trajectory]:
-    """Task id → the expert's trajectory, for each task whose solution succeeds and has at most `most_tokens` tokens.
+    """Task id → the expert's trajectory, for each task whose solution succeeds and has at most `max_tokens` tokens.
 
     Its actions carry no log-probs of a sampler, and their weights have the version -1. Raises RolloutError if too many
     episodes are lost.
     """
     solvable_tasks = [task for task in tasks if task.solution]
-    most_actions = max((len(task.solution) for task in solvable_tasks), default=1)
+    max_actions = max((len(task.solution) for task in solvable_tasks), default=1)
     actors = SolutionActors(chat, {task.id: task.solution for task in solvable_tasks})
-    collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most_actions))
+    collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=max_actions))
     groups = collector.collect(solvable_tasks, seed=(), label="expert")
     trajectories = (t for group in groups for t in group.valid if t.reward >= 1.0)
     sizes = ((t, sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in t.turns)) for t in trajectories)
-    return {trajectory.task.id: trajectory for trajectory, token_count in sizes if token_count <= most_tokens}
+    return {trajectory.task.id: trajectory for trajectory, token_count in sizes if token_count <= max_tokens}
 
 
 def select_successes(groups: Iterable[Group]) -> list[Trajectory]:

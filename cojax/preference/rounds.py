@@ -21,7 +21,7 @@ from cojax.types import Group, Signal, Task, Trajectory, signature
 # Metrics of the second agent's learning that are recorded.
 _SECOND_METRICS = ("loss", "grad_norm", "updates", "pairs")
 # The number of nearest neighbours in SR@k, and the most failures that it compares.
-_NEIGHBOUR_COUNT, _MOST_FAILURES = 5, 2_000
+_NEIGHBOUR_COUNT, _MAX_FAILURES = 5, 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ def number_version(step: int, *, is_second: bool = False) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """The rounds of a run by `method`. An expert has at most `most_tokens` tokens."""
+    """The rounds of a run by `method`. An expert has at most `max_tokens` tokens."""
 
     loop: Loop
     method: Method
     settings: RoundsSettings
-    most_tokens: int
+    max_tokens: int
 
     def load(self, agent: TrainState, step: int, *, is_second: bool = False) -> None:
         """Puts an agent's weights on the engine."""
@@ -58,7 +58,7 @@ class Rounds:
             return {}
         loop = self.loop
         with loop.clock("environment"):
-            return agents.play_experts(loop.environment, loop.chat, loop.limits, tasks, self.most_tokens)
+            return agents.play_experts(loop.environment, loop.chat, loop.limits, tasks, self.max_tokens)
 
     def play(self, state: State, tasks: Sequence[Task], step: int) -> Rollouts:
         """Plays the groups of the target, then those of the second agent on the same tasks.
@@ -185,7 +185,7 @@ def measure(groups: Sequence[Group], hard_threshold: float) -> dict[str, Any]:
         measures["distinct"] = len({(t.task.id, _list_action_texts(t)) for t in failures}) / len(failures)
         measures["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
     if len(failures) > 1:
-        action_texts = [_list_action_texts(trajectory) for trajectory in failures[:_MOST_FAILURES]]
+        action_texts = [_list_action_texts(trajectory) for trajectory in failures[:_MAX_FAILURES]]
         measures["sr_at_k"] = round(measure_neighbours(hashed_ngrams()(action_texts), _NEIGHBOUR_COUNT) or 0.0, 6)
     return measures
 

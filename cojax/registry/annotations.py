@@ -71,13 +71,13 @@ def convert_setting(setting: str, annotation: Any, value: Any) -> Any:
 
 def quote(value: object) -> str:
     """Formats a value for an error: its repr, shortened if it is long."""
-    if isinstance(value, int) and abs(value) > 10**_MOST_QUOTED:
+    if isinstance(value, int) and abs(value) > 10**_MAX_QUOTED:
         return "a whole number of very many digits"
     try:
         text = " ".join(repr(value).split())
     except (ValueError, RecursionError):  # a whole number in it has too many digits, or it is nested too deep
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _MOST_QUOTED else f"{text[: _MOST_QUOTED // 2]}…{text[-_MOST_QUOTED // 4 :]}"
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED // 2]}…{text[-_MAX_QUOTED // 4 :]}"
 
 
 def from_text(annotation: Any, text: str) -> Any:
@@ -116,7 +116,7 @@ def say_type(annotation: Any) -> str:
 # The largest whole number of a setting: nothing can compute with a larger one.
 LARGEST_NUMBER = 2**63 - 1
 # Characters of a value that an error shows.
-_MOST_QUOTED = 200
+_MAX_QUOTED = 200
 # Words of flags for values that Python writes in another way.
 _FLAG_WORDS = {"true": True, "false": False, "none": None}
 _TYPE_WORDS = {

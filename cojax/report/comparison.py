@@ -28,8 +28,8 @@ from cojax.report.run import Json, Run, begin_text, read_run, read_scores
 from cojax.storage.files import flat
 
 PAGE_SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
-MOST_TASKS = 20_000  # held-out tasks in the table
-MOST_RUNS = 12  # as many as there are distinguishable colours
+MAX_TASKS = 20_000  # held-out tasks in the table
+MAX_RUNS = 12  # as many as there are distinguishable colours
 QUERY = 300  # characters of a query
 _CURVE_NAMES = ("step", "success", "reward", "live_groups", "tasks", "dev")
 
@@ -41,7 +41,7 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     than RUNS, and for a run that is named twice.
     """
     if len(folders) < 2:
-        raise ValueError(f"{len(folders)} runs to compare; name 2 to {MOST_RUNS}")
+        raise ValueError(f"{len(folders)} runs to compare; name 2 to {MAX_RUNS}")
     check_folders(folders)
     path = Path(path)
     return replace_text(path, render_page(build_comparison([read_run(folder) for folder in folders]), PAGE_SCRIPTS))
@@ -57,8 +57,8 @@ def check_folders(folders: Sequence[str | Path]) -> None:
             also_note = "" if str(first_spelling) == str(folder) else f", also as {folder}"
             raise ValueError(f"{first_spelling} is named twice{also_note}; name each run once")
         folder_by_path[path] = folder
-    if len(folders) > MOST_RUNS:
-        raise ValueError(f"{len(folders)} runs to compare; name at most {MOST_RUNS}")
+    if len(folders) > MAX_RUNS:
+        raise ValueError(f"{len(folders)} runs to compare; name at most {MAX_RUNS}")
 
 
 def build_comparison(runs: Sequence[Run]) -> Json:
@@ -110,7 +110,7 @@ def _list_tasks(runs: Sequence[Run], scores: Sequence[Mapping[str, float]]) -> J
     }
     task_ids = list(dict.fromkeys(task for run_scores in scores for task in run_scores))
     rows = [
-        [task, queries.get(task, ""), [run_scores.get(task) for run_scores in scores]] for task in task_ids[:MOST_TASKS]
+        [task, queries.get(task, ""), [run_scores.get(task) for run_scores in scores]] for task in task_ids[:MAX_TASKS]
     ]
     return {"rows": rows, "total": len(task_ids)}
 

@@ -51,7 +51,7 @@ CONSOLE: Console = _LoggedConsole(**_LITERAL_OPTIONS)
 TABLE_OPTIONS: Any = {"title_justify": "left", "title_style": "bold", "box": None, "padding": (0, 2)}
 _COUNT_KEYS = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
-_MOST_KINDS = 60  # kinds of task that a table lists
+_MAX_KINDS = 60  # kinds of task that a table lists
 REPORT_INTERVAL_S = 15.0  # seconds between the lines that replace a bar without a terminal
 
 
@@ -233,7 +233,7 @@ def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
     table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE_OPTIONS)
     for column_title in (result["by_key"], "tasks", "success"):
         table.add_column(column_title, justify="left" if column_title == result["by_key"] else "right")
-    shown_kinds = list(result["by"].items())[:_MOST_KINDS]
+    shown_kinds = list(result["by"].items())[:_MAX_KINDS]
     for kind, figures in shown_kinds:
         table.add_row(Text(kind), str(figures["tasks"]), f"{100 * figures['success']:.1f} %")
     if extra_count := len(result["by"]) - len(shown_kinds):

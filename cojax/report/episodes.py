@@ -15,16 +15,16 @@ from cojax.report.run import Json, Run, begin_text, cut_text
 from cojax.storage.files import StorageError, read_whole
 from cojax.types import INFRASTRUCTURE, Action, Observation, Task, Trajectory, Turn
 
-MOST_SAMPLES = 400  # episodes sampled evenly over the steps, besides the sources of lineages
-MOST_PER_STEP = 6
-MOST_BYTES = 1_000_000  # of sources, of samples and of pairs, each
-MOST_INLINE_BYTES = 2_000_000  # up to so many bytes, all episodes of a run are in the page
-MOST_MESSAGE_CHARACTERS = 1_500  # characters of one message
-MOST_CALL_CHARACTERS = 4_000  # characters of the arguments of one call
-MOST_ACTION_TOKENS = 2_000  # tokens of one action
+MAX_SAMPLES = 400  # episodes sampled evenly over the steps, besides the sources of lineages
+MAX_PER_STEP = 6
+MAX_BYTES = 1_000_000  # of sources, of samples and of pairs, each
+MAX_INLINE_BYTES = 2_000_000  # up to so many bytes, all episodes of a run are in the page
+MAX_MESSAGE_CHARACTERS = 1_500  # characters of one message
+MAX_CALL_CHARACTERS = 4_000  # characters of the arguments of one call
+MAX_ACTION_TOKENS = 2_000  # tokens of one action
 
-MOST_INDEX_BYTES = 2_500_000  # bytes of all groups in one page
-MOST_QUERY = 300  # characters of a query
+MAX_INDEX_BYTES = 2_500_000  # bytes of all groups in one page
+MAX_QUERY = 300  # characters of a query
 ADVANTAGE_DIGITS = 3  # of an advantage
 
 Advantages = Callable[[Sequence[Json]], list[Any]]  # a group's episodes → a number each, one for each turn, or None
@@ -53,8 +53,8 @@ def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Piec
     """
     shape, compute_advantages = make_page_form(run), make_advantages(run)
     steps = run.episodes.list_steps()
-    stride = max(1, -(-len(steps) // MOST_SAMPLES))
-    quota = min(MOST_PER_STEP, max(1, MOST_SAMPLES // max(1, len(steps))))
+    stride = max(1, -(-len(steps) // MAX_SAMPLES))
+    quota = min(MAX_PER_STEP, max(1, MAX_SAMPLES // max(1, len(steps))))
     source_views: list[Json] = []
     samples: list[Json] = []
     views_by_step: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
@@ -66,7 +66,7 @@ def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Piec
         if views_by_step is not None:
             views_by_step[step] = list(views.values())
             used_bytes += sum(len(json.dumps(view)) for view in views.values())
-            if used_bytes > MOST_INLINE_BYTES:
+            if used_bytes > MAX_INLINE_BYTES:
                 for earlier_step, step_views in views_by_step.items():
                     pieces.put(name_steps_piece(earlier_step), step_views)
                 views_by_step = None
@@ -79,9 +79,9 @@ def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Piec
     if views_by_step is not None:
         origins, chosen = source_views, [view for step_views in views_by_step.values() for view in step_views]
     else:
-        origins = pick_within(source_views, MOST_BYTES)
+        origins = pick_within(source_views, MAX_BYTES)
         chosen = sorted(
-            [*origins, *pick_within(samples, MOST_BYTES)], key=lambda episode: (episode["step"], episode["id"])
+            [*origins, *pick_within(samples, MAX_BYTES)], key=lambda episode: (episode["step"], episode["id"])
         )
     return chosen, [len(origins), len(source_views)]
 
@@ -106,7 +106,7 @@ def pair_up(run: Run) -> list[Json]:
         for before in run.before
         if (task_id := find_task_id(before)) in after_by_task
     ]
-    return pick_within(episode_pairs, MOST_BYTES)
+    return pick_within(episode_pairs, MAX_BYTES)
 
 
 def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
@@ -118,13 +118,13 @@ def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     return [episode for _, _, episode in sorted(entries, key=lambda ranked_episode: ranked_episode[:2])[:count]]
 
 
-def pick_within(items: Sequence[Any], most_bytes: int) -> list[Any]:
-    """Picks evenly spaced items whose JSON takes at most `most_bytes` bytes."""
+def pick_within(items: Sequence[Any], max_bytes: int) -> list[Any]:
+    """Picks evenly spaced items whose JSON takes at most `max_bytes` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
-    share = min(1.0, most_bytes / max(1, sum(sizes)))
+    share = min(1.0, max_bytes / max(1, sum(sizes)))
     chosen_items, used_bytes = [], 0
     for index, (item, size) in enumerate(zip(items, sizes, strict=True)):
-        if int((index + 1) * share) > int(index * share) and used_bytes + size <= most_bytes:
+        if int((index + 1) * share) > int(index * share) and used_bytes + size <= max_bytes:
             chosen_items.append(item)
             used_bytes += size
     return chosen_items
@@ -136,10 +136,10 @@ def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None)
         "id": episode["episode"],
         "step": step,
         "task": task_id,
-        "query": cut_text(episode["task"]["query"], MOST_MESSAGE_CHARACTERS),
+        "query": cut_text(episode["task"]["query"], MAX_MESSAGE_CHARACTERS),
         "origin": episode["task"]["origin"],
         "outcome": episode["outcome"],
-        "error": cut_text(episode["error"], MOST_MESSAGE_CHARACTERS),
+        "error": cut_text(episode["error"], MAX_MESSAGE_CHARACTERS),
         "reward": episode["reward"],
         "checks": [[check["name"], check["passed"]] for check in episode["checks"]],
         "signals": episode.get("signals", []),
@@ -150,13 +150,13 @@ def compact(episode: Json, task_id: str, step: int, decode: TokenDecoder | None)
 
 
 def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
-    token_ids = turn["action_tokens"][:MOST_ACTION_TOKENS]
+    token_ids = turn["action_tokens"][:MAX_ACTION_TOKENS]
     return {
-        "text": cut_text(turn["action"]["text"], MOST_MESSAGE_CHARACTERS),
+        "text": cut_text(turn["action"]["text"], MAX_MESSAGE_CHARACTERS),
         "calls": [[call["name"], _compact_arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
         "words": decode(token_ids) if decode else [],
-        "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:MOST_ACTION_TOKENS]],
+        "logprobs": [round(logprob, 3) for logprob in turn["action_logprobs"][:MAX_ACTION_TOKENS]],
         "tokens": len(turn["action_tokens"]),
         "prompt": len(turn["prompt_tokens"]),
         "messages": _compact_messages(turn["observation"]["messages"]),
@@ -167,15 +167,15 @@ def _compact_turn(turn: Json, decode: TokenDecoder | None) -> Json:
 
 def _compact_arguments(values: Json) -> Json:
     """The arguments of a call; if they are long, the text of each is cut."""
-    if len(json.dumps(values)) <= MOST_CALL_CHARACTERS:
+    if len(json.dumps(values)) <= MAX_CALL_CHARACTERS:
         return values
-    most_characters = max(80, MOST_CALL_CHARACTERS // len(values))
+    max_characters = max(80, MAX_CALL_CHARACTERS // len(values))
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
-    return {cut_text(name, 80): cut_text(content, most_characters) for name, content in texts.items()}
+    return {cut_text(name, 80): cut_text(content, max_characters) for name, content in texts.items()}
 
 
 def _compact_messages(messages: Iterable[Json]) -> list[list[str]]:
-    return [[message["role"], cut_text(message["content"], MOST_MESSAGE_CHARACTERS)] for message in messages]
+    return [[message["role"], cut_text(message["content"], MAX_MESSAGE_CHARACTERS)] for message in messages]
 
 
 def make_decoder(folder: Path) -> TokenDecoder | None:
@@ -300,16 +300,16 @@ class EpisodeIndex:
     def _number_task(self, task_id: str, episode: Json) -> int:
         if task_id not in self._number_by_task:
             self._number_by_task[task_id] = len(self.tasks)
-            self.tasks.append([task_id, begin_text(episode["task"]["query"], MOST_QUERY), episode["task"]["origin"]])
+            self.tasks.append([task_id, begin_text(episode["task"]["query"], MAX_QUERY), episode["task"]["origin"]])
         return self._number_by_task[task_id]
 
     @property
-    def count_groups(self) -> int:
+    def group_count(self) -> int:
         return sum(len(group["r"]) for groups in self.steps.values() for group in groups)
 
     def build_index(self) -> Json:
         """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""
-        steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], MOST_INDEX_BYTES)
+        steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], MAX_INDEX_BYTES)
         task_numbers = {row["t"] for _, rows in steps for row in rows}
         tasks = [task if number in task_numbers else [task[0], "", task[2]] for number, task in enumerate(self.tasks)]
         return {"tasks": tasks, "steps": steps}

@@ -19,10 +19,10 @@ from pathlib import Path
 from cojax.report.figures import evenly
 from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, cut_text
-from cojax.storage.files import MOST_LINE_BYTES, open_file, parse_record, read_lines
+from cojax.storage.files import MAX_LINE_BYTES, open_file, parse_record, read_lines
 
 # The place of a record is within this many bytes of the beginning of its line.
-_MOST_HEAD_BYTES = 8_192
+_MAX_HEAD_BYTES = 8_192
 _PLACE_PATTERN = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d{1,9})/(?P<rest>(?:reflect|run \d{1,9}|abstract)(?:/.*)?)")
 _ATTEMPT_PATTERN = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt )(?P<more>.*)")
@@ -31,9 +31,9 @@ _JUDGE_PATTERN = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)
 _PART_RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
 _OWN_FIELDS = {"key", "place", "sent", "text"}
 
-MOST_TASKS = 64  # the page holds the exchanges of at most so many tasks
-MOST_CHARACTERS = 1_500_000  # of all texts, each counted once
-MOST_TEXT_CHARACTERS = 8_000  # characters of one text
+MAX_TASKS = 64  # the page holds the exchanges of at most so many tasks
+MAX_CHARACTERS = 1_500_000  # of all texts, each counted once
+MAX_TEXT_CHARACTERS = 8_000  # characters of one text
 ExchangeKey = tuple[int, int] | str  # step and number of an expedition, or the id of a task
 Place = tuple[tuple[int, ...], int, str]  # of an exchange: its order, where its record starts, the rest of its place
 
@@ -45,7 +45,7 @@ def find_places(journal: Path) -> dict[ExchangeKey, list[Place]]:
     if journal.exists():
         with open_file(journal) as journal_file:
             for line in read_lines(journal_file):
-                match = _PLACE_PATTERN.search(line, 0, _MOST_HEAD_BYTES) if line.endswith(b"\n") else None
+                match = _PLACE_PATTERN.search(line, 0, _MAX_HEAD_BYTES) if line.endswith(b"\n") else None
                 if match and (parsed_place := _parse_place(match[1])):
                     key, purpose = parsed_place
                     # Sorted by part, run and turn; repeated and repaired calls stay in their order.
@@ -89,7 +89,7 @@ def read_exchanges(journal: Path, places: Sequence[Place]) -> list[Json]:
     with open_file(journal) as journal_file:
         for _, offset, call_name in places:
             journal_file.seek(offset)
-            if (exchange := _parse_exchange(journal_file.readline(MOST_LINE_BYTES + 1), call_name)) is not None:
+            if (exchange := _parse_exchange(journal_file.readline(MAX_LINE_BYTES + 1), call_name)) is not None:
                 previous = exchanges[-1]["messages"] if exchanges else []
                 # Only the continuation of a whole conversation counts as shared.
                 shared_count = len(previous) if exchange["messages"][: len(previous)] == previous else 0
@@ -139,8 +139,8 @@ def collect_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     expeditions: dict[str, list[Json]] = {}
     rows_by_task: dict[str, list[Json]] = {}
     by_key = find_places(journal)
-    for history in _spread_evenly(evenly(histories, MOST_TASKS) if by_key else ()):
-        if sum(map(len, number_by_text)) >= MOST_CHARACTERS:
+    for history in _spread_evenly(evenly(histories, MAX_TASKS) if by_key else ()):
+        if sum(map(len, number_by_text)) >= MAX_CHARACTERS:
             break
         if history.expedition is not None and (name := name_expedition(history.expedition)) not in expeditions:
             expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(history.expedition, ())), number_by_text)
@@ -157,7 +157,7 @@ def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> li
     """Makes the rows of exchanges, and adds their texts to `number_by_text`."""
 
     def number_text(text: str) -> int:
-        return number_by_text.setdefault(cut_text(text, MOST_TEXT_CHARACTERS), len(number_by_text))
+        return number_by_text.setdefault(cut_text(text, MAX_TEXT_CHARACTERS), len(number_by_text))
 
     return [
         {

@@ -13,12 +13,12 @@ from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, Run, count_verdicts, describe_origin, find_expedition, find_join_step, read_scores
 from cojax.storage.differences import value_at
 
-MOST_POINTS = 1_500  # steps drawn at most
+MAX_POINTS = 1_500  # steps drawn at most
 CURVE_NAMES = (
     "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
     "logprob_mismatch_max", "tasks", "turns",
 )  # fmt: skip
-MOST_BARS = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
+MAX_BARS = 16  # actions of the longest solution with a bar of its own; longer ones share the last bar
 # Name of a curve → its dotted name in a record of quality.
 _PATHS = {"sr_at_k": "sr_at_k", "ed_rel": "ed_rel", "similarity": "max_similarity.mean", "turns": "turns"}
 _POOL_PARTS = ("initial", "synthesized")
@@ -28,7 +28,7 @@ CONVERSION_COUNTS = ("expeditions", "fruitful", "drafts", "tasks")
 
 def build_curves(metrics: Sequence[Json]) -> Json:
     """Columns over steps, with None for gaps; `dev` holds the steps evaluated on the development split."""
-    records = evenly(metrics, MOST_POINTS)
+    records = evenly(metrics, MAX_POINTS)
     return {
         "step": [record["step"] for record in records],
         **{name: [_finite_or_none(record.get(name)) for record in records] for name in CURVE_NAMES},
@@ -41,7 +41,7 @@ def build_agent_curves(metrics: Sequence[Json]) -> Json:
 
     `success` and `hard` (hard negatives) are shares of an agent's episodes. `partial` is their mean partial reward.
     """
-    records = [record for record in evenly(metrics, MOST_POINTS) if "preference" in record]
+    records = [record for record in evenly(metrics, MAX_POINTS) if "preference" in record]
     by_agent = {agent: [record["preference"].get(agent, {}) for record in records] for agent in ("target", "second")}
     columns_by_agent = {
         agent: {
@@ -89,7 +89,7 @@ def count_pool(run: Run) -> Json:
     origins: dict[str, list[int]] = {}
     for task in sorted(run.tasks.values(), key=find_join_step):
         origins.setdefault(task["origin"], []).append(find_join_step(task))
-    steps = [0, *(record["step"] for record in evenly(run.metrics, MOST_POINTS))]
+    steps = [0, *(record["step"] for record in evenly(run.metrics, MAX_POINTS))]
     task_counts = {origin: [bisect.bisect_right(joins, step) for step in steps] for origin, joins in origins.items()}
     return {"step": steps, "origins": task_counts}
 
@@ -185,11 +185,11 @@ def count_lengths(run: Run) -> Json:
     for task in run.tasks.values():
         if task.get("solution"):
             lengths_by_part["synthesized" if find_join_step(task) else "initial"].append(len(task["solution"]))
-    counts = {part: Counter(min(length, MOST_BARS) for length in sizes) for part, sizes in lengths_by_part.items()}
+    counts = {part: Counter(min(length, MAX_BARS) for length in sizes) for part, sizes in lengths_by_part.items()}
     longest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
     return {
-        "actions": [str(n) if n < MOST_BARS else f"{MOST_BARS}+" for n in range(1, min(longest, MOST_BARS) + 1)],
-        "counts": {part: [counts[part][n] for n in range(1, min(longest, MOST_BARS) + 1)] for part in _POOL_PARTS},
+        "actions": [str(n) if n < MAX_BARS else f"{MAX_BARS}+" for n in range(1, min(longest, MAX_BARS) + 1)],
+        "counts": {part: [counts[part][n] for n in range(1, min(longest, MAX_BARS) + 1)] for part in _POOL_PARTS},
         "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in lengths_by_part.items()},
     }
 
@@ -247,7 +247,7 @@ def measure_feedback(run: Run) -> Json:
     seconds = [record.get("seconds", {}) for record in run.metrics]
     sums = [list(itertools.accumulate(parts.get(name, 0.0) for parts in seconds)) for name in ("feedback", "total")]
     shares = [part / whole if whole > 0 else None for part, whole in zip(*sums, strict=True)]
-    step_shares = evenly(list(zip((record["step"] for record in run.metrics), shares, strict=True)), MOST_POINTS)
+    step_shares = evenly(list(zip((record["step"] for record in run.metrics), shares, strict=True)), MAX_POINTS)
     return {"step": [step for step, _ in step_shares], "share": [share for _, share in step_shares]}
 
 

@@ -23,8 +23,8 @@ from cojax.storage.files import StorageError
 
 HOST = "127.0.0.1"
 POLL_S = 1.0  # seconds between two looks
-MOST_WAIT_S = 25.0  # seconds that a page's request may wait for news
-MOST_CONNECTIONS = 32  # connections at a time, each with its thread
+MAX_WAIT_S = 25.0  # seconds that a page's request may wait for news
+MAX_CONNECTIONS = 32  # connections at a time, each with its thread
 READ_TIMEOUT_S = 10.0  # seconds for a request to arrive, and for an answer to be taken
 REST_FACTOR = 10  # the pause before the next drawing, in times that the last one took
 _WATCHED_FILES = (
@@ -63,7 +63,7 @@ class LiveReport:
 
     def wait_for_newer(self, version: int) -> Json | None:
         """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
-        end_time = time.monotonic() + MOST_WAIT_S
+        end_time = time.monotonic() + MAX_WAIT_S
         while (page_data := self.read_data())["live"] == version:
             if time.monotonic() >= end_time:
                 return None
@@ -150,9 +150,9 @@ class ReportServer(http.server.ThreadingHTTPServer):
                 self._owed_since[connection] = since
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._owed_since) >= MOST_CONNECTIONS:
-            self._cut_off(time.monotonic(), most_connections=1)
-        if len(self._owed_since) >= MOST_CONNECTIONS:  # all are answered
+        if len(self._owed_since) >= MAX_CONNECTIONS:
+            self._cut_off(time.monotonic(), max_connections=1)
+        if len(self._owed_since) >= MAX_CONNECTIONS:  # all are answered
             self.shutdown_request(request)
             return
         with self._lock:
@@ -168,11 +168,11 @@ class ReportServer(http.server.ThreadingHTTPServer):
             self._owed_since.pop(request, None)
         super().shutdown_request(request)
 
-    def _cut_off(self, owed_before: float, most_connections: int = MOST_CONNECTIONS) -> None:
-        """Ends up to `most_connections` that have owed a request since `owed_before` or earlier, the oldest first."""
+    def _cut_off(self, owed_before: float, max_connections: int = MAX_CONNECTIONS) -> None:
+        """Ends up to `max_connections` that have owed a request since `owed_before` or earlier, the oldest first."""
         with self._lock:
             late_connections = [connection for connection, since in self._owed_since.items() if since <= owed_before]
-            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:most_connections]:
+            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:max_connections]:
                 del self._owed_since[connection]
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # its thread reads end-of-file, and exits

@@ -28,15 +28,15 @@ PAGE_SCRIPTS = (
     "tasks.js", "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
 )  # fmt: skip
 EVALUATION_SCRIPTS = ("elements.js", "table.js", "pieces.js", "groups.js", "viewer.js", "evaluation.js")
-MOST_EVALUATION_BYTES = 12_000_000  # of episodes in one page
-MOST_HISTORY_BYTES = 1_500_000  # bytes of histories of tasks in the page
-MOST_ROW_BYTES = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
+MAX_EVALUATION_BYTES = 12_000_000  # of episodes in one page
+MAX_HISTORY_BYTES = 1_500_000  # bytes of histories of tasks in the page
+MAX_ROW_BYTES = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
 DRAFT_BYTES = 300_000
-MOST_DRAFTS = 300  # drafts that were not accepted
-MOST_TEXT_CHARACTERS = 600  # characters of a query or a line of evidence
-MOST_ENTRIES = 60  # lines of evidence, actions of a solution
-MOST_LINES = 12  # entries of a list in a context of exploration
-MOST_VISITS = 40  # the newest visits of a task
+MAX_DRAFTS = 300  # drafts that were not accepted
+MAX_TEXT_CHARACTERS = 600  # characters of a query or a line of evidence
+MAX_ENTRIES = 60  # lines of evidence, actions of a solution
+MAX_LINES = 12  # entries of a list in a context of exploration
+MAX_VISITS = 40  # the newest visits of a task
 
 
 def write_report(folder: str | Path) -> Path:
@@ -89,13 +89,13 @@ def write_evaluation_report(folder: str | Path) -> Path:
 
 
 def _split_pages(records: list[Json], decode: TokenDecoder | None) -> Iterator[list[Json]]:
-    """The episodes by page, at least one page. A page takes MOST_EVALUATION_BYTES, unless one episode is larger."""
+    """The episodes by page, at least one page. A page takes MAX_EVALUATION_BYTES, unless one episode is larger."""
     page_views: list[Json] = []
     used_bytes = 0
     for record in records:
         view = {**compact(record, find_task_id(record), 0, decode), "step": record["split"]}
         view_bytes = len(json.dumps(view))
-        if page_views and used_bytes + view_bytes > MOST_EVALUATION_BYTES:
+        if page_views and used_bytes + view_bytes > MAX_EVALUATION_BYTES:
             yield page_views
             page_views, used_bytes = [], 0
         page_views.append(view)
@@ -123,7 +123,7 @@ def build_contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex |
     task_histories, synthesized_ids = read_histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
     new_tasks = [task for task in task_histories if task.id in synthesized_ids]
     task_views = [_render_task(task, run) for task in new_tasks]
-    page_views = pick_within(task_views, MOST_HISTORY_BYTES)
+    page_views = pick_within(task_views, MAX_HISTORY_BYTES)
     if len(page_views) < len(task_views):
         for first_task in range(0, len(task_views), PIECE_TASKS):
             pieces.put(name_tasks_piece(first_task // PIECE_TASKS), task_views[first_task : first_task + PIECE_TASKS])
@@ -141,7 +141,7 @@ def build_contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex |
         "counts": {
             "tasks": len(task_views),
             "histories": len(page_views),
-            "episodes": index.count_groups,
+            "episodes": index.group_count,
             "sources": source_counts,
             "drafts": [initial_count, len(refusals) - initial_count],
         },
@@ -167,7 +167,7 @@ def _collect_figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[
         "feedback": figures.measure_feedback(run),
         "worth": origins.build_worth(run, tasks),
         "gains": origins.build_gains(run),
-        "drafts": pick_within([_render_draft(*entry) for entry in figures.evenly(refusals, MOST_DRAFTS)], DRAFT_BYTES),
+        "drafts": pick_within([_render_draft(*entry) for entry in figures.evenly(refusals, MAX_DRAFTS)], DRAFT_BYTES),
         "unit": "step",
     }
 
@@ -187,7 +187,7 @@ def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]
         for task_number, task in enumerate(tasks)
         if task["id"] not in whole_ids
     ]
-    rows_by_id = {row["id"]: row for row in pick_within(short_rows, MOST_ROW_BYTES)}
+    rows_by_id = {row["id"]: row for row in pick_within(short_rows, MAX_ROW_BYTES)}
     page_rows = [task if task["id"] in whole_ids else rows_by_id.get(task["id"]) for task in tasks]
     return [row for row in page_rows if row is not None]
 
@@ -224,7 +224,7 @@ def _render_task(task: TaskHistory, run: Run) -> Json:
     fields["explored"] = _render_expedition(expedition_record) if expedition_record else None
     fields["parents"] = [[task_id, origin, _shorten(query)] for task_id, origin, query in task.parents[:12]]
     for field_name in ("visits", "parent_visits"):
-        visits = getattr(task, field_name)[-MOST_VISITS:]
+        visits = getattr(task, field_name)[-MAX_VISITS:]
         fields[field_name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in visits]
     return fields
 
@@ -234,10 +234,10 @@ def _render_expedition(record: Json) -> Json:
     context = record.get("context") or {}
     return {
         "context": {
-            name: _shorten(part[:MOST_LINES] if isinstance(part, list) else part) for name, part in context.items()
+            name: _shorten(part[:MAX_LINES] if isinstance(part, list) else part) for name, part in context.items()
         },
-        "runs": record.get("runs", [])[:MOST_LINES],
-        "failures": _shorten(record.get("failures", [])[:MOST_LINES]),
+        "runs": record.get("runs", [])[:MAX_LINES],
+        "failures": _shorten(record.get("failures", [])[:MAX_LINES]),
         "error": _shorten(record.get("error", "")),
     }
 
@@ -256,8 +256,8 @@ def _render_draft(name: str, draft: Json) -> Json:
 
 def _shorten(value: Any) -> Any:
     if isinstance(value, str):
-        return begin_text(value, MOST_TEXT_CHARACTERS)
-    return [_shorten(item) for item in value[:MOST_ENTRIES]] if isinstance(value, (list, tuple)) else value
+        return begin_text(value, MAX_TEXT_CHARACTERS)
+    return [_shorten(item) for item in value[:MAX_ENTRIES]] if isinstance(value, (list, tuple)) else value
 
 
 def _read_asset(file_name: str) -> str:

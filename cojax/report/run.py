@@ -161,14 +161,14 @@ def _read_log(path: Path, *required_keys: str) -> tuple[Json, ...]:
     return records
 
 
-def begin_text(text: str, most_characters: int) -> str:
-    """The text, or the beginning of one of more than `most_characters` characters."""
-    return text if len(text) <= most_characters else f"{text[:most_characters]} …"
+def begin_text(text: str, max_characters: int) -> str:
+    """The text, or the beginning of one of more than `max_characters` characters."""
+    return text if len(text) <= max_characters else f"{text[:max_characters]} …"
 
 
-def cut_text(text: str, most_length: int) -> str:
-    """The text, or the beginning of one of more than `most_length` characters and how many are left out."""
-    return text if len(text) <= most_length else f"{text[:most_length]} … [{len(text) - most_length:,} characters more]"
+def cut_text(text: str, max_length: int) -> str:
+    """The text, or the beginning of one of more than `max_length` characters and how many are left out."""
+    return text if len(text) <= max_length else f"{text[:max_length]} … [{len(text) - max_length:,} characters more]"
 
 
 def read_sound_json(path: Path, fix_hint: str) -> Json:

@@ -31,7 +31,7 @@ from cojax.policy.sharding import Mesh, constrain
 from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
 
-_LEAST_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
+_MIN_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
 _ALIGNMENT = 64  # positions; of rows of other lengths, an accelerator loads single numbers in place of vectors
 _STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
@@ -223,7 +223,7 @@ class Batcher:
 
     def _choose_span(self, position_count: int) -> int:
         """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
-        return min(max(_LEAST_SPAN, 1 << (position_count - 1).bit_length()), self._length)
+        return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
         chunk, span = shape = self._choose_shape(self._prefilling[0])

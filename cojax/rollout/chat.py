@@ -27,8 +27,8 @@ from cojax.types import NO_CALL, ROLES, Action, Call, Message, Turn, nesting, pa
 
 # The marks that decide where a call begins and ends, and whether it lies within a thought.
 _BOUNDARY_PATTERN = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
-_MOST_CALL_LENGTH = 100_000
-_MOST_CALL_NESTING = 32
+_MAX_CALL_LENGTH = 100_000
+_MAX_CALL_NESTING = 32
 
 
 def parse(text: str, starts_thinking: bool = False) -> Action:
@@ -38,7 +38,7 @@ def parse(text: str, starts_thinking: bool = False) -> Action:
     before a `</think>` whose thought began in the prompt. `starts_thinking` says that the text begins within a thought.
     Neither mark counts within a string of a call's JSON.
     """
-    call_bodies = _find_call_bodies(text[:_MOST_CALL_LENGTH], starts_thinking)
+    call_bodies = _find_call_bodies(text[:_MAX_CALL_LENGTH], starts_thinking)
     if not call_bodies:
         return Action(text, (), NO_CALL)
     calls = []
@@ -47,7 +47,7 @@ def parse(text: str, starts_thinking: bool = False) -> Action:
             call_json = read_json(call_body)
         except ValueError as error:
             # An unfinished call in a thought may leave a string open, which hides the end of the thought.
-            action = parse(text[:_MOST_CALL_LENGTH].rpartition("</think>")[2]) if "</think>" in call_body else Action()
+            action = parse(text[:_MAX_CALL_LENGTH].rpartition("</think>")[2]) if "</think>" in call_body else Action()
             return Action(text, action.calls, "" if action.calls else f"tool call is {error}")
         if not isinstance(call_json, dict) or not isinstance(call_json.get("name"), str):
             return Action(text, (), "tool call needs a name")
@@ -86,7 +86,7 @@ def read_json(call_body: str) -> Any:
         value = parse_json(call_body)
     except ValueError:
         raise ValueError("not valid JSON") from None
-    if nesting(call_body) > _MOST_CALL_NESTING:
+    if nesting(call_body) > _MAX_CALL_NESTING:
         raise ValueError("nested too deeply")
     return value
 

@@ -73,7 +73,7 @@ class EpisodeRequest:
     replayed_actions: tuple[Action, ...] | None = None
 
     @property
-    def name_session(self) -> str:
+    def session_name(self) -> str:
         return f"{self.episode}-{self.attempt_number}"
 
     def to_trajectory(self, outcome: Outcome, error: str) -> Trajectory:
@@ -124,7 +124,7 @@ class EpisodeThreads:
 
     def _start_episode(self, job: EpisodeRequest) -> None:
         """Plays the episode on its own thread, which puts its future into `end_queue`."""
-        progress, session, replayed_actions = job.progress, job.name_session, job.replayed_actions
+        progress, session, replayed_actions = job.progress, job.session_name, job.replayed_actions
 
         def play_episode() -> Trajectory:
             try:
@@ -211,7 +211,7 @@ class EpisodeThreads:
         """Leaves the episode's thread behind: it ends at the next step of its loop, and its result is not read."""
         job.progress.is_abandoned = True
         del self.running[job.index]
-        self.actors.release(job.name_session)
+        self.actors.release(job.session_name)
 
     def _end_late(self, result_by_index: dict[int, Trajectory]) -> None:
         """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
@@ -297,13 +297,13 @@ def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     return dict(sorted(collections.Counter(trajectory.outcome for trajectory in trajectories).items()))
 
 
-def _check_loss_rate(most_rate: float, trajectories: Sequence[Trajectory]) -> None:
+def _check_loss_rate(max_rate: float, trajectories: Sequence[Trajectory]) -> None:
     losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
-    if len(losses) <= most_rate * len(trajectories):
+    if len(losses) <= max_rate * len(trajectories):
         return
     cause_counts = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
     cause, cause_count = cause_counts.most_common(1)[0]
     raise RolloutError(
-        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {most_rate:.0%} that "
+        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {max_rate:.0%} that "
         f"error_rate allows; {cause_count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
     )

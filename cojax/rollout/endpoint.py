@@ -16,8 +16,8 @@ from cojax.openai_api import ApiClient, CallFailed, with_retries
 from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
-MOST_TEXT = 200_000  # characters of a reply that are kept
-_MOST_CALLS = 256
+MAX_TEXT = 200_000  # characters of a reply that are kept
+_MAX_CALLS = 256
 JsonObject = dict[str, Any]
 
 
@@ -34,11 +34,11 @@ def make_chat_endpoint(
     temperature: float = 0.0,
     max_tokens: int = 4096,
     timeout_s: float = 300.0,
-    most_attempts: int = 6,
+    max_attempts: int = 6,
 ) -> Complete:
     """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may ask for them.
 
-    One reply takes at most `timeout_s` seconds and `most_attempts` requests. Raises ValueError for an invalid address.
+    One reply takes at most `timeout_s` seconds and `max_attempts` requests. Raises ValueError for an invalid address.
     Asking raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply
     can be obtained or it is no longer wanted.
     """
@@ -61,7 +61,7 @@ def make_chat_endpoint(
             return api.chat(request, max(0.1, until - time.monotonic()), lambda reply: _read_choice(reply, api.redact))
 
         try:
-            return with_retries(request_reply, most_attempts, lambda: until - time.monotonic(), cancel_event.wait)
+            return with_retries(request_reply, max_attempts, lambda: until - time.monotonic(), cancel_event.wait)
         except CallFailed as failure:
             if failure.kind == "too_long":
                 raise OutOfContext(failure.reason) from None
@@ -83,7 +83,7 @@ def _read_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
     reply_text = message.get("content") or ""
     calls = [
         (str(call.get("id") or ""), call["function"]["name"], call["function"].get("arguments") or "{}")
-        for call in (message.get("tool_calls") or ())[:_MOST_CALLS]
+        for call in (message.get("tool_calls") or ())[:_MAX_CALLS]
     ]
     if not all(isinstance(field, str) for field in (reply_text, *(field for call in calls for field in call))):
         raise TypeError("content, names and arguments must be text")
@@ -91,7 +91,7 @@ def _read_choice(reply: Any, redact: Callable[[str], str]) -> ChatReply:
     def mask(text: str) -> str:
         return redact(text.encode("utf-8", "replace").decode())
 
-    return mask(reply_text[:MOST_TEXT]), tuple((mask(call_id), mask(tool), mask(args)) for call_id, tool, args in calls)
+    return mask(reply_text[:MAX_TEXT]), tuple((mask(call_id), mask(tool), mask(args)) for call_id, tool, args in calls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,4 +186,4 @@ def _write_calls(calls: Sequence[tuple[str, str, str]]) -> str:
     """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(tool)}, "arguments": {args}}}\n</tool_call>' for _, tool, args in calls
-    )[:MOST_TEXT]
+    )[:MAX_TEXT]

@@ -77,10 +77,10 @@ class Weights:
     save: Callable[[str, str], None] | None = None
 
 
-def check_length(most_tokens: int, position_count: int) -> None:
+def check_length(max_length: int, position_count: int) -> None:
     """Raises ValueError for conversations longer than the model's positions."""
-    if most_tokens > position_count:
-        raise ValueError(f"max_length {most_tokens} exceeds the model's max_position_embeddings {position_count}")
+    if max_length > position_count:
+        raise ValueError(f"max_length {max_length} exceeds the model's max_position_embeddings {position_count}")
 
 
 def check_prompt(prompt: Iterable[int], vocabulary_size: int, context_length: int) -> list[int]:

@@ -26,7 +26,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, parameters
 from cojax.policy.saved_params import list_saved_outlines, make_reader, read_array
 from cojax.storage.checkpoint import find_disk_error
-from cojax.storage.files import MOST_JSON_BYTES, explain, is_number, read_json, write_json
+from cojax.storage.files import MAX_JSON_BYTES, explain, is_number, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,8 +83,8 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     for path in folder.glob("*.*"):
-        if path.suffix in _TOKENIZER_SUFFIXES and not (path.is_file() and path.stat().st_size <= MOST_JSON_BYTES):
-            raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {MOST_JSON_BYTES:,} bytes")
+        if path.suffix in _TOKENIZER_SUFFIXES and not (path.is_file() and path.stat().st_size <= MAX_JSON_BYTES):
+            raise ValueError(f"{path} is no file of a tokenizer; expected one of at most {MAX_JSON_BYTES:,} bytes")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         for template_name in tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else ():
@@ -104,7 +104,7 @@ def write_weights(
     config: ModelConfig,
     arrays: Iterable[tuple[str, np.ndarray]],
     dtype: str = "",
-    most_file_bytes: int = pretrained.MOST_FILE_BYTES,
+    max_file_bytes: int = pretrained.MAX_FILE_BYTES,
     label: str = "",
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
@@ -116,7 +116,7 @@ def write_weights(
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     with replace_folder(folder, label) as new_folder:
-        pretrained.write_arrays(new_folder, config, _cast_finite(arrays, np.dtype(config.param_dtype)), most_file_bytes)
+        pretrained.write_arrays(new_folder, config, _cast_finite(arrays, np.dtype(config.param_dtype)), max_file_bytes)
 
 
 @contextlib.contextmanager

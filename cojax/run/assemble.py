@@ -61,7 +61,7 @@ _OWN_LOOP_SETTINGS = (
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
 )  # fmt: skip
 # More tasks than any finite split has.
-_MOST_TASKS = 100_000
+_MAX_TASKS = 100_000
 
 
 def build_parts(config: ConfigDict) -> Parts:
@@ -264,7 +264,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
 def build_rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
     """Builds the rounds of a run that learns in rounds; None for any other run."""
     plan = methods.rounds_of(config)
-    return Rounds(loop, *plan, most_tokens=min(config.engine.max_length, config.learner.row_length)) if plan else None
+    return Rounds(loop, *plan, max_tokens=min(config.engine.max_length, config.learner.row_length)) if plan else None
 
 
 def find_reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
@@ -278,7 +278,7 @@ def find_reserved_tasks(config: ConfigDict, parts: Parts) -> Sequence[Task]:
     splits: tuple[str, ...] = worlds.list_reserved(config.environment.name)
     if splits:
         splits = (*splits, *(config.evaluation[key] for key in ("split", "dev_split", "challenge_split")))
-    split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _MOST_TASKS))
+    split_tasks = (task for split in dict.fromkeys(splits) for task in parts.environment.tasks(split, _MAX_TASKS))
     return tuple({task.id: task for task in (*evaluated_tasks, *split_tasks)}.values())
 
 

@@ -101,19 +101,19 @@ def _check_groups(config: ConfigDict) -> None:
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
             "episodes: an advantage is relative to the others of a group"
         )
-    if 0 < (most_groups := config.dynamic_sampling) < config.batch_size:
+    if 0 < (max_groups := config.dynamic_sampling) < config.batch_size:
         raise ValueError(
-            f"dynamic_sampling is {most_groups}; expected 0 (off), or at least batch_size={config.batch_size} groups "
+            f"dynamic_sampling is {max_groups}; expected 0 (off), or at least batch_size={config.batch_size} groups "
             "that a step may sample"
         )
-    if most_groups and config.quorum < 1.0:
+    if max_groups and config.quorum < 1.0:
         raise ValueError(
-            f"dynamic_sampling is {most_groups}, but with quorum={config.quorum} whether a group is live depends on "
+            f"dynamic_sampling is {max_groups}, but with quorum={config.quorum} whether a group is live depends on "
             "who is slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
         )
-    if most_groups and entries.objective_of(config).loss.takes_flat:
+    if max_groups and entries.objective_of(config).loss.takes_flat:
         raise ValueError(
-            f"dynamic_sampling is {most_groups}, but learner.loss={config.learner.loss} as it is set also learns from "
+            f"dynamic_sampling is {max_groups}, but learner.loss={config.learner.loss} as it is set also learns from "
             "groups whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to "
             "0, or --config.dynamic_sampling=0"
         )
@@ -241,9 +241,9 @@ def _check_explorers(config: ConfigDict) -> None:
     if not section.stretch:
         raise ValueError("explorer.stretch is (); expected by how many actions a draft may outgrow its parent")
     # A call that ends the episode comes after the steps of an exploration.
-    if section.shortest > (most_actions := section.steps + bool(section.ending)):
+    if section.shortest > (max_actions := section.steps + bool(section.ending)):
         raise ValueError(
-            f"explorer.shortest is {section.shortest}, but drafts have at most {most_actions} actions, as "
+            f"explorer.shortest is {section.shortest}, but drafts have at most {max_actions} actions, as "
             f"explorer.steps is {section.steps}; raise explorer.steps or lower explorer.shortest"
         )
     if config.warm_start.split != "initial":

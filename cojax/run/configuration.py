@@ -81,7 +81,7 @@ _REFUSAL_REASONS = {
 }
 # Settings of cojax's own environments that may name a function as package.module:function.
 _FUNCTION_SETTINGS = ("environment.affordances", "environment.state")
-_MOST_FOLDER_LENGTH = 300  # an error quotes a folder of at most this many characters unchanged
+_MAX_FOLDER_LENGTH = 300  # an error quotes a folder of at most this many characters unchanged
 _OUR_PACKAGES = ("cojax", *imports.SHARED_NAMES)
 
 
@@ -202,5 +202,5 @@ def _quote_folder(folder: object) -> str:
     """Quotes a folder for a shell; FOLDER and a shortened text if it is long or holds control characters."""
     if not isinstance(folder, str) or not folder:
         return "FOLDER"
-    is_plain = folder.isprintable() and len(folder) <= _MOST_FOLDER_LENGTH
+    is_plain = folder.isprintable() and len(folder) <= _MAX_FOLDER_LENGTH
     return shlex.quote(folder) if is_plain else f"FOLDER; it says {quote(folder)}"

@@ -137,7 +137,7 @@ def launch(config: ConfigDict, log_folder: Path, dtype: str) -> LaunchSettings:
         config.engine.max_length,
         dtype,
         device=section.device or ("" if section.python else "cpu"),
-        most_requests=config.engine.slots or MOST_SLOTS,
+        max_requests=config.engine.slots or MAX_SLOTS,
         routes=asks_routes(config),
         **{setting: section[setting] for setting in ("flags", "port", "release_memory", "servers")},
     )
@@ -171,7 +171,7 @@ def find_default_python() -> Path:
 ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": build_local, "sglang": build_sglang_engine}
 
 
-MOST_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
+MAX_SLOTS: int = inspect.signature(LocalEngine).parameters["slots"].default
 _CACHE_SHARE = 0.5  # a chosen cache takes at most this share of the memory beside the weights
 _LENGTH_STEP = 128  # tokens; a recommended length is a multiple of it
 
@@ -206,7 +206,7 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     slot_bytes = count_cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
     replica_count = 1 if mesh is None else len(list_replicas(mesh))
     lane_count = section.lanes * replica_count
-    counts = [lane_count << k for k in range(8) if lane_count << k <= max(MOST_SLOTS, lane_count)]
+    counts = [lane_count << k for k in range(8) if lane_count << k <= max(MAX_SLOTS, lane_count)]
     wanted_count = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
     if available_bytes is None:
         return set_count or wanted_count

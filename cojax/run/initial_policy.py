@@ -213,11 +213,11 @@ def _play_demonstrations(
             all_examples.append(demonstration)
             advance()
     # A longer demonstration could neither be packed nor played by the policy.
-    most_tokens = config.engine.max_length
-    fitting_examples = [demonstration for demonstration in all_examples if len(demonstration[0]) <= most_tokens]
+    max_length = config.engine.max_length
+    fitting_examples = [demonstration for demonstration in all_examples if len(demonstration[0]) <= max_length]
     if len(fitting_examples) < batch_size:
         raise ValueError(
-            f"{len(fitting_examples)} of {len(all_examples)} demonstrations fit the {most_tokens} tokens of "
+            f"{len(fitting_examples)} of {len(all_examples)} demonstrations fit the {max_length} tokens of "
             f"engine.max_length (the longest has {max(len(tokens) for tokens, _ in all_examples)}), a batch needs "
             f"{batch_size}; raise engine.max_length and learner.row_length, or lower warm_start.batch_size"
         )

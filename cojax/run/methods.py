@@ -79,7 +79,7 @@ def make_hard_negatives(config: ConfigDict) -> HardNegatives | None:
     preference = config.preference
     if not preference.hard_negatives:
         return None
-    return HardNegatives(preference.hard_negatives, beta=preference.beta, least_partial=preference.hard)
+    return HardNegatives(preference.hard_negatives, beta=preference.beta, min_partial=preference.hard)
 
 
 def list_sizes(config: ConfigDict) -> list[int]:

@@ -46,7 +46,7 @@ class Parts:
 
 
 # Above this cosine, wording does not distinguish tasks.
-_MOST_TELLING_COSINE = 0.95
+_MAX_TELLING_COSINE = 0.95
 # The split to train on if nothing is synthesized.
 TRAIN_SPLIT = "train"
 
@@ -71,8 +71,8 @@ def make_sampling(config: ConfigDict, chat: Chat, temperature: float) -> Samplin
 def choose_width(config: ConfigDict, environment: Environment, usual_width: int) -> int:
     """How many expeditions run in parallel: explorer.width, `usual_width` if unset, at most the environment's limit."""
     set_width = usual_width if config.explorer.width is None else config.explorer.width
-    most_parallel = traits_of(environment).concurrency
-    return set_width if most_parallel is None else min(set_width, most_parallel)
+    max_parallel = traits_of(environment).concurrency
+    return set_width if max_parallel is None else min(set_width, max_parallel)
 
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
@@ -123,9 +123,9 @@ def similarities(config: ConfigDict, environment: Environment, evaluation_tasks:
     That similarity is the 99th percentile of their cosines. It is measured only if the environment words its tasks
     alike. The threshold is then at least as high; above 0.95, wording distinguishes nothing and is not compared.
     """
-    least_threshold = config.validation.evaluation_similarity
-    if not (least_threshold and evaluation_tasks and traits_of(environment).worded_alike):
+    min_threshold = config.validation.evaluation_similarity
+    if not (min_threshold and evaluation_tasks and traits_of(environment).worded_alike):
         return {}
     measured_cosine = measure_usual_similarity([task.query for task in evaluation_tasks])
-    threshold = max(least_threshold, measured_cosine) if measured_cosine <= _MOST_TELLING_COSINE else 0.0
+    threshold = max(min_threshold, measured_cosine) if measured_cosine <= _MAX_TELLING_COSINE else 0.0
     return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured_cosine}

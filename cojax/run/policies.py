@@ -28,7 +28,7 @@ from cojax.validation import Exclusions
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _LEXICON_TASKS = 500
 # Setups that teach the byte-level tokenizer where there are no development tasks.
-_MOST_SETUPS = 50
+_MAX_SETUPS = 50
 
 
 # Printed if documentation is shortened, because that changes the figures.
@@ -95,7 +95,7 @@ def train_tokenizer(config: ConfigDict, environment: Environment) -> PreTrainedT
     development_tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
     tasks = [task for task in development_tasks if not exclusions.find_rule(task)]
     if not development_tasks:
-        tasks = list(environment.tasks("seed", _MOST_SETUPS))
+        tasks = list(environment.tasks("seed", _MAX_SETUPS))
     with show_bar("tokenizer: replays", len(tasks)) as advance:
         try:
             timeout_s = make_limits(config, environment).environment_deadline

@@ -37,7 +37,7 @@ from cojax.storage.files import list_missing_folders, read_json, remove_empty_fo
 from cojax.types import Group, Message, Task
 
 _VERSIONS_ON_DISK = 3  # the most versions of the weights on disk at once, while a server takes a new one
-_MOST_LOG_BYTES = 200 * 2**20
+_MAX_LOG_BYTES = 200 * 2**20
 
 
 def run_preflight(config: ConfigDict, together: Together = ALONE) -> int:
@@ -223,7 +223,7 @@ def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
     _check_writable(workdir)
     _check_writable(warm_start.find_cache())
     # A new checkpoint is written before the oldest is deleted.
-    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MOST_LOG_BYTES}
+    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MAX_LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()

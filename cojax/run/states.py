@@ -43,7 +43,7 @@ from cojax.types import Task, content_hash, normalise, setup_hash
 
 HELD_OUT = "held_out.json"
 # The share of D_0 that is held out, and the limits on the number of tasks of an evaluation.
-_HELD_OUT_SHARE, _FEWEST_TASKS, _MOST_EVALUATION_TASKS = 0.2, 20, 200
+_HELD_OUT_SHARE, _FEWEST_TASKS, _MAX_EVALUATION_TASKS = 0.2, 20, 200
 
 
 def begin(
@@ -227,7 +227,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     worded like a task to train on is in neither part. None is held out if fewer than a fifth, or than 20, would remain,
     or if training would lose more than two fifths.
     """
-    held_out_count = min(_MOST_EVALUATION_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
+    held_out_count = min(_MAX_EVALUATION_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
     tasks_by_setup: dict[str, list[Task]] = {}
     for task in tasks if held_out_count >= _FEWEST_TASKS else ():
         tasks_by_setup.setdefault(setup_hash(task), []).append(task)
@@ -241,7 +241,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
         training_wordings = {wording_by_id[task.id] for task in training_tasks}
         test_tasks = tuple(task for task in candidate_by_id.values() if wording_by_id[task.id] not in training_wordings)
         if len(test_tasks) >= held_out_count:
-            return training_tasks, test_tasks[:_MOST_EVALUATION_TASKS]
+            return training_tasks, test_tasks[:_MAX_EVALUATION_TASKS]
     return tuple(tasks), ()
 
 

@@ -26,7 +26,7 @@ from cojax.storage.files import read_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Group, Status, Task, Trajectory
 
-MOST_SHOWN_TASKS = 24  # a run stores the episodes of at most this many evaluation tasks, for its report
+MAX_SHOWN_TASKS = 24  # a run stores the episodes of at most this many evaluation tasks, for its report
 
 
 # How failed tasks are tried again: (play, environment, the first trial's groups, most trials, whether the policy notes
@@ -52,7 +52,7 @@ def measure_development(config: ConfigDict, parts: Parts, step: int, tasks: Sequ
 def measure_held_out(
     config: ConfigDict, parts: Parts, description: str, trials: int = 1
 ) -> tuple[dict[str, Any], Sequence[Trajectory]]:
-    """Measures success on the evaluation split, as in final.json; returns it with episodes of at most MOST_SHOWN_TASKS.
+    """Measures success on the evaluation split, as in final.json; returns it with episodes of at most MAX_SHOWN_TASKS.
 
     Success is given overall, for each value of evaluation.by (`by`), for each tool, over the tasks whose solution calls
     it (`by_tool`), and for each task by its id, which shows what training kept, gained and lost. Tasks without a valid
@@ -102,8 +102,8 @@ def measure_held_out(
 
 
 def sample_trajectories(groups: Sequence[Group]) -> list[Trajectory]:
-    """Returns the first episode of at most MOST_SHOWN_TASKS groups, spread evenly over all, whatever their outcome."""
-    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // MOST_SHOWN_TASKS))]]
+    """Returns the first episode of at most MAX_SHOWN_TASKS groups, spread evenly over all, whatever their outcome."""
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // MAX_SHOWN_TASKS))]]
 
 
 def _make_collector(config: ConfigDict, parts: Parts, temperature: float, environment: Environment) -> EpisodeCollector:

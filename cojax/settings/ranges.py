@@ -11,7 +11,7 @@ from cojax.registry.annotations import RegistryError, convert_setting, quote, sa
 from cojax.settings.tree import LEAVES, OPEN_SECTIONS, SETTING_NAMES
 
 # Characters of an unknown name that an error shows.
-_MOST_NAME_LENGTH = 100
+_MAX_NAME_LENGTH = 100
 # The settings that our own entries declare, and those of older releases.
 ENTRY_SETTINGS = tuple(f"{section}.{name}" for section, names in SETTING_NAMES["declared"].items() for name in names)
 GONE_SETTINGS: Mapping[str, Sequence[Any]] = SETTING_NAMES["gone"]
@@ -109,7 +109,7 @@ def word_unknown_setting(name: str) -> str:
     matches += [key for key in known_names if difflib.get_close_matches(last_key, [key.rpartition(".")[2]], cutoff=0.8)]
     suggestions = list(dict.fromkeys(matches))[:3]
     hint = f"did you mean {' or '.join(suggestions)}? " if suggestions else ""
-    name = name if 0 < len(name) <= _MOST_NAME_LENGTH else repr(name[:_MOST_NAME_LENGTH])
+    name = name if 0 < len(name) <= _MAX_NAME_LENGTH else repr(name[:_MAX_NAME_LENGTH])
     return f"{name} is not a setting; {hint}{reword('python -m experiments.reference')} lists them all"
 
 

@@ -14,7 +14,7 @@ from cojax.environment import CALLS_IN_TEXT
 from cojax.types import Action, Call, Group, Signal, Trajectory, normalise
 
 # A tool distinguishes success from failure if the shares of trajectories that use it differ by at least this.
-_LEAST_DIFFERENCE = 0.25
+_MIN_DIFFERENCE = 0.25
 
 
 def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
         tool: abs(success_users[tool] / len(successes) - failure_users[tool] / len(failures))
         for tool in success_users.keys() | failure_users.keys()
     }
-    tools = [tool for tool in difference_by_tool if difference_by_tool[tool] >= _LEAST_DIFFERENCE]
+    tools = [tool for tool in difference_by_tool if difference_by_tool[tool] >= _MIN_DIFFERENCE]
     return tuple(sorted(tools, key=lambda tool: (-difference_by_tool[tool], tool)))
 
 

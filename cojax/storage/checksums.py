@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.durable import read_pieces
-from cojax.storage.files import MOST_LINE_BYTES, Log, StorageError, open_file, parse_record, read_lines
+from cojax.storage.files import MAX_LINE_BYTES, Log, StorageError, open_file, parse_record, read_lines
 from cojax.types import canonical
 
 _RESTORE = "Restore the file from a copy, or start in a new workdir."
@@ -118,7 +118,7 @@ class CheckedLog:
         with open_file(self.path) as file:
             file.seek(self._byte_count)
             for log_line in read_lines(file):
-                if not (log_line.endswith(b"\n") or len(log_line) > MOST_LINE_BYTES):
+                if not (log_line.endswith(b"\n") or len(log_line) > MAX_LINE_BYTES):
                     return
                 try:
                     record = parse_record(log_line)

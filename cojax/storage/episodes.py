@@ -15,8 +15,8 @@ from cojax.types import Trajectory, from_json, to_json
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
 # A file may expand to this many bytes, or to this many times its size if that is more. Episodes expand 35 times.
-_MOST_CONTENT_BYTES, _MOST_RATIO = 2**28, 100
-_MOST_LINES = 1_000_000
+_MAX_CONTENT_BYTES, _MAX_RATIO = 2**28, 100
+_MAX_LINES = 1_000_000
 _CHUNK_BYTES = 2**20  # bytes
 
 
@@ -101,13 +101,13 @@ def decompress(path: Path) -> bytes:
     A damaged one raises EOFError, OSError or zlib.error.
     """
     with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
-        most_bytes = max(_MOST_CONTENT_BYTES, _MOST_RATIO * os.fstat(raw_file.fileno()).st_size)
+        max_bytes = max(_MAX_CONTENT_BYTES, _MAX_RATIO * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
         # In pieces: reading everything at once would allocate memory for everything.
-        while len(content) <= most_bytes and (piece := file.read(_CHUNK_BYTES)):
+        while len(content) <= max_bytes and (piece := file.read(_CHUNK_BYTES)):
             content += piece
-    if len(content) > most_bytes or content.count(b"\n") > _MOST_LINES:
-        raise ValueError(f"it expands to more than {most_bytes:,} bytes or {_MOST_LINES:,} lines")
+    if len(content) > max_bytes or content.count(b"\n") > _MAX_LINES:
+        raise ValueError(f"it expands to more than {max_bytes:,} bytes or {_MAX_LINES:,} lines")
     return bytes(content)
 
 

@@ -20,8 +20,8 @@ from cojax.durable import open_own_file, replacing
 from cojax.types import parse_json
 
 Record = Mapping[str, Any]
-MOST_LINE_BYTES = 2**27  # bytes of a record
-MOST_JSON_BYTES = 2**28  # bytes of a file that holds one object
+MAX_LINE_BYTES = 2**27  # bytes of a record
+MAX_JSON_BYTES = 2**28  # bytes of a file that holds one object
 _TAIL_BYTES = 2**16  # bytes
 # Name of an error of writing a file → what to do.
 _FIXES: Mapping[str, str] = tomllib.loads(Path(__file__).with_name("fixes.toml").read_text("utf-8"))
@@ -115,7 +115,7 @@ class Log:
             return
         with open_file(self.path) as file:
             for line_number, line in enumerate(read_lines(file), 1):
-                if not line.endswith(b"\n") and len(line) <= MOST_LINE_BYTES:
+                if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
                     return
                 try:
                     record = parse_record(line)
@@ -129,13 +129,13 @@ class Log:
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
     """The lines of a log; one that is too long for `parse_record` comes in pieces, which are too long as well."""
-    return iter(lambda: file.readline(MOST_LINE_BYTES + 1), b"")
+    return iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
     """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
-    if len(line) > MOST_LINE_BYTES:
-        raise ValueError(f"it has more than {MOST_LINE_BYTES:,} bytes")
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"it has more than {MAX_LINE_BYTES:,} bytes")
     for foreign_bytes, description in _NAME_BY_BYTES.items():
         if foreign_bytes in line:
             raise ValueError(f"it holds {description}")
@@ -168,10 +168,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_whole(path: Path) -> bytes:
-    """The content of a file. Raises OSError like `open_file`, and ValueError for more than MOST_JSON_BYTES bytes."""
+    """The content of a file. Raises OSError like `open_file`, and ValueError for more than MAX_JSON_BYTES bytes."""
     with open_file(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > MOST_JSON_BYTES:
-            raise ValueError(f"it has {size:,} bytes; expected at most {MOST_JSON_BYTES:,}")
+        if (size := os.fstat(file.fileno()).st_size) > MAX_JSON_BYTES:
+            raise ValueError(f"it has {size:,} bytes; expected at most {MAX_JSON_BYTES:,}")
         return file.read(size)
 
 

@@ -77,7 +77,7 @@ class RunDirectory:
         record: Mapping[str, Any] = {}
         if has_progress:
             record = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
-        elif not path.exists() and (paths := [log.path for log in self.files.list_checked_logs.values() if log.length]):
+        elif not path.exists() and (paths := [log.path for log in self.files.checked_logs.values() if log.length]):
             raise RunDirectoryError(
                 f"{paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
             )

@@ -48,7 +48,7 @@ class RunFiles:
         self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files)
 
     @property
-    def list_checked_logs(self) -> dict[str, CheckedLog]:
+    def checked_logs(self) -> dict[str, CheckedLog]:
         """Every log whose extent a checkpoint stores, by name."""
         return {**self.logs, **self.paid, "checksums": self.checksums.log}
 
@@ -183,12 +183,12 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 
     Raises CheckpointError for the name of a log that this version does not have.
     """
-    if unknown_logs := sorted(extents.keys() - files.list_checked_logs.keys()):
+    if unknown_logs := sorted(extents.keys() - files.checked_logs.keys()):
         raise CheckpointError(
             f"{path} names a log {unknown_logs[0]!r}, which this version does not have. Use the version that wrote it."
         )
     files.checksums.verify(tuple(extents["checksums"]))
-    for name, log in files.list_checked_logs.items():
+    for name, log in files.checked_logs.items():
         if name in extents and name != "checksums":
             log.verify(tuple(extents[name]), lambda name=name: files.checksums.read_lines(name))  # type: ignore[misc]
 

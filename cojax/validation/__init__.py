@@ -240,7 +240,7 @@ class Validation:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer_evidence), self._documents))
         if not match.verbatim and (condition := find_false_condition(task.query, steps, run.effective, run.states)):
             raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
-        evidence.append(match.write_line)
+        evidence.append(match.evidence_line)
         return match
 
     def _replay(self, task: Task, actions: tuple[Action, ...]) -> Replay:

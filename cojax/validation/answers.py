@@ -27,9 +27,9 @@ _LETTING_PATTERN = re.compile(r"\b(?:let|have|make)\b")
 _SENTENCE_ENDS = ".!?;"
 
 # Minimum letters of an answer to search for it split up or encoded, and to search for it reversed or enciphered.
-_LEAST_LETTERS, _LEAST_REVERSED = 3, 4
+_MIN_LETTERS, _MIN_REVERSED = 3, 4
 # At most this many letters of an answer are searched for, and compared with the edges of words in this many places.
-_MOST_LETTERS, _MOST_PLACES = 200, 100
+_MAX_LETTERS, _MAX_PLACES = 200, 100
 _LETTER_NAMES, _OTHER_SPELLINGS = ENGLISH["spelling"]["letters"].split(), ENGLISH["spelling"]["otherwise"]
 # Words between letters that are spelled one by one.
 _JOINING_PATTERN = re.compile(r"\b(?:and|then|followed|by|next|letters?|dash|dot|space)\b|(?<=\w)'s\b")
@@ -159,9 +159,9 @@ def find_hint(query: str, answer: str) -> str:
     if _DIGITS_ONLY_PATTERN.fullmatch(answer):
         number_word = WORD_BY_NUMBER.get(int(answer) if len(answer) < 3 and answer.isdecimal() else 0)
         return "in words" if number_word in WORD.findall(fold_text(query)) else ""
-    if len("".join(words_alike(answer[:_MOST_LETTERS]))) < _LEAST_LETTERS:
+    if len("".join(words_alike(answer[:_MAX_LETTERS]))) < _MIN_LETTERS:
         return ""
-    find_form = _make_form_finder(answer[:_MOST_LETTERS])
+    find_form = _make_form_finder(answer[:_MAX_LETTERS])
     hints = (", ".join(filter(None, (how, form))) for how, reading in readings(query) if (form := find_form(reading)))
     return next(hints, "")
 
@@ -174,10 +174,10 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
     answer_words = words_alike(answer)
     letters, stem_letters = "".join(answer_words), "".join(map(stem_word, answer_words))
     plain_answer = "".join(WORD.findall(to_letters(answer)))
-    cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _LEAST_REVERSED else {}
-    sorted_letters = sorted(plain_answer) if len(plain_answer) > _LEAST_REVERSED else []
+    cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _MIN_REVERSED else {}
+    sorted_letters = sorted(plain_answer) if len(plain_answer) > _MIN_REVERSED else []
     consonants = re.sub("[aeiou]", "", plain_answer)
-    consonants = consonants if _LEAST_LETTERS <= len(consonants) < len(plain_answer) else ""
+    consonants = consonants if _MIN_LETTERS <= len(consonants) < len(plain_answer) else ""
     encodings = dict(_encode(answer))
     morse_answer = " ".join(MORSE.get(letter, "") for letter in plain_answer)
 
@@ -188,7 +188,7 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
         spelling_words = [_OTHER_SPELLINGS.get(word, word) for word in WORD.findall(_HEX_PREFIX.sub("", folded_text))]
         if form := _find_form(spelling_words, encodings):
             return encodings[form]
-        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _LEAST_REVERSED else []
+        text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _MIN_REVERSED else []
         if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
         content_words = words_alike(_JOINING_PATTERN.sub(" ", folded_text))
@@ -204,8 +204,8 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
 
 def _find_form(text_words: Sequence[str], forms: Iterable[str]) -> str:
     """The first of the forms that these words contain; "" if they contain none."""
-    contains_form = finder(text_words, _MOST_PLACES)
-    return next((form for form in forms if len(form) >= _LEAST_LETTERS and contains_form(form)), "")
+    contains_form = finder(text_words, _MAX_PLACES)
+    return next((form for form in forms if len(form) >= _MIN_LETTERS and contains_form(form)), "")
 
 
 def _encipher(plain_answer: str) -> Iterator[tuple[str, str]]:
@@ -231,6 +231,6 @@ def _encode(answer: str) -> Iterator[tuple[str, str]]:
         }
         yield from (("".join(WORD.findall(encoded.casefold())), encoding) for encoding, encoded in forms.items())
     letters = [ALPHABET.index(letter) for letter in lower_text if letter in ALPHABET]
-    if len(letters) >= _LEAST_REVERSED and len(letters) == len("".join(WORD.findall(lower_text))):
+    if len(letters) >= _MIN_REVERSED and len(letters) == len("".join(WORD.findall(lower_text))):
         yield "".join(str(letter_index + 1) for letter_index in letters), "numbers for letters"
         yield "".join(_LETTER_NAMES[letter_index] for letter_index in letters), "words for letters"

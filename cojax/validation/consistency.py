@@ -28,12 +28,12 @@ from cojax.validation import mention
 from cojax.validation.mention import Mentions, fold_text, near, read_number, sentences, stem_word, words
 
 # A line of evidence has at most this many values, and this many characters of each.
-_MOST_LISTED_VALUES, _WIDTH = 4, 60
+_MAX_LISTED_VALUES, _WIDTH = 4, 60
 
 # Verb → the first of the verbs that people use for the same thing.
 _FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
 # A value of this many characters may contain a call: a query may ask to write some code to a file.
-_LEAST_CODE = 12
+_MIN_CODE = 12
 _CAMEL_JOINT_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATOR_PATTERN = re.compile(r"[\W_]+")
 _NAME_PATTERN = re.compile(r"(?<!\w)\w++(?:(?:[.:-]|::|->)\w++)*+")
@@ -46,7 +46,7 @@ _CAPITALS_PATTERN = re.compile(r"[A-Z]{1,6}")
 # Usual factors of a computation: parts of a day, a week, a year, a whole.
 _FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
 # At most this many numbers of a text are tried in a computation.
-_MOST_NUMBERS = 60
+_MAX_NUMBERS = 60
 # What may follow a word in brackets as its ending.
 _SUFFIXES = ({"s"}, {"es"}, {"d"}, {"ed"}, {"ing"})
 
@@ -68,14 +68,14 @@ class QueryMatch:
     open_values: tuple[str, ...] = ()
 
     @property
-    def write_line(self) -> str:
+    def evidence_line(self) -> str:
         if self.verbatim:
             return "query and solution agree: the environment words these steps so"
         if not self.open_values:
             return f"query and solution agree: {self.count} arguments are named, shown or documented"
         return (
             f"query and solution have words in common, and {self.count} arguments are named, shown or documented; it "
-            f"cannot be told of {', '.join(self.open_values[:_MOST_LISTED_VALUES])}"
+            f"cannot be told of {', '.join(self.open_values[:_MAX_LISTED_VALUES])}"
         )
 
 
@@ -158,7 +158,7 @@ def is_computable(value: Any, numbers: frozenset[float]) -> bool:
     """Whether one operation on two of these numbers, or on one of them and a usual factor, gives the value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    terms = sorted(numbers, key=abs)[:_MOST_NUMBERS]
+    terms = sorted(numbers, key=abs)[:_MAX_NUMBERS]
     return any(near(value, result) for one in terms for right in (*terms, *_FACTORS) for result in _combine(one, right))
 
 
@@ -272,7 +272,7 @@ def find_raw_call(query: str, actions: Sequence[Action], tools: Collection[str])
     solution_values = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     solution_values |= {str(leaf) for call in calls for leaf in list_leaves(call.arguments)}
     text = normalise_form("NFKC", query)
-    for value in sorted((value for value in solution_values if len(value) >= _LEAST_CODE), key=len, reverse=True):
+    for value in sorted((value for value in solution_values if len(value) >= _MIN_CODE), key=len, reverse=True):
         text = text.replace(normalise_form("NFKC", value), " ")
     if fenced_code := next((part for part in text.split("```")[1::2] if _SEPARATOR_PATTERN.sub("", part)), ""):
         return fenced_code
@@ -307,7 +307,7 @@ def _split_name(name: str) -> list[str]:
 
 
 # At most this many values of a state are read, down to this depth, and this many conditions of a query.
-_MOST_STATE_VALUES, _MOST_STATE_DEPTH, _CONDITIONS = 20_000, 8, 8
+_MAX_STATE_VALUES, _MAX_STATE_DEPTH, _CONDITIONS = 20_000, 8, 8
 _NUMBER_OF_WORD = {"no": 0, **mention.NUMBER_BY_WORD}
 # Words that bound a count → the comparison with the number.
 _COMPARISONS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
@@ -380,7 +380,7 @@ def _decide_one(condition: str, text_before: str, world: "_World") -> bool | Non
     count = _PATTERNS["count"].search(condition)
     sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
     if (exists := _PATTERNS["exists"].search(condition)) and (exists["value"] or not sizes):
-        return ((exists["value"] or exists["name"]) in world.list_names) != bool(exists["no"] or exists["not"])
+        return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some_match := _PATTERNS["some"].search(condition):
         return any(entry_counts) if (entry_counts := world.sizes(some_match["noun"])) else None
     if count and sizes:
@@ -412,12 +412,12 @@ class _World:
         """(path, value) of everything in the state. An entry of a list is named by the texts that it holds."""
         entries: list[tuple[tuple[str, ...], Any]] = []
         stack: list[tuple[tuple[str, ...], Any]] = [((), self.state)]
-        while stack and len(entries) < _MOST_STATE_VALUES:
+        while stack and len(entries) < _MAX_STATE_VALUES:
             path, value = stack.pop()
             entries.append((path, value))
-            if isinstance(value, Mapping) and len(path) < _MOST_STATE_DEPTH:
+            if isinstance(value, Mapping) and len(path) < _MAX_STATE_DEPTH:
                 stack += [((*path, fold_text(str(name))), inner_value) for name, inner_value in value.items()]
-            elif isinstance(value, list | tuple) and len(path) < _MOST_STATE_DEPTH:
+            elif isinstance(value, list | tuple) and len(path) < _MAX_STATE_DEPTH:
                 for position, inner_value in enumerate(value):
                     texts = inner_value.values() if isinstance(inner_value, Mapping) else ()
                     names = {fold_text(text) for text in texts if isinstance(text, str)} or {str(position)}
@@ -425,17 +425,17 @@ class _World:
         return entries
 
     @functools.cached_property
-    def list_names(self) -> frozenset[str]:
+    def names(self) -> frozenset[str]:
         """The names of entries that hold others, and all texts."""
         entry_names = {path[-1] for path, value in self._entries if path and isinstance(value, Mapping)}
         return frozenset(entry_names | {fold_text(value) for _, value in self._entries if isinstance(value, str)})
 
     def sizes(self, noun: str) -> list[int]:
         """How many entries each collection of this name has."""
-        return [len(value) for name, value in self._list_collections if stem_word(name) == stem_word(noun)]
+        return [len(value) for name, value in self._collections if stem_word(name) == stem_word(noun)]
 
     @functools.cached_property
-    def _list_collections(self) -> list[tuple[str, Any]]:
+    def _collections(self) -> list[tuple[str, Any]]:
         """(last word of its name, value) of each value that has entries."""
         pairs = [(path[-1], value) for path, value in self._entries if path]
         return [(name.rpartition("_")[2], value) for name, value in pairs if isinstance(value, Mapping | list | tuple)]
@@ -465,11 +465,11 @@ class _World:
         if not subject_leaves:
             return None
         flags = [leaf for name, leaf in subject_leaves if name == value and isinstance(leaf, bool)]
-        value_collections = [names for name, names in self._list_collections if stem_word(name) == stem_word(value)]
+        value_collections = [names for name, names in self._collections if stem_word(name) == stem_word(value)]
         # "The day of lunch is …" tells which of its values is meant.
         targets = [(name, leaf) for name, leaf in subject_leaves if mentions.has_phrase(name)]
         is_definite = value_match["says"] or (targets and value not in _VAGUE_WORDS) or any(map(str.isdigit, value))
-        if not (flags or value_collections or is_definite or value in self.list_names or value in mention.WEEKDAYS):
+        if not (flags or value_collections or is_definite or value in self.names or value in mention.WEEKDAYS):
             return None
         holds = (
             any(flags) if flags else any(Mentions(str(leaf)).has_phrase(value) for _, leaf in targets or subject_leaves)

@@ -82,7 +82,7 @@ class NegativeControls:
         with_effect = self._find_effective_parts(all_parts)
         effective_parts = [part for part in all_parts if part in with_effect]
         if self.bare is not None:
-            effective_parts.append(self._find_last_part)
+            effective_parts.append(self._last_part)
         evidence += [self._describe_lookup(part, None) for part in all_parts if part not in with_effect]
         if self.match.contradiction:
             raise DraftRefused(self.match.contradiction)
@@ -90,11 +90,11 @@ class NegativeControls:
             evidence += self._examine_part(part)
 
     @property
-    def _find_last_part(self) -> Part:
+    def _last_part(self) -> Part:
         return Part(len(self.task.solution) - 1)
 
     @functools.cached_property
-    def _list_steps(self) -> tuple[Triplet, ...]:
+    def _steps(self) -> tuple[Triplet, ...]:
         return list_triplets(self.run)
 
     def _list_parts(self) -> Iterator[Part]:
@@ -102,7 +102,7 @@ class NegativeControls:
         for index, action in enumerate(self.task.solution):
             if len(action.calls) > 1:
                 yield from (Part(index, number) for number, call in enumerate(action.calls) if call.name != self.ending)
-            elif index < self._find_last_part.action:
+            elif index < self._last_part.action:
                 yield Part(index)
 
     def _find_effective_parts(self, parts: Sequence[Part]) -> set[Part]:
@@ -128,7 +128,7 @@ class NegativeControls:
     def _examine_part(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
         solution = self.task.solution
-        substitute_actions = (self.bare,) if self.bare is not None and part == self._find_last_part else ()
+        substitute_actions = (self.bare,) if self.bare is not None and part == self._last_part else ()
         shorter_run = self.replay(self.task, (*part.leave_out(solution), *substitute_actions))
         if substitute_actions and shorter_run.states[-1] == self.run.states[-1]:
             return []  # it did nothing but end the episode
@@ -147,7 +147,7 @@ class NegativeControls:
         if shown_value := self._find_first_shown(part):
             return f"look-up used: {shown_value[:60]!r}, first shown by {part_name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
-        wording_without = self.phrase(_leave_out(part, self._list_steps))
+        wording_without = self.phrase(_leave_out(part, self._steps))
         is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
         if self.match.verbatim and not is_unasked:
             return f"look-up asked for, as the environment words it: {part_name}"
@@ -172,14 +172,14 @@ class NegativeControls:
         if not self.run.states or not shorter_run.states:
             return False
         with_part, without_part = _count_values(self.run.states[-1]), _count_values(shorter_run.states[-1])
-        outputs = Counter(message.content for message in _list_messages(part, self._list_steps))
+        outputs = Counter(message.content for message in _list_messages(part, self._steps))
         outputs += Counter({f"hash:{content_hash(output_text)}": count for output_text, count in outputs.items()})
         extra_values = Counter(leaf_value for _, leaf_value in (with_part - without_part).elements())
         return not without_part - with_part and not extra_values - outputs
 
     def _find_first_shown(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action contains; empty if there is none."""
-        steps, query = self._list_steps, self.task.query
+        steps, query = self._steps, self.task.query
         earlier = [query, join_opening(self.run), _as_lines(part.as_action(self.task.solution))]
         earlier += [f"{_as_lines(step.action)}\n{consistency.join_shown(step, query)}" for step in steps[: part.action]]
         later_texts = [_as_lines(step.action) for step in steps[part.action + 1 :]]
@@ -198,7 +198,7 @@ class NegativeControls:
         mentions = Mentions(self.task.query)
         if not _CONDITION_PATTERN.search(fold_text(self.task.query)):
             return False
-        message_texts = (message.content for message in _list_messages(part, self._list_steps))
+        message_texts = (message.content for message in _list_messages(part, self._steps))
         return any(mentions.names(message_text) for message_text in message_texts if message_text.strip()) and any(
             mentions.names(str(argument))
             for call in part.as_action(self.task.solution).calls
@@ -208,8 +208,8 @@ class NegativeControls:
     def _may_be_asked(self, part: Part) -> bool:
         """Whether the query has a word about this part alone: of its values, its name, its documentation or its
         wording."""
-        other_steps, own_action = _leave_out(part, self._list_steps), part.as_action(self.task.solution)
-        wording_words = {*words(self.phrase(self._list_steps) or "")} - {*words(self.phrase(other_steps) or "")}
+        other_steps, own_action = _leave_out(part, self._steps), part.as_action(self.task.solution)
+        wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
         topic = {*words(consistency.list_words(self.documents, own_action))} | wording_words
         topic -= {word for step in other_steps for word in words(consistency.list_words(self.documents, step.action))}
         # A repeated call has no words that only it has.

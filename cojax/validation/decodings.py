@@ -30,9 +30,9 @@ _LATIN_NAME_PATTERN = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: W
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN_CATEGORIES = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
 # At most this many characters replace one character.
-_MOST_EXPANSION = 18
+_MAX_EXPANSION = 18
 # Decodings nest at most this deep, and a text has at most this many readings.
-_MOST_NESTING, _MOST_READINGS = 3, 32
+_MAX_NESTING, _MAX_READINGS = 3, 32
 # Digits → the letters they stand for; letters that look alike → one of them.
 _LOOKALIKE_DIGITS = str.maketrans("0123456789i", "olzeasgtbql")
 # Marks → the letters they stand for; + and ! only next to a word or within one.
@@ -63,7 +63,7 @@ _MORSE_RUN = re.compile(r"[.\-·•–−—_/| \n]{14,}")
 _MARKS_BETWEEN = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
 _GAPS_BETWEEN = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _LEET_WORD = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
-_LEAST_USUAL_SHARE = 0.75  # least share of ASCII letters, digits and spaces in decoded text
+_MIN_USUAL_SHARE = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
 def to_plain(text: str) -> str:
@@ -90,15 +90,15 @@ def words(text: str) -> list[str]:
     return WORD.findall(merge_letters(to_letters(text)))
 
 
-def finder(words: Sequence[str], most_positions: int | None = None) -> Callable[[str], bool]:
+def finder(words: Sequence[str], max_positions: int | None = None) -> Callable[[str], bool]:
     """A function that says whether consecutive words, joined, make up a form, however it is taken apart.
 
-    Only the first `most_positions` places where the form occurs are tried.
+    Only the first `max_positions` places where the form occurs are tried.
     """
     text, edges = "".join(words), frozenset(itertools.accumulate(map(len, words), initial=0))
 
     def contains(form: str) -> bool:
-        positions = itertools.islice(_find_positions(text, form), most_positions)
+        positions = itertools.islice(_find_positions(text, form), max_positions)
         return any(position in edges and position + len(form) in edges for position in positions)
 
     return contains
@@ -121,11 +121,11 @@ def readings(
     texts = {text}
     current_level = [("", text)]
     yield "", text
-    for _ in range(_MOST_NESTING):
+    for _ in range(_MAX_NESTING):
         next_level: list[tuple[str, str]] = []
         for outer_encoding, reading in current_level:
             for encoding, decoding in (*decode(reading), *decipher(reading)):
-                if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _MOST_READINGS:
+                if decoding not in texts and len(decoding) <= 2 * len(text) + 64 and len(texts) < _MAX_READINGS:
                     texts.add(decoding)
                     next_level.append((f"{outer_encoding}, {encoding}".removeprefix(", "), decoding))
                     yield next_level[-1]
@@ -148,7 +148,7 @@ def _to_plain_char(char: str) -> str:
         return " " if char not in "\u2028\u2029\x85" else "\n"
     if char in BLANK:
         return ""
-    parts = unicodedata.normalize("NFKD", char)[:_MOST_EXPANSION]
+    parts = unicodedata.normalize("NFKD", char)[:_MAX_EXPANSION]
     visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN_CATEGORIES)
     return visible if visible.isascii() else _read_lookalikes().get(char) or "".join(map(_find_lookalike, visible))
 
@@ -190,7 +190,7 @@ def _to_text(data: bytes) -> str:
     # An ordinary word that happens to be decodable becomes letters of any script, and marks.
     usual_char_count = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in to_plain(text))
     is_visible = all(char.isprintable() or char.isspace() for char in text)
-    if len(text) < 2 or not is_visible or usual_char_count < _LEAST_USUAL_SHARE * len(text):
+    if len(text) < 2 or not is_visible or usual_char_count < _MIN_USUAL_SHARE * len(text):
         raise ValueError("no text")
     return text
 

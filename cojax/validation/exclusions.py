@@ -26,21 +26,21 @@ _CLOSING_WORDS = frozenset({"please", "kindly", "thanks"})
 # A turn of a dialogue is only part of a task: to be distinctive it needs this many times the words of a whole query.
 _TURN_FACTOR = 2
 # A query of more characters is not compared; validation allows far fewer.
-_MOST_QUERY_LENGTH = 100_000
+_MAX_QUERY_LENGTH = 100_000
 # A query scattered among other words needs this many more words to be distinctive.
 _EXTRA_IF_SCATTERED = 3
 # The wording of a decoded text is compared only if it has at least this many words.
-_LEAST_DECODED_WORDS = 4
+_MIN_DECODED_WORDS = 4
 # The solutions of at most this many evaluation tasks on one setup are run; benchmarks have a few on each.
-_MOST_PER_SETUP = 20
+_MAX_PER_SETUP = 20
 # A query is recognised inside a longer reading only if it has at least this many words and letters.
-_LEAST_WORDS, _LEAST_LETTERS = 3, 12
+_MIN_WORDS, _MIN_LETTERS = 3, 12
 # Words that no query contains count as filler only if there are at least this many queries.
 _REPRESENTATIVE_COUNT = 100
 # Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
 _NEIGHBOURS = 0.6
 # At most this many words of a text are tried with each cipher, and at most this many ciphers are followed up.
-_MOST_WORDS_TRIED, _MOST_CIPHERS = 100, 2
+_MAX_WORDS_TRIED, _MAX_CIPHERS = 100, 2
 _CLAUSE_END_PATTERN = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.
 _FILLER_WORDS = frozenset(map(merge_letters, ENGLISH["around"].split()))
@@ -96,7 +96,7 @@ class Exclusions:
         query_texts = sorted({task.query for task in tasks})
         by_setup: dict[str, tuple[Task, ...]] = {}
         for task in tasks:
-            if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MOST_PER_SETUP:
+            if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MAX_PER_SETUP:
                 by_setup[setup_hash(task)] = (*earlier_tasks, task)
         return cls(
             frozenset(query_key for text in query_texts for query_key in _make_query_keys(text)),
@@ -115,8 +115,8 @@ class Exclusions:
             return ""
         if setup_hash(task) in self.closed:
             return "an evaluation task begins on the same setup"
-        if len(task.query) > _MOST_QUERY_LENGTH:
-            return f"the query has {len(task.query):,} characters; no more than {_MOST_QUERY_LENGTH:,} can be compared"
+        if len(task.query) > _MAX_QUERY_LENGTH:
+            return f"the query has {len(task.query):,} characters; no more than {_MAX_QUERY_LENGTH:,} can be compared"
         if _make_query_keys(task.query) & self.queries:
             return "an evaluation task has the same query"
         if _hash_plan(task) in self.plans:
@@ -131,7 +131,7 @@ class Exclusions:
             if disguise := self.disguises.find_disguise(encoding, reading, task.query):
                 return f"the query of an evaluation task is hidden in it: {disguise}"
             wording = reading if encoding else to_plain(task.query)
-            if wording == task.query or len(wording.split()) < _LEAST_DECODED_WORDS:
+            if wording == task.query or len(wording.split()) < _MIN_DECODED_WORDS:
                 continue
             if self._measure_cosine(wording) > self.similarity:
                 return f"an evaluation task is worded alike: {encoding or 'letters that look alike'}"
@@ -163,8 +163,8 @@ class Exclusions:
 class Disguises:
     """Finds queries that are disguised in other texts."""
 
-    def __init__(self, queries: Iterable[str], least_words: int = 0):
-        """Queries of at least `least_words` words are also found with other words in between; 0 turns this off."""
+    def __init__(self, queries: Iterable[str], min_words: int = 0):
+        """Queries of at least `min_words` words are also found with other words in between; 0 turns this off."""
         queries = sorted(set(queries))
         self._whole: set[str] = set()
         self._bare: set[str] = set()
@@ -176,11 +176,11 @@ class Disguises:
             self._add_query(query)
         self._is_representative = len(queries) >= _REPRESENTATIVE_COUNT
         self._queries_by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
-        if least_words:
+        if min_words:
             parts = [words_of(part) for query in queries for part in {query, *_split_paragraphs(query)}]
             counts = collections.Counter(word for part in parts for word in set(part))
             for part in parts:
-                if len(part) >= least_words:
+                if len(part) >= min_words:
                     self._queries_by_word.setdefault(min(part, key=lambda word: (counts[word], word)), []).append(part)
 
     def _add_query(self, query: str) -> None:
@@ -193,10 +193,10 @@ class Disguises:
             self._whole.add(merge_letters(letters))
         # A single turn of a dialogue may be disguised too.
         for passage in {query, *_split_paragraphs(query)}:
-            if len(WORD.findall(to_letters(passage))) >= _LEAST_WORDS:
+            if len(WORD.findall(to_letters(passage))) >= _MIN_WORDS:
                 for letters in _list_orders(passage):
-                    if len(query_key := merge_letters(letters)) >= _LEAST_LETTERS:
-                        self._queries_by_start.setdefault(query_key[:_LEAST_LETTERS], set()).add(query_key)
+                    if len(query_key := merge_letters(letters)) >= _MIN_LETTERS:
+                        self._queries_by_start.setdefault(query_key[:_MIN_LETTERS], set()).add(query_key)
                         self._spellings.setdefault(query_key, set()).add(letters)
 
     def list_readings(self, text: str) -> Iterator[tuple[str, str]]:
@@ -215,7 +215,7 @@ class Disguises:
                 return encoding or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
                 return encoding or "words around its parts"
-            if any(self._is_whole(core) for core in self._list_familiar(passage, words, _LEAST_WORDS - bool(encoding))):
+            if any(self._is_whole(core) for core in self._list_familiar(passage, words, _MIN_WORDS - bool(encoding))):
                 return encoding or "other words between its parts"
         words = words_of(reading)
         if queries := self._find_queries(merge_letters("".join(words))):
@@ -255,8 +255,8 @@ class Disguises:
         """The queries, as letters, that the letters contain."""
         return {
             query
-            for start in range(len(letters) - _LEAST_LETTERS + 1)
-            for query in self._queries_by_start.get(letters[start : start + _LEAST_LETTERS], ())
+            for start in range(len(letters) - _MIN_LETTERS + 1)
+            for query in self._queries_by_start.get(letters[start : start + _MIN_LETTERS], ())
             if letters.startswith(query, start)
         }
 
@@ -270,16 +270,16 @@ class Disguises:
         ]
         if not unknown_words:
             return
-        unknown_words = unknown_words[:: -(-len(unknown_words) // _MOST_WORDS_TRIED)]
+        unknown_words = unknown_words[:: -(-len(unknown_words) // _MAX_WORDS_TRIED)]
         score_table: list[tuple[int, str, bool]] = []
         for cipher, cipher_table in {"": {}, **_CIPHER_TABLES}.items():
             candidates = [merge_letters(word.translate(cipher_table)) for word in unknown_words]
             if cipher:
                 score_table.append((self._count_known(candidates), cipher, False))
             score_table.append((sum(word in self._backward_words for word in candidates), cipher, True))
-        least_score = min(2, len(unknown_words))
-        for score, cipher, backwards in sorted(score_table, key=lambda entry: -entry[0])[:_MOST_CIPHERS]:
-            if score >= least_score:
+        min_score = min(2, len(unknown_words))
+        for score, cipher, backwards in sorted(score_table, key=lambda entry: -entry[0])[:_MAX_CIPHERS]:
+            if score >= min_score:
                 reading = small_letters.translate(_CIPHER_TABLES.get(cipher, {}))
                 how = ", ".join(filter(None, (cipher, "backwards" if backwards else "")))
                 yield how, reading[::-1] if backwards else reading
@@ -352,6 +352,6 @@ def _split_paragraphs(text: str) -> list[str]:
 
 def _find_distinctive(text: str, fewest: int) -> set[str]:
     """The letters of the query and of its turns, each only if it has enough words not to match by chance."""
-    least_by_part = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
-    tokens_by_part = {paragraph: _split_words(paragraph) for paragraph in least_by_part}
-    return {"".join(tokens) for paragraph, tokens in tokens_by_part.items() if len(tokens) >= least_by_part[paragraph]}
+    min_by_part = {text: fewest, **{turn: _TURN_FACTOR * fewest for turn in _split_turns(text) if turn != text}}
+    tokens_by_part = {paragraph: _split_words(paragraph) for paragraph in min_by_part}
+    return {"".join(tokens) for paragraph, tokens in tokens_by_part.items() if len(tokens) >= min_by_part[paragraph]}

@@ -42,7 +42,7 @@ QUERY_RULES, ACTION_RULES = _read_rules(Path(__file__).with_name("safety_rules.t
 _MODEL_RULE = {"instructions to a model": QUERY_RULES["instructions to a model"]}
 _COMMONEST_WORDS = frozenset(ENGLISH["commonest"].split())
 # A text of more characters is not decoded, only read as it is.
-_MOST_DECODED_LENGTH = 20_000
+_MAX_DECODED_LENGTH = 20_000
 
 
 def find_violated_rule(draft: TaskDraft) -> str:
@@ -63,7 +63,7 @@ def find_violated_rule(draft: TaskDraft) -> str:
 def _list_readings(text: str) -> Iterator[str]:
     """The text unchanged, decoded, reversed, and in the commonest cipher (ROT13)."""
     yield _plain(text)
-    if len(text) > _MOST_DECODED_LENGTH or not any(map(str.isalpha, text)):
+    if len(text) > _MAX_DECODED_LENGTH or not any(map(str.isalpha, text)):
         return
     for _, reading in decode(text):
         yield _plain(reading)

@@ -15,7 +15,7 @@ from .data import SPLITS, find_games_folder, read_game_list
 
 NAME = "alfworld"
 # A world is a process of 150 MB.
-_MOST_WORLDS = 16
+_MAX_WORLDS = 16
 # Predicates that a command can change, without those that only say that something was looked at.
 _CHANGING_PREDICATES = frozenset(
     (
@@ -25,7 +25,7 @@ _CHANGING_PREDICATES = frozenset(
 )  # fmt: skip
 _NO_EFFECT_REPLY = "Nothing happens."
 # The official limit of commands: max_nb_steps_per_episode in the wheel's base_config.yaml.
-MOST_COMMANDS = 50
+MAX_COMMANDS = 50
 # Verbs of commands that only show something; a task cannot consist of them.
 UNASKED_VERBS = frozenset(("look", "examine", "inventory", "help"))
 _TASK_PREFIX = "Your task is to:"
@@ -79,7 +79,7 @@ class World:
 
     def over(self) -> bool:
         """Whether the game is won, or the episode has used up its commands."""
-        return self.is_won or self._command_count >= MOST_COMMANDS
+        return self.is_won or self._command_count >= MAX_COMMANDS
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent and the objects are, what is open, and what was done to the objects."""
@@ -113,7 +113,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
     return commands.make_environment(
         NAME,
         "open fridge 1",
-        _MOST_WORLDS,
+        _MAX_WORLDS,
         {**splits, "dev": splits["valid_seen"], "eval": splits["valid_unseen"], "held_out": splits["valid_unseen"]},
         _judge,
         open=lambda setup: World(games_folder, setup),
@@ -126,7 +126,7 @@ def make(root: str, instructions: str = "full") -> ToolEnvironment:
 
 def _make_task(game_entry: Mapping[str, Any]) -> Task:
     """The official task; it has no solution if its walkthrough is longer than an episode."""
-    walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= MOST_COMMANDS else ()
+    walkthrough = game_entry["walkthrough"] if len(game_entry["walkthrough"]) <= MAX_COMMANDS else ()
     solution = tuple(Action(calls=(commands.make_call(command),)) for command in walkthrough)
     return Task(NAME, f"Your task is to: {game_entry['task']}.", {"game": game_entry["game"]}, solution)
 

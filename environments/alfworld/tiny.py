@@ -72,7 +72,7 @@ SPLITS: Mapping[str, tuple[Sequence[int], int, int]] = {
     "valid_unseen": (range(5, 7), 3, 1),
 }
 # The most objects in a room, and the most draws of a room's objects until one has a task of the kind.
-_MOST_OBJECTS, _MOST_DRAWS = 12, 1_000
+_MAX_OBJECTS, _MAX_DRAWS = 12, 1_000
 # These clean, heat or cool objects.
 _APPLIANCES = ("Fridge", "Microwave", "SinkBasin")
 _KNIVES = frozenset(("Knife", "ButterKnife"))
@@ -97,7 +97,7 @@ def _problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Rand
     fits_in, able_to = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
     abilities = list(filter(None, (_TASK_KINDS[kind][1], "Sliceable" if slicing else "")))
     receps = _receptacles(room, variant)
-    for _ in range(_MOST_DRAWS):
+    for _ in range(_MAX_DRAWS):
         placements = _placements(room, receps, rng)
         obj, _ = rng.choice(placements)
         if kind == "pick_two_obj_and_place":
@@ -127,7 +127,7 @@ def _receptacles(room: str, variant: int) -> list[str]:
 def _placements(room: str, receps: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
     """Draws the (object, receptacle) pairs of a room, with different kinds of objects."""
     fits_in, placements = _constants().VAL_RECEPTACLE_OBJECTS, []
-    for obj in rng.sample(_OBJECTS[room], min(_MOST_OBJECTS, len(_OBJECTS[room]))):
+    for obj in rng.sample(_OBJECTS[room], min(_MAX_OBJECTS, len(_OBJECTS[room]))):
         if fitting_receps := [recep for recep in receps if obj in fits_in[_kind(recep)]]:
             placements.append((obj, rng.choice(fitting_receps)))
     return placements

@@ -29,10 +29,10 @@ _SEED = 1
 _ID_KEY = "task"
 
 
-def audit(make_environment: Callable[..., AppWorld], most_tasks: int, *, drops_all: bool) -> int:
+def audit(make_environment: Callable[..., AppWorld], max_tasks: int, *, drops_all: bool) -> int:
     """Prints the table of every data root, then the faults; returns 1 if there are any.
 
-    It examines at most `most_tasks` tasks of each split. `drops_all` leaves out each effective call in turn, not one
+    It examines at most `max_tasks` tasks of each split. `drops_all` leaves out each effective call in turn, not one
     drawn at random. Raises InstallError if no data root is installed.
     """
     root_names = [root_name for root_name in roots.ROOTS if roots.is_current(root_name)]
@@ -44,7 +44,7 @@ def audit(make_environment: Callable[..., AppWorld], most_tasks: int, *, drops_a
         environment = make_environment(data=root_name, solutions=True)
         try:
             for split in roots.SPLITS:
-                faults += _check_split(environment, split, most_tasks, drops_all=drops_all)
+                faults += _check_split(environment, split, max_tasks, drops_all=drops_all)
             faults += _throw_garbage(environment)
         finally:
             environment.close()
@@ -52,9 +52,9 @@ def audit(make_environment: Callable[..., AppWorld], most_tasks: int, *, drops_a
     return 1 if faults else 0
 
 
-def _check_split(environment: AppWorld, split: str, most_tasks: int, *, drops_all: bool) -> list[str]:
+def _check_split(environment: AppWorld, split: str, max_tasks: int, *, drops_all: bool) -> list[str]:
     """Prints the line of a split; returns its faults."""
-    tasks = [task for task in environment.tasks(split, most_tasks) if task.solution]
+    tasks = [task for task in environment.tasks(split, max_tasks) if task.solution]
     passes, no_ops, mutations, failures = 0, 0, 0, 0
     examples: list[tuple[Group, list[Call]]] = []
     faults = []

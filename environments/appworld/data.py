@@ -237,10 +237,10 @@ def _run_in_folder(command: list[str], timeout_s: float, complaint: str, folder:
 
 def _find_flaws(data_folder: Path) -> Iterator[str]:
     """Says what a data folder lacks."""
-    for subfolder, pattern, least_count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
+    for subfolder, pattern, min_count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
         file_count = len(list((data_folder / subfolder).glob(pattern)))
-        if file_count < least_count:
-            yield f"{data_folder / subfolder} has {file_count} files {pattern}, expected {least_count}"
+        if file_count < min_count:
+            yield f"{data_folder / subfolder} has {file_count} files {pattern}, expected {min_count}"
     for split in SPLITS:
         list_file = data_folder / "datasets" / f"{split}.txt"
         if not list_file.exists():

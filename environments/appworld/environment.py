@@ -19,7 +19,7 @@ from cojax.types import Action, Call, Check, Evaluation, Message, Observation, T
 from ..worker import IsolatedEnvironment
 from . import data as roots
 from . import report, skills
-from .world import MOST_CALLS
+from .world import MAX_CALLS
 
 NAME = "appworld"
 # Split → the benchmark's split. `seed` has the scenarios of train, without question or answer.
@@ -33,7 +33,7 @@ SPLITS: Mapping[str, str] = {
 # The judge replays this many calls in one step, which has one deadline.
 _CALLS_PER_BATCH = 100
 # The most reference effects of synthesized tasks that stay in memory.
-_MOST_REFERENCE_EFFECTS = 4_096
+_MAX_REFERENCE_EFFECTS = 4_096
 
 _PROMPT_TEXT = Path(__file__).with_name("prompt.txt").read_text(encoding="utf-8").removesuffix("\n")
 NO_CODE_REPLY = (
@@ -49,7 +49,7 @@ _CODE_BLOCK = re.compile(
 # The most characters of code in one block.
 _MAX_CODE = 50_000
 # The most characters at a message's end that are searched for code.
-_MOST_SEARCHED_CHARACTERS = 200_000
+_MAX_SEARCHED_CHARACTERS = 200_000
 
 
 class AppWorld:
@@ -131,7 +131,7 @@ class AppWorld:
                         self._references[cache_key] = effects
                     else:
                         self._guards.pop(cache_key, None)
-                    while len(self._references) > _MOST_REFERENCE_EFFECTS:
+                    while len(self._references) > _MAX_REFERENCE_EFFECTS:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return effects
 
@@ -187,7 +187,7 @@ class AppWorldEpisode:
         # Raises LimitExceeded for a dishonest reply.
         output, calls, report_bytes = report.read_report(observation)
         self.bytes += report_bytes
-        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.REPORT_BYTES
+        self.over = self.over or len(self.calls) + len(calls) > MAX_CALLS or self.bytes > report.REPORT_BYTES
         if not self.over:
             self.calls += calls
         self.done = observation.done
@@ -210,7 +210,7 @@ class AppWorldEpisode:
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
         if self.over:
-            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.REPORT_BYTES:,} bytes", False),))
+            return Evaluation(0.0, (Check(f"at most {MAX_CALLS:,} calls of {report.REPORT_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
         reference = self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
         deadline = read_counted_seconds() + self.environment.verdict
@@ -282,7 +282,7 @@ def find_code(action: Action, accepts_calls: bool = False) -> tuple[str, str]:
 
     An action without text stands for its calls' code (skills.py). With `accepts_calls`, one without a block does too.
     """
-    searched_text = action.text[-_MOST_SEARCHED_CHARACTERS:].rpartition("</think>")[2].partition("<think>")[0]
+    searched_text = action.text[-_MAX_SEARCHED_CHARACTERS:].rpartition("</think>")[2].partition("<think>")[0]
     block = _CODE_BLOCK.search(searched_text)
     if block is None and action.calls and (accepts_calls or not action.text):
         try:

@@ -23,7 +23,7 @@ from .world import World
 # The role of the message that holds a step's calls; only environment.py reads it.
 CALLS_ROLE = "calls"
 # The most characters of output that are returned; a note says how many were cut.
-MOST_OUTPUT_CHARS = 15_000
+MAX_OUTPUT_CHARS = 15_000
 # How the package's output begins if code did not run to its end.
 _FAILURE_PREFIXES = ("Execution failed", "No code available")
 
@@ -63,8 +63,8 @@ def make_episode(app_world: World, salt: str) -> PlainEpisode:
         output, calls = app_world.execute(action.text)
         salt, last_output = content_hash([salt, action.text]), output.strip()
         ok = not output.startswith(_FAILURE_PREFIXES)
-        excess = len(last_output) - MOST_OUTPUT_CHARS
-        shown_output = f"{last_output[:MOST_OUTPUT_CHARS]}\n[{excess} characters cut]" if excess > 0 else last_output
+        excess = len(last_output) - MAX_OUTPUT_CHARS
+        shown_output = f"{last_output[:MAX_OUTPUT_CHARS]}\n[{excess} characters cut]" if excess > 0 else last_output
         messages = (Message("user", shown_output), Message(CALLS_ROLE, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
@@ -99,7 +99,7 @@ _CHANGING_KINDS = ("liked", "playlist", "artist", "followed", "note", "todo", "p
 # The most values of a kind that are offered.
 _VALUES_PER_KIND = 6
 # The most actions of one skill that are offered.
-_MOST_CALLS_PER_SKILL = 5
+_MAX_CALLS_PER_SKILL = 5
 # The most characters of an output that could be an answer.
 _LONGEST_ANSWER = 100
 
@@ -130,7 +130,7 @@ class Offers:
         combinations = list(itertools.islice(itertools.product(*values_of_slots), 200))
         return [
             Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(combination), strict=True)))
-            for combination in _sample(combinations, _MOST_CALLS_PER_SKILL, self.rng)
+            for combination in _sample(combinations, _MAX_CALLS_PER_SKILL, self.rng)
         ]
 
     def list_values(self, value_kind: str) -> Values:

@@ -112,7 +112,7 @@ _TIME_COLUMN = re.compile(r"^(?!scheduled_send).*_at$")
 # The package draws these in place of contents that it does not store.
 _MADE_UP_CONTENT = re.compile(r"binary:\w{10}\.\.\.")
 # References between new rows are followed to this depth.
-_MOST_REFERENCE_DEPTH = 4
+_MAX_REFERENCE_DEPTH = 4
 # The answer that `complete_task` stores if it gets none.
 _NO_ANSWER_JSON = '"<<NOT_GIVEN>>"'
 
@@ -176,7 +176,7 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
         model_name = modelize(model_field.removesuffix("_ids").removesuffix("_id"))
         if (added_row := added.get((f"{app}.{model_name}", value))) is None:
             return value
-        return "new" if depth >= _MOST_REFERENCE_DEPTH else {"new": _stable_columns(app, added_row, added, depth + 1)}
+        return "new" if depth >= _MAX_REFERENCE_DEPTH else {"new": _stable_columns(app, added_row, added, depth + 1)}
 
     def clean(column: str, column_value: Any) -> Any:
         if _TIME_COLUMN.match(column):

@@ -16,9 +16,9 @@ from cojax.types import Call, Check, Evaluation, Observation, canonical
 # The most bytes of the calls reported in an episode; the worker's own limit is lower.
 REPORT_BYTES = 4 * 2**20
 # The most values in the report of one step: small values take far more memory than bytes.
-_MOST_REPORT_VALUES = 400_000
+_MAX_REPORT_VALUES = 400_000
 # The deepest nesting of a call's arguments.
-_MOST_ARGUMENT_DEPTH = 32
+_MAX_ARGUMENT_DEPTH = 32
 # Names of apps and APIs.
 _NAME_PATTERN = re.compile(r"[A-Za-z_]{1,60}")
 
@@ -32,8 +32,8 @@ def read_report(observation: Observation) -> tuple[str, list[Call], int]:
         output, report_text = (message.content for message in observation.messages)
         if not (isinstance(output, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)):
             raise TypeError("an observation needs its text, and true or false for ok and for done")
-        if len(report_text) > REPORT_BYTES or sum(map(report_text.count, ",[{")) > _MOST_REPORT_VALUES:
-            raise ValueError(f"a report holds at most {REPORT_BYTES:,} bytes and {_MOST_REPORT_VALUES:,} values")
+        if len(report_text) > REPORT_BYTES or sum(map(report_text.count, ",[{")) > _MAX_REPORT_VALUES:
+            raise ValueError(f"a report holds at most {REPORT_BYTES:,} bytes and {_MAX_REPORT_VALUES:,} values")
         call_records = json.loads(report_text, parse_constant=str, parse_float=finite)
         return output, [_read_call(call_record) for call_record in call_records], len(report_text)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -47,8 +47,8 @@ def _read_call(call_record: Any) -> Call:
         raise TypeError("a call needs app, api, arguments and digest")
     if not (_NAME_PATTERN.fullmatch(app) and _NAME_PATTERN.fullmatch(api)):
         raise TypeError("a name of an app or API has letters and underscores only, at most 60")
-    if _is_deeper_than(arguments, _MOST_ARGUMENT_DEPTH):
-        raise TypeError(f"arguments nest deeper than {_MOST_ARGUMENT_DEPTH} levels")
+    if _is_deeper_than(arguments, _MAX_ARGUMENT_DEPTH):
+        raise TypeError(f"arguments nest deeper than {_MAX_ARGUMENT_DEPTH} levels")
     return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
 
 

@@ -29,7 +29,7 @@ from urllib.parse import unquote
 from cojax.types import content_hash
 
 # The most calls of an episode. The package allows 1,000 calls in a block of code.
-MOST_CALLS = 3_000
+MAX_CALLS = 3_000
 # The most bytes of their records.
 RECORD_BYTES = 3 * 2**19
 # Arguments that the requester itself takes; no API has them.
@@ -191,8 +191,8 @@ class World:
         api_arguments = {name: value for name, value in arguments.items() if name not in _RESERVED}
         call_record = {"app": _app_name, "api": _api_name, "arguments": _to_plain_json(api_arguments), "digest": ""}
         record_bytes = len(json.dumps(call_record))
-        if self._call_count >= MOST_CALLS or self._record_bytes + record_bytes > RECORD_BYTES:
-            raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {RECORD_BYTES:,} bytes; not made")
+        if self._call_count >= MAX_CALLS or self._record_bytes + record_bytes > RECORD_BYTES:
+            raise OverflowError(f"an episode makes at most {MAX_CALLS:,} calls of {RECORD_BYTES:,} bytes; not made")
         with self._own_randomness(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
@@ -247,7 +247,7 @@ _PATH_MARKS = frozenset("/\\?#{}")
 # Unicode categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
 _CONTROLS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The most characters of an argument in a path.
-_MOST_PATH_ARGUMENT_CHARS = 1_000
+_MAX_PATH_ARGUMENT_CHARS = 1_000
 _PATH_SLOT = re.compile(r"{(\w+)}")
 
 
@@ -306,7 +306,7 @@ def leads_elsewhere(argument: str) -> bool:
     or a character that is no text. The argument is checked as it is, and after each round of decoding percent forms and
     narrowing wide letters.
     """
-    if len(argument) > _MOST_PATH_ARGUMENT_CHARS:
+    if len(argument) > _MAX_PATH_ARGUMENT_CHARS:
         return True
     while True:
         if not argument.strip(". ") or any(c in _PATH_MARKS or unicodedata.category(c) in _CONTROLS for c in argument):

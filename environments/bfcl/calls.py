@@ -14,12 +14,12 @@ from typing import Any
 from cojax.types import Call, canonical, content_hash
 
 # Limits on arguments; a call beyond them gets an error.
-_MOST_ARGUMENT_DEPTH = 16
-_MOST_ARGUMENT_VALUES = 5_000
-_MOST_ARGUMENT_CHARS = 100_000
+_MAX_ARGUMENT_DEPTH = 16
+_MAX_ARGUMENT_VALUES = 5_000
+_MAX_ARGUMENT_CHARS = 100_000
 _LARGEST_NUMBER = 10**300
 # A longer result is cut here.
-_MOST_RESULT_CHARS = 200_000
+_MAX_RESULT_CHARS = 200_000
 
 ERROR_PREFIX = "Error during execution: "
 
@@ -56,10 +56,10 @@ def explain_refusal(arguments: Mapping[str, Any]) -> str:
     while pending_values:
         depth, value = pending_values.pop()
         value_count += 1
-        if value_count > _MOST_ARGUMENT_VALUES:
-            return f"more than {_MOST_ARGUMENT_VALUES} values in the arguments"
-        if depth > _MOST_ARGUMENT_DEPTH:
-            return f"arguments nested deeper than {_MOST_ARGUMENT_DEPTH}"
+        if value_count > _MAX_ARGUMENT_VALUES:
+            return f"more than {_MAX_ARGUMENT_VALUES} values in the arguments"
+        if depth > _MAX_ARGUMENT_DEPTH:
+            return f"arguments nested deeper than {_MAX_ARGUMENT_DEPTH}"
         if isinstance(value, str):
             character_count += len(value)
         elif isinstance(value, Mapping):
@@ -72,8 +72,8 @@ def explain_refusal(arguments: Mapping[str, Any]) -> str:
             return "a number is too large"
         elif value is not None and not isinstance(value, (bool, int, float)):
             return f"an argument is of type {type(value).__name__}; JSON has none"
-        if character_count > _MOST_ARGUMENT_CHARS:
-            return f"more than {_MOST_ARGUMENT_CHARS} characters in the arguments"
+        if character_count > _MAX_ARGUMENT_CHARS:
+            return f"more than {_MAX_ARGUMENT_CHARS} characters in the arguments"
     return ""
 
 
@@ -90,8 +90,8 @@ def render(result: Any) -> str:
         text = str(result)
     return (
         text
-        if len(text) <= _MOST_RESULT_CHARS
-        else f"{text[:_MOST_RESULT_CHARS]} [{len(text) - _MOST_RESULT_CHARS} characters cut]"
+        if len(text) <= _MAX_RESULT_CHARS
+        else f"{text[:_MAX_RESULT_CHARS]} [{len(text) - _MAX_RESULT_CHARS} characters cut]"
     )
 
 
@@ -104,9 +104,9 @@ def is_failure(result: Any) -> bool:
     )
 
 
-def shorten(value: Any, most_characters: int = 500) -> Any:
-    """Returns the value, or its hash if its JSON is longer than `most_characters`. Equal values stay equal."""
-    return value if len(canonical(value)) <= most_characters else f"hash:{content_hash(value)}"
+def shorten(value: Any, max_characters: int = 500) -> Any:
+    """Returns the value, or its hash if its JSON is longer than `max_characters`. Equal values stay equal."""
+    return value if len(canonical(value)) <= max_characters else f"hash:{content_hash(value)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +170,8 @@ def _write_error(error: Exception) -> str:
 
 
 # Limits of a state: calls can put a folder inside itself, or into others many times over.
-_MOST_STATE_DEPTH = 40
-_MOST_STATE_VALUES = 20_000
+_MAX_STATE_DEPTH = 40
+_MAX_STATE_VALUES = 20_000
 # Larger numbers become hexadecimal: Python writes no decimal of more than 4,300 digits.
 _LARGEST_DECIMAL = 10**4000
 
@@ -189,7 +189,7 @@ def copy_state(instance: Any) -> dict[str, Any]:
         }
 
     def convert(value: Any, depth: int) -> Any:
-        if next(value_counter) > _MOST_STATE_VALUES or depth > _MOST_STATE_DEPTH:
+        if next(value_counter) > _MAX_STATE_VALUES or depth > _MAX_STATE_DEPTH:
             return "..."
         match value:
             case None | bool():

@@ -14,9 +14,9 @@ from .tools import Scene, draw_calls
 SEPARATOR = "\n\n[next turn]\n\n"
 
 # The most calls of an action that are run; the longest official turn has 34.
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 # The number of latest results that the next affordances use.
-_MOST_OFFERED_RESULTS = 12
+_MAX_OFFERED_RESULTS = 12
 
 
 def split_turns(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
@@ -64,15 +64,15 @@ class Dialogue:
             self._end_turn()
             return self._begin_turn(ok="<tool_call>" not in action.text)
         offered_tools = self._list_tools(len(self._past_turns))
-        results = [self._run(call, offered_tools) for call in action.calls[:_MOST_CALLS]]
+        results = [self._run(call, offered_tools) for call in action.calls[:_MAX_CALLS]]
         messages = [Message("tool", result.text) for result in results]
-        if len(action.calls) > _MOST_CALLS:
-            messages.append(Message("tool", f"{ERROR_PREFIX}only {_MOST_CALLS} calls at once; the rest were not run"))
+        if len(action.calls) > _MAX_CALLS:
+            messages.append(Message("tool", f"{ERROR_PREFIX}only {_MAX_CALLS} calls at once; the rest were not run"))
         self._step_count += 1
-        if self._step_count >= self._official.most_steps:
+        if self._step_count >= self._official.max_steps:
             self._end_turn()
             self._is_done = True
-        ok = all(result.ok for result in results) and len(action.calls) <= _MOST_CALLS
+        ok = all(result.ok for result in results) and len(action.calls) <= _MAX_CALLS
         return Observation(tuple(messages), ok=ok, done=self._is_done)
 
     def state(self) -> Mapping[str, Any]:
@@ -88,7 +88,7 @@ class Dialogue:
         """Calls that would work now, and last the action that ends the turn."""
         if self._is_done:
             return ()
-        scene = Scene(self._apis.instances, self._result_values[-_MOST_OFFERED_RESULTS:])
+        scene = Scene(self._apis.instances, self._result_values[-_MAX_OFFERED_RESULTS:])
         try:
             calls = draw_calls(self._apis, scene, self._list_tools(len(self._past_turns)), salt=canonical(self.state()))
         except RecursionError:

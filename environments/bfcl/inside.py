@@ -19,7 +19,7 @@ POPULARITY_EXPONENT = 1.3
 # Never change this: it decides which tasks are for development and which are held out.
 _SPLIT_SEED = 20_260_323
 # The most actions of a turn in a reference solution; the calls of a longer turn are spread evenly over them.
-_MOST_TURN_ACTIONS = 20
+_MAX_TURN_ACTIONS = 20
 
 
 def make(category: str = "base", dev_fraction: float = 0.5) -> "Bfcl":
@@ -114,7 +114,7 @@ class Bfcl:
     def _make_turn_actions(self, call_texts: Sequence[str]) -> list[Action]:
         """Lists a turn's actions: one call each, or several if there are too many calls; last the end of the turn."""
         turn_calls = [self._parse_call(call_text) for call_text in call_texts]
-        step_count = min(len(turn_calls), _MOST_TURN_ACTIONS)
+        step_count = min(len(turn_calls), _MAX_TURN_ACTIONS)
         bounds = [round(step * len(turn_calls) / step_count) for step in range(step_count + 1)] if step_count else []
         chunks = [turn_calls[first:stop] for first, stop in itertools.pairwise(bounds)]
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]

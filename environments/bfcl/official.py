@@ -37,7 +37,7 @@ class Official:
     documentation: Mapping[str, tuple[Mapping[str, Any], ...]]
     entries: Mapping[str, tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]]
     apis: Mapping[str, type]
-    most_steps: int  # steps with calls in a turn before the dialogue is cut
+    max_steps: int  # steps with calls in a turn before the dialogue is cut
     same_state: Callable[[dict, dict], Mapping[str, Any]]
     same_responses: Callable[[list, list, int], Mapping[str, Any]]
 
@@ -91,7 +91,7 @@ def load() -> Official:
             for file_name in [f"BFCL_v4_multi_turn_{category}.json"]
         },
         apis=apis,
-        most_steps=prompt_module.MAXIMUM_STEP_LIMIT + 1,
+        max_steps=prompt_module.MAXIMUM_STEP_LIMIT + 1,
         same_state=checker.state_checker,
         same_responses=checker.response_checker,
     )

@@ -236,11 +236,11 @@ SOURCES: Mapping[str, Mapping[str, Source]] = {
 }
 
 # The most calls offered in total.
-_MOST_OFFERS = 150
+_MAX_OFFERS = 150
 # The most calls offered for one tool.
-_MOST_OFFERS_PER_TOOL = 6
+_MAX_OFFERS_PER_TOOL = 6
 # The most calls tried for one tool.
-_MOST_TRIES_PER_TOOL = 10
+_MAX_TRIES_PER_TOOL = 10
 
 
 def draw_calls(apis: Apis, scene: Scene, tool_names: Sequence[str], salt: str) -> list[Call]:
@@ -249,10 +249,10 @@ def draw_calls(apis: Apis, scene: Scene, tool_names: Sequence[str], salt: str) -
     calls_by_tool = []
     for tool_name in tool_names:
         calls = _combine_values(tool_name, scene, random.Random(repr((tool_name, salt))))
-        working_calls = (call for call in itertools.islice(calls, _MOST_TRIES_PER_TOOL) if try_call(call).ok)
-        calls_by_tool.append(list(itertools.islice(working_calls, _MOST_OFFERS_PER_TOOL)))
+        working_calls = (call for call in itertools.islice(calls, _MAX_TRIES_PER_TOOL) if try_call(call).ok)
+        calls_by_tool.append(list(itertools.islice(working_calls, _MAX_OFFERS_PER_TOOL)))
     rounds = itertools.zip_longest(*calls_by_tool)
-    return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MOST_OFFERS]
+    return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MAX_OFFERS]
 
 
 def _combine_values(tool_name: str, scene: Scene, rng: random.Random) -> Iterator[Call]:
@@ -261,7 +261,7 @@ def _combine_values(tool_name: str, scene: Scene, rng: random.Random) -> Iterato
     if not all(values_by_name.values()):
         return
     seen_arguments: set[str] = set()
-    for _ in range(3 * _MOST_TRIES_PER_TOOL):
+    for _ in range(3 * _MAX_TRIES_PER_TOOL):
         choice = {parameter: rng.choice(candidates) for parameter, candidates in values_by_name.items()}
         arguments = {parameter: value for parameter, value in choice.items() if value is not OMIT}
         value_texts = [json.dumps(value) for value in arguments.values()]

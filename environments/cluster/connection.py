@@ -25,7 +25,7 @@ _REACH_TIMEOUT_S = 5.0
 # Seconds to join it, and how often that is tried.
 _JOIN_S, _JOIN_ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
-_MOST_OPEN_CALLS = 10_000
+_MAX_OPEN_CALLS = 10_000
 # A process has one connection, and keeps it to its end.
 _own_address = ""
 _connect_lock = threading.Lock()
@@ -93,7 +93,7 @@ class RayCluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         # An actor takes no processor from Ray's books: its node has only it, and its children come and go.
-        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_MOST_OPEN_CALLS)(Host)
+        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_MAX_OPEN_CALLS)(Host)
 
     def list_nodes(self) -> dict[str, str]:
         """The living nodes that offer processors, in a fixed order: Ray's id → the node in words."""

@@ -169,17 +169,17 @@ FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = {
     failure.__name__: failure for failure in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
 }
 # The most bytes of a request.
-MOST_REQUEST_BYTES = 64 * 2**20
+MAX_REQUEST_BYTES = 64 * 2**20
 # The bounds of an episode's reply, in bytes and values.
-_MOST_REPLY_BYTES, _MOST_REPLY_VALUES = 32 * 2**20, 1_000_000
+_MAX_REPLY_BYTES, _MAX_REPLY_VALUES = 32 * 2**20, 1_000_000
 
 
 def encode_request(call_id: int, episode_id: int, op: str, arguments: list[Any]) -> bytes:
     """A call. Raises EnvironmentFailure for one that is too long."""
     line = wire.encode({"id": call_id, "episode": episode_id, "op": op, "arguments": arguments})
-    if len(line) > MOST_REQUEST_BYTES:
+    if len(line) > MAX_REQUEST_BYTES:
         raise EnvironmentFailure(
-            f"{op} has {len(line):,} bytes, more than the {MOST_REQUEST_BYTES:,} that can be sent to a node"
+            f"{op} has {len(line):,} bytes, more than the {MAX_REQUEST_BYTES:,} that can be sent to a node"
         )
     return line
 
@@ -187,8 +187,8 @@ def encode_request(call_id: int, episode_id: int, op: str, arguments: list[Any])
 def encode_answer(call_id: int, episode_id: int, value: Any, counted_s: float) -> bytes:
     """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
     line = wire.encode({"id": call_id, "counted": counted_s, "value": value})
-    if len(line) > (most_bytes := _reply_bounds(episode_id)[0]):
-        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most_bytes:,} that a node may send")
+    if len(line) > (max_bytes := _reply_bounds(episode_id)[0]):
+        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {max_bytes:,} that a node may send")
     return line
 
 
@@ -213,15 +213,15 @@ def decode_reply(reply_line: object, call_id: int, episode_id: int) -> tuple[flo
 
 def decode_progress(reply_line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    counted = read(dict, decode(reply_line, _MOST_REPLY_BYTES, _MOST_REPLY_VALUES).get("counted"))
+    counted = read(dict, decode(reply_line, _MAX_REPLY_BYTES, _MAX_REPLY_VALUES).get("counted"))
     return {call_id: read(float, counted_s) for call_id, counted_s in counted.items()}
 
 
-def decode(reply: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int = _MOST_REPLY_VALUES) -> dict[str, Any]:
+def decode(reply: object, max_bytes: int = _MAX_REPLY_BYTES, max_values: int = _MAX_REPLY_VALUES) -> dict[str, Any]:
     """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
-    if not isinstance(reply, bytes) or len(reply) > most_bytes:
-        raise Malformed(f"a reply is not text of at most {most_bytes:,} bytes")
-    scan = Scan(most_values)
+    if not isinstance(reply, bytes) or len(reply) > max_bytes:
+        raise Malformed(f"a reply is not text of at most {max_bytes:,} bytes")
+    scan = Scan(max_values)
     try:
         for chunk_start in range(0, len(reply), wire.CHUNK_BYTES):
             scan.count_chunk(reply[chunk_start : chunk_start + wire.CHUNK_BYTES])
@@ -231,4 +231,4 @@ def decode(reply: object, most_bytes: int = _MOST_REPLY_BYTES, most_values: int 
 
 
 def _reply_bounds(episode_id: int) -> tuple[int, int]:
-    return (_MOST_REPLY_BYTES, _MOST_REPLY_VALUES) if episode_id else (wire.MOST_SERVICE_BYTES, wire.SERVICE_VALUES)
+    return (_MAX_REPLY_BYTES, _MAX_REPLY_VALUES) if episode_id else (wire.MAX_SERVICE_BYTES, wire.SERVICE_VALUES)

@@ -23,10 +23,10 @@ _BEAT_PERIOD_S, _JOIN_PERIOD_S, _LOOK_PERIOD_S = 0.5, 5.0, 0.25
 _PLACE_S = 120.0
 # Seconds for a call that concerns the whole environment.
 _SERVICE_TIMEOUT_S = 120.0
-# A node gets at most _MOST_STARTS actors within _WINDOW_S seconds.
-_MOST_STARTS, _START_WINDOW_S = 3, 60.0
-# A node that is silent for MOST_SILENCE_S seconds is lost; after DOUBT_AFTER_S it gets no new episode.
-MOST_SILENCE_S, MOST_TRUSTED_SILENCE_S = 30.0, 5.0
+# A node gets at most _MAX_STARTS actors within _WINDOW_S seconds.
+_MAX_STARTS, _START_WINDOW_S = 3, 60.0
+# A node that is silent for MAX_SILENCE_S seconds is lost; after DOUBT_AFTER_S it gets no new episode.
+MAX_SILENCE_S, MAX_TRUSTED_SILENCE_S = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
 LONGEST_CALL_S = 3_600.0
 # Seconds that a node has to make the environment.
@@ -131,8 +131,8 @@ class Node:
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
-        if running() - self.last_heard > MOST_SILENCE_S:
-            self.fail(f"it was silent for {MOST_SILENCE_S:g} s")
+        if running() - self.last_heard > MAX_SILENCE_S:
+            self.fail(f"it was silent for {MAX_SILENCE_S:g} s")
 
     def fail(self, reason: str) -> None:
         """Gives the node up: its calls fail, and its actor is ended if that is still possible."""
@@ -160,7 +160,7 @@ class Nodes:
         self._change = threading.Condition()
         self._closing = threading.Event()
         # Episodes that one node plays at a time, where the environment limits them.
-        self._most_episodes: int | None = None
+        self._max_episodes: int | None = None
 
     def start_all(self) -> None:
         """Has every node make the environment. Raises EnvironmentFailure if one cannot, or there is none."""
@@ -179,9 +179,9 @@ class Nodes:
             raise EnvironmentFailure(
                 f"all {len(node_names)} nodes of the Ray cluster were lost while they made {self.name}"
             )
-        self._most_episodes = read(Traits, self.description["traits"]).concurrency
-        if self._most_episodes is not None:
-            self.description["traits"]["concurrency"] = self._most_episodes * len(self.live)
+        self._max_episodes = read(Traits, self.description["traits"]).concurrency
+        if self._max_episodes is not None:
+            self.description["traits"]["concurrency"] = self._max_episodes * len(self.live)
         threading.Thread(target=self._watch_nodes, name="cluster-watch", daemon=True).start()
 
     def place_episode(self) -> tuple[Node, int]:
@@ -219,11 +219,11 @@ class Nodes:
         with self._change, waiting():
             while not self._closing.is_set():
                 now = running()
-                nodes = [node for node in self.live if not node.loss and now - node.last_heard < MOST_TRUSTED_SILENCE_S]
+                nodes = [node for node in self.live if not node.loss and now - node.last_heard < MAX_TRUSTED_SILENCE_S]
                 free_nodes = [
                     node
                     for node in nodes
-                    if allows_full or self._most_episodes is None or len(node.open_episode_ids) < self._most_episodes
+                    if allows_full or self._max_episodes is None or len(node.open_episode_ids) < self._max_episodes
                 ]
                 if free_nodes:
                     return take(min(free_nodes, key=lambda node: len(node.open_episode_ids)))
@@ -270,7 +270,7 @@ class Nodes:
     def _start_node(self, node_id: str, node_name: str) -> None:
         now = running()
         recent_starts = [moment for moment in self._start_times.get(node_id, []) if now - moment < _START_WINDOW_S]
-        if len(recent_starts) >= _MOST_STARTS:
+        if len(recent_starts) >= _MAX_STARTS:
             return
         self._start_times[node_id] = [*recent_starts, now]
         self._starting.append(Node(self.cluster, node_id, node_name, self.order, self._notify))

@@ -15,11 +15,11 @@ from .skills import DESK, Suite
 _T = TypeVar("_T")
 
 # The most actions offered.
-_MOST_OFFERS = 300
+_MAX_OFFERS = 300
 # The most new names offered for a slot.
 _NEW_NAME_COUNT = 2
 # The most recent values offered of a kind.
-_MOST_RECENT_WORDS = 4
+_MAX_RECENT_WORDS = 4
 
 
 class DeskEpisode:
@@ -67,9 +67,9 @@ class DeskEpisode:
             for argument_words in itertools.product(*(words_by_slot[slot] for slot in tool.slots.values()))
         ]
         working_calls = [call for call in candidates if self._would_work(call)]
-        recent_words = [word for seen_words in self._words.values() for word in seen_words[-_MOST_RECENT_WORDS:]]
+        recent_words = [word for seen_words in self._words.values() for word in seen_words[-_MAX_RECENT_WORDS:]]
         finish_calls = [*(Call(FINISH, {"answer": word}) for word in recent_words), Call(FINISH)]
-        indices = sorted(_draw(list(range(len(working_calls))), _MOST_OFFERS - len(finish_calls), rng))
+        indices = sorted(_draw(list(range(len(working_calls))), _MAX_OFFERS - len(finish_calls), rng))
         return tuple(Action(calls=(call,)) for call in (*(working_calls[index] for index in indices), *finish_calls))
 
     def evaluate(self) -> Evaluation:
@@ -135,7 +135,7 @@ class DeskEpisode:
         elif shelf:
             yield from sorted(self._office[shelf])
         else:
-            recent = self._words[slot][-_MOST_RECENT_WORDS:]
+            recent = self._words[slot][-_MAX_RECENT_WORDS:]
             yield from recent
             yield from _draw([word for word in vocabulary if word not in recent], self._suite.choices.get(slot, 0), rng)
 

@@ -26,7 +26,7 @@ LENGTH_WEIGHTS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.
 # A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
 # The most calls of a solution, without finish.
-MOST_SOLUTION_CALLS = 9
+MAX_SOLUTION_CALLS = 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Split:
     buckets: frozenset[int]
     length_weights: Mapping[int, float]
     skew: float
-    most_calls: int
+    max_calls: int
 
 
 SPLITS: Mapping[str, Split] = {
-    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTH_WEIGHTS, SEED_SKEW, MOST_SOLUTION_CALLS),
-    "dev": Split(frozenset({5, 6}), LENGTH_WEIGHTS, 0.0, MOST_SOLUTION_CALLS),
-    "eval": Split(frozenset({7, 8}), LENGTH_WEIGHTS, 0.0, MOST_SOLUTION_CALLS),
-    "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, most_calls=12),
+    "seed": Split(frozenset({0, 1, 2, 3, 4}), LENGTH_WEIGHTS, SEED_SKEW, MAX_SOLUTION_CALLS),
+    "dev": Split(frozenset({5, 6}), LENGTH_WEIGHTS, 0.0, MAX_SOLUTION_CALLS),
+    "eval": Split(frozenset({7, 8}), LENGTH_WEIGHTS, 0.0, MAX_SOLUTION_CALLS),
+    "challenge": Split(frozenset({9}), {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}, skew=-0.7, max_calls=12),
 }
 
 
@@ -56,7 +56,7 @@ def grow_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
     lengths = {n: more ** (n - 1) for n in range(1, longest + 1) if more or n == 1}
     long_lengths = {n: 1.0 for n in range(longest // 2 + 1, longest + 1)}
     splits = {
-        name: dataclasses.replace(split, length_weights=lengths, most_calls=longest) for name, split in SPLITS.items()
+        name: dataclasses.replace(split, length_weights=lengths, max_calls=longest) for name, split in SPLITS.items()
     }
     splits["seed"] = dataclasses.replace(splits["seed"], skew=skew)
     splits["challenge"] = dataclasses.replace(splits["challenge"], length_weights=long_lengths)
@@ -95,7 +95,7 @@ def draw_task(rng: random.Random, split_profile: Split, suite: Suite = DESK) -> 
             setup = suite.new_office(rng)
             plan = _draw_plan(skills, setup, rng, suite)
             calls = solve(plan, setup, suite) if plan else None
-            if not calls or len(calls) - 1 > split_profile.most_calls:
+            if not calls or len(calls) - 1 > split_profile.max_calls:
                 continue
             query = JOINER.join(skill.word_query(skill_words) for skill, skill_words in plan)
             if bucket_of(query) not in split_profile.buckets:
@@ -212,10 +212,10 @@ def play_demonstration(
         # The call failed, so the demonstrator goes on with the name that it asked about.
         return next(iter(call.arguments.values()))
 
-    least_noise, most_noise = noise
+    min_noise, max_noise = noise
     for skill, skill_words in plan:
         rank_share = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
-        if rng.random() < least_noise + (most_noise - least_noise) * rank_share**steep:
+        if rng.random() < min_noise + (max_noise - min_noise) * rank_share**steep:
             bungle(skill, skill_words, act, rng)
         else:
             carry_out(skill, skill_words, act)

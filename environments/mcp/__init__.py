@@ -39,13 +39,13 @@ _ERROR_PATTERN = r"(?i)\s*(\w+ )?error\b"
 _CALLS_IN_VERDICT = 6
 # Limits on an episode's processes and threads, of which servers with thread pools have dozens, and on the values of a
 # state, which has no more than snapshot.MAX_CHARS characters.
-_MOST_PROCESSES, _MOST_REPLY_VALUES = 128, 1_100_000
+_MAX_PROCESSES, _MAX_REPLY_VALUES = 128, 1_100_000
 # How many episodes are played at a time, if no setting says: on servers of a command, and on a server at an address.
 _DEFAULT_COMMAND_EPISODES, _DEFAULT_URL_EPISODES = 8, 1
 # A function of the user's, as opposed to a tool or JSON.
 _FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # Calls that are tried to find one that changes the state.
-_MOST_TRIED_ACTIONS = 24
+_MAX_TRIED_ACTIONS = 24
 
 
 def cases(settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -93,7 +93,7 @@ def make(
     examine(**(settings | {"command": command, "folders": folders, "variables": variables}))
     starts_folder = Path(folders).expanduser().absolute() if folders else None
     all_setups = _read_setups(setups, starts_folder)
-    bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MOST_PROCESSES, values=_MOST_REPLY_VALUES)
+    bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MAX_PROCESSES, values=_MAX_REPLY_VALUES)
     propose_calls = find_function("affordances", affordances) if affordances else None
     slots = concurrency or (_DEFAULT_URL_EPISODES if url else _DEFAULT_COMMAND_EPISODES)
     if url:
@@ -187,7 +187,7 @@ def _make_opener(
         read = functools.partial(read_answers, state_calls)
     alone = bool(url) and concurrency == 1
     reset_call = reset_calls[0] if reset_calls else None
-    opener = Opener(worker, offer, read, reset=reset_call, most_idle=concurrency, is_lasting=bool(url), is_alone=alone)
+    opener = Opener(worker, offer, read, reset=reset_call, max_idle=concurrency, is_lasting=bool(url), is_alone=alone)
     if state_calls:
         with contextlib.closing(opener(setups[0])) as world:
             for call in state_calls:
@@ -213,7 +213,7 @@ def _prove_isolation(environment: ToolEnvironment, concurrency: int) -> None:
             for tool in environment.tools():
                 environment.is_lookup(tool["function"]["name"])
             return
-        for action in ask(episode.affordances)[:_MOST_TRIED_ACTIONS]:
+        for action in ask(episode.affordances)[:_MAX_TRIED_ACTIONS]:
             ask(episode.step, action)
             if (state_after := ask(episode.state)) != state_before:
                 ask(rival.reset)

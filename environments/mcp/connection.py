@@ -26,7 +26,7 @@ from ..tools.toolset import to_document
 from . import resources
 
 # The longest message of a server, in bytes; the characters of its last words on stderr.
-_MOST_MESSAGE_BYTES, _MOST_STDERR_CHARS = 16 * 2**20, 500
+_MAX_MESSAGE_BYTES, _MAX_STDERR_CHARS = 16 * 2**20, 500
 # Seconds in which a server must accept a connection. An answer has the deadline of its call.
 _CONNECT_TIMEOUT_S = 30.0
 # An address at which nobody answers.
@@ -47,7 +47,7 @@ class Process:
         self._tasks: list[asyncio.Task[None]] = []
 
     def write_last_words(self) -> str:
-        return f"its last words: {words}" if (words := self._stderr_text.strip()[-_MOST_STDERR_CHARS:]) else ""
+        return f"its last words: {words}" if (words := self._stderr_text.strip()[-_MAX_STDERR_CHARS:]) else ""
 
     def explain_refusal(self) -> str:
         return ""
@@ -56,7 +56,7 @@ class Process:
     async def open_streams(self) -> AsyncIterator[Any]:
         """Starts the server. Yields the stream of its messages and the stream for messages to it. Raises OSError."""
         process = await asyncio.create_subprocess_exec(
-            *self._command, cwd=self._folder, env=dict(self._variables), limit=_MOST_MESSAGE_BYTES,
+            *self._command, cwd=self._folder, env=dict(self._variables), limit=_MAX_MESSAGE_BYTES,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         sink, messages = anyio.create_memory_object_stream[Any](0)
@@ -75,7 +75,7 @@ class Process:
                         await sink.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
                 self.loss = "the server has ended"
             except ValueError:
-                self.loss = f"the server has sent a message of more than {_MOST_MESSAGE_BYTES} bytes"
+                self.loss = f"the server has sent a message of more than {_MAX_MESSAGE_BYTES} bytes"
 
     async def _write(self, process: asyncio.subprocess.Process, outgoing_messages: Any) -> None:
         stdin: Any = process.stdin
@@ -90,7 +90,7 @@ class Process:
         """Keeps the end of what the server writes to stderr."""
         stderr: Any = process.stderr
         while chunk := await stderr.read(65_536):
-            self._stderr_text = (self._stderr_text + chunk.decode(errors="replace"))[-4 * _MOST_STDERR_CHARS :]
+            self._stderr_text = (self._stderr_text + chunk.decode(errors="replace"))[-4 * _MAX_STDERR_CHARS :]
 
 
 class Address:
@@ -120,7 +120,7 @@ class Address:
         event_hooks = {"response": [self._note_status]}
         async with (
             httpx2.AsyncClient(headers=dict(self._headers), timeout=timeout, event_hooks=event_hooks) as client,
-            streamable_http_client(self._url, http_client=client, max_sse_event_size=_MOST_MESSAGE_BYTES) as streams,
+            streamable_http_client(self._url, http_client=client, max_sse_event_size=_MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
 
@@ -145,7 +145,7 @@ async def import_late_modules() -> None:
 
 
 # The most characters of a server's instructions for its use.
-_MOST_INSTRUCTION_CHARS = 4_000
+_MAX_INSTRUCTION_CHARS = 4_000
 # The SDK's message if the server has forgotten the session.
 _FORGOTTEN = "Session terminated"
 # Whatever matters in the SDK's log is also an answer.
@@ -233,7 +233,7 @@ class Connection:
         tools = await resources.pages(client.list_tools, "tools")
         self.tools = tuple(map(_to_document, tools))
         self.reads = tuple(tool.name for tool in tools if tool.annotations and tool.annotations.read_only_hint)
-        self.instructions = (client.instructions or "")[:_MOST_INSTRUCTION_CHARS]
+        self.instructions = (client.instructions or "")[:_MAX_INSTRUCTION_CHARS]
         if client.server_capabilities.resources is not None:
             with contextlib.suppress(MCPError, ValueError):
                 self.has_resources = any((await resources.list_resources(client)).values())

@@ -17,7 +17,7 @@ from .connection import Address, Connection, Process, import_late_modules
 from .snapshot import take_snapshot
 
 # The most characters of an answer.
-_MOST_ANSWER_CHARS = 200_000
+_MAX_ANSWER_CHARS = 200_000
 
 
 def make(
@@ -73,8 +73,8 @@ def _make_episode(
         except EOFError as loss:
             return Observation((Message("tool", str(loss)),), ok=False, done=True)
         is_error = errors is not None and errors.match(reply_text[:1_000])
-        excess = len(reply_text) - _MOST_ANSWER_CHARS
-        reply_text = reply_text if excess <= 0 else f"{reply_text[:_MOST_ANSWER_CHARS]}\n[{excess} characters cut]"
+        excess = len(reply_text) - _MAX_ANSWER_CHARS
+        reply_text = reply_text if excess <= 0 else f"{reply_text[:_MAX_ANSWER_CHARS]}\n[{excess} characters cut]"
         return Observation((Message("tool", reply_text),), ok=is_success and not is_error)
 
     def state() -> Mapping[str, Any]:

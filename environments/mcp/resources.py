@@ -13,7 +13,7 @@ DOCUMENTS: tuple[Mapping[str, Any], ...] = (
     to_document(READ_TOOL, "Read a resource.", _URI_PARAMETERS),
 )
 # Pages of a list.
-_MOST_PAGES = 100
+_MAX_PAGES = 100
 
 
 async def list_resources(client: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ async def read_resource(client: Any, uri: str) -> str:
 async def pages(fetch_page: Callable[..., Awaitable[Any]], list_name: str) -> list[Any]:
     """All entries of a list that a server gives page by page."""
     entries, cursor = [], None
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await fetch_page(cursor=cursor)
         entries += vars(page)[list_name]
         if not (cursor := page.next_cursor):

@@ -15,7 +15,7 @@ from typing import Any
 from cojax.types import parse_json
 
 # Limits on the files of a folder, on the bytes of a file that is kept as it is, and on the characters of the JSON.
-_MAX_FILES, _MOST_FILE_BYTES, MAX_CHARS = 2_000, 65_536, 2 * 2**20
+_MAX_FILES, _MAX_FILE_BYTES, MAX_CHARS = 2_000, 65_536, 2 * 2**20
 _SQLITE_HEADER = b"SQLite format 3\0"
 _GIT_FOLDER = ".git"
 
@@ -68,7 +68,7 @@ def _read_content(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         if file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER:
             return _read_database(path)
-    if path.stat().st_size > _MOST_FILE_BYTES:
+    if path.stat().st_size > _MAX_FILE_BYTES:
         with path.open("rb") as file:
             return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
     file_bytes = path.read_bytes()

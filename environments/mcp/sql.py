@@ -9,7 +9,7 @@ from cojax.types import canonical
 from .world import ServerWorld
 
 # Rows of a table that statements are made for.
-_MOST_ROWS_PER_TABLE = 3
+_MAX_ROWS_PER_TABLE = 3
 _WORDS = ("amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel")
 
 
@@ -27,7 +27,7 @@ def offers(world: ServerWorld) -> _Calls:
     for table_name, table in tables:
         yield "describe_table", {"table_name": table_name}
         yield "write_query", {"query": _write_insert(table_name, table["columns"], table["rows"], new_word)}
-        for row in rng.sample(table["rows"], min(_MOST_ROWS_PER_TABLE, len(table["rows"]))):
+        for row in rng.sample(table["rows"], min(_MAX_ROWS_PER_TABLE, len(table["rows"]))):
             yield from _propose_for_row(table_name, table["columns"], row, rng.choice(_WORDS))
     yield "append_insight", {"insight": f"{new_word} sells"}
     if new_word not in dict(tables):

@@ -167,7 +167,7 @@ RunningServer = tuple[ServedEpisode, str, str]
 
 @dataclasses.dataclass(eq=False)
 class Opener:
-    """setup → a world. With a `reset`, up to `most_idle` servers that still work wait for other episodes, and the last
+    """setup → a world. With a `reset`, up to `max_idle` servers that still work wait for other episodes, and the last
     one to come is the first to go.
 
     If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
@@ -181,13 +181,13 @@ class Opener:
     offer: Offer
     read_state: ReadState
     reset: Call | None
-    most_idle: int
+    max_idle: int
     is_lasting: bool
     is_alone: bool
 
     def __post_init__(self) -> None:
         self._idle: list[RunningServer] = []
-        self._first_state, self._most_idle = "", self.most_idle if self.reset else 0
+        self._first_state, self._max_idle = "", self.max_idle if self.reset else 0
         self._lock = threading.Condition()
         self._holder: tuple[int, Turn] | None = None  # the thread whose turn it is
 
@@ -261,7 +261,7 @@ class Opener:
         if self.is_lasting:
             return
         with self._lock:
-            former_limit, self._most_idle, servers, self._idle = self._most_idle, 0, self._idle, []
+            former_limit, self._max_idle, servers, self._idle = self._max_idle, 0, self._idle, []
         for episode, *_ in servers:
             episode.close()
         if former_limit:
@@ -277,8 +277,8 @@ class Opener:
     def _release_server(self, server: RunningServer, turn: Turn, is_usable: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
-            is_kept = is_usable and self._most_idle > 0
-            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._most_idle else []) if is_kept else [server]
+            is_kept = is_usable and self._max_idle > 0
+            surplus = ([self._idle.pop(0)] if len(self._idle) >= self._max_idle else []) if is_kept else [server]
             self._idle += [server] if is_kept else []
         for episode, *_ in surplus:
             episode.close()

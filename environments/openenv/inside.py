@@ -30,7 +30,7 @@ NAME = "openenv"
 ACT = "act"
 _NO_STATE_REASON = "its state holds nothing but {}"
 # The most characters of an answer.
-_MOST_ANSWER_CHARS = 200_000
+_MAX_ANSWER_CHARS = 200_000
 
 
 def make(
@@ -162,7 +162,7 @@ class SessionEpisode:
                 messages.append(Message("user", "the episode is over"))
                 continue
             reply_text, is_success, is_done = self._make_step(call)
-            messages.append(Message("tool" if is_success else "user", reply_text[:_MOST_ANSWER_CHARS]))
+            messages.append(Message("tool" if is_success else "user", reply_text[:_MAX_ANSWER_CHARS]))
         self._is_over = is_done
         return Observation(tuple(messages), done=is_done)
 

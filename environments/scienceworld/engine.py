@@ -28,7 +28,7 @@ _EPISODE_OPTIONS = (
 # Solving takes minutes, so Java's optimizing compiler pays off.
 _SOLVING_OPTIONS = ("-Xmx1g",)
 # An episode ends after this many moves, as in ETO's setting of the simulator. A `wait` takes ten moves, a look none.
-MOST_MOVES = 200
+MAX_MOVES = 200
 # The score of a completed task.
 FULL_SCORE = 100
 
@@ -65,7 +65,7 @@ class Simulator:
     @property
     def over(self) -> bool:
         """Whether the episode has ended, as ScienceWorldEnv decides it."""
-        return bool(self._java.getCompleted()) or self.score < 0 or int(self._java.getNumMoves()) > MOST_MOVES
+        return bool(self._java.getCompleted()) or self.score < 0 or int(self._java.getNumMoves()) > MAX_MOVES
 
     @property
     def description(self) -> str:

@@ -21,7 +21,7 @@ from .solving import SIMPLIFICATIONS
 
 NAME = "scienceworld"
 # A world is a JVM, with 200 MB of memory.
-_MOST_WORLDS = 16
+_MAX_WORLDS = 16
 # Verbs that a task cannot consist of: they only show something, let time pass, or concern the official task.
 UNASKED_VERBS = frozenset(("look", "examine", "read", "inventory", "task", "wait", "wait1", "focus", "reset"))
 _GOING_VERBS = frozenset(("go", "teleport"))
@@ -109,7 +109,7 @@ def make(jvm_library: str, tasks_folder: str, instructions: str = "full") -> Too
     return commands.make_environment(
         NAME,
         "open cupboard",
-        _MOST_WORLDS,
+        _MAX_WORLDS,
         {**splits, "eval": splits["test"], "held_out": splits["test"]},
         _judge,
         open=lambda setup: World(jvm_library, setup),

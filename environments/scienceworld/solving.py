@@ -18,7 +18,7 @@ from .limits import limit_of
 
 SIMPLIFICATIONS = "easy"
 # The most variations to try for each solution wanted, because long solutions often do not fit.
-_MOST_TRIES = 4
+_MAX_TRIES = 4
 # One `wait` equals this many `wait1`s.
 _WAIT_LENGTH = 10
 # Commands that a solution does not need: looks, and opening doors, which are already open under `easy`.
@@ -36,7 +36,7 @@ def records(jvm: str, task: str, solution_count: int) -> dict[str, Any]:
 
 def _solve(jvm: str, task: str, variations: Sequence[int], solution_count: int) -> list[dict[str, Any]]:
     solutions: list[dict[str, Any]] = []
-    for variation in variations[: _MOST_TRIES * solution_count]:
+    for variation in variations[: _MAX_TRIES * solution_count]:
         solver = Simulator(jvm, task, variation, SIMPLIFICATIONS, gold=True)
         solution = shortest(jvm, task, variation, solver.gold())
         if solution:

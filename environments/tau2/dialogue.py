@@ -19,7 +19,7 @@ from cojax.types import Action, Message, Observation, Task, content_hash
 from .world import CUSTOMER_SPEAKER
 
 # Limits on a reply: its tokens, of which a thought may take most, and the characters that the customer says.
-_MOST_TOKENS, _MOST_REPLY_CHARS = 2_048, 10_000
+_MAX_TOKENS, _MAX_REPLY_CHARS = 2_048, 10_000
 # The settings that say where the customer's model is, and which it is.
 _ENDPOINT_SETTINGS = ("environment.user_url", "environment.user_model")
 # Failures of a call that was taken: the agent's words may be why the endpoint refuses it, or says nothing usable.
@@ -55,7 +55,7 @@ def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: i
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
         chat = [{"role": "system", "content": prompt}, *({"role": roles[who], "content": text} for who, text in lines)]
-        request_body = {"model": model, "messages": chat, "temperature": 0.0, "seed": seed, "max_tokens": _MOST_TOKENS}
+        request_body = {"model": model, "messages": chat, "temperature": 0.0, "seed": seed, "max_tokens": _MAX_TOKENS}
         deadline = time.monotonic() + timeout_s
 
         def attempt() -> str:
@@ -86,8 +86,8 @@ def _read_words(api: ApiClient, reply: Any) -> str:
     reply_text = strip_thought(api.redact(content.encode("utf-8", "replace").decode()))
     if not reply_text:
         raise ValueError("the customer says nothing")
-    if len(reply_text) > _MOST_REPLY_CHARS:
-        raise ValueError(f"the customer says {len(reply_text):,} characters; at most {_MOST_REPLY_CHARS:,} are taken")
+    if len(reply_text) > _MAX_REPLY_CHARS:
+        raise ValueError(f"the customer says {len(reply_text):,} characters; at most {_MAX_REPLY_CHARS:,} are taken")
     return reply_text
 
 
@@ -99,7 +99,7 @@ def strip_thought(text: str) -> str:
 
 # Limits on the characters of one message of the agent, and of all of them: what it writes must not exceed the context
 # of the customer's model, whose failure would not be the agent's.
-_MOST_SAID_CHARS, _MOST_DIALOGUE_CHARS = 4_000, 40_000
+_MAX_SAID_CHARS, _MAX_DIALOGUE_CHARS = 4_000, 40_000
 
 
 def add_customer(environment: Environment, customer: AskCustomer) -> Environment:
@@ -114,7 +114,7 @@ def add_customer(environment: Environment, customer: AskCustomer) -> Environment
 
 def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episode:
     """The episode of one official task, in which `customer` answers."""
-    customer_prompt, remaining_chars = "", _MOST_DIALOGUE_CHARS
+    customer_prompt, remaining_chars = "", _MAX_DIALOGUE_CHARS
     messages: list[tuple[str, str]] = []
 
     def reset() -> tuple[Message, ...]:
@@ -159,8 +159,8 @@ def _explain_unsayable(action: Action, text: str, remaining_chars: int) -> str:
     """Why the text is not said to the customer, who reads `remaining_chars` more characters; empty if it is said."""
     if "<tool_call>" in text or not text:
         return (action.error or "the message is empty")[:200]
-    if len(text) > _MOST_SAID_CHARS:
-        return f"the message has {len(text):,} characters; the customer reads at most {_MOST_SAID_CHARS:,} at once"
+    if len(text) > _MAX_SAID_CHARS:
+        return f"the message has {len(text):,} characters; the customer reads at most {_MAX_SAID_CHARS:,} at once"
     if len(text) > remaining_chars:
-        return f"the customer has read too much; {remaining_chars:,} characters are left of {_MOST_DIALOGUE_CHARS:,}"
+        return f"the customer has read too much; {remaining_chars:,} characters are left of {_MAX_DIALOGUE_CHARS:,}"
     return ""

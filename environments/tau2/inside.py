@@ -18,7 +18,7 @@ from .official import Domain
 from .world import ENDING_TOOL, NAME, REPLY, World, conversation_of, offers, phrase, scenarios, strangers, task_of
 
 # The most calls of an action that are carried out.
-_MOST_CALLS = 64
+_MAX_CALLS = 64
 _OWN_DOCUMENTS = json.loads(Path(__file__).with_name("tools.json").read_text(encoding="utf-8"))
 
 
@@ -109,15 +109,15 @@ def conversation(
             for speaker, text in json.loads(action.text):
                 hear(speaker, text)
             return Observation(done=is_over())
-        messages, all_ok = [], len(action.calls) <= _MOST_CALLS
-        for call in action.calls[:_MOST_CALLS]:
+        messages, all_ok = [], len(action.calls) <= _MAX_CALLS
+        for call in action.calls[:_MAX_CALLS]:
             try:
                 reply_text = perform_call(tools, world, call)
             except Refused as refusal:
                 all_ok, reply_text = False, f"error: {refusal}"
             messages.append(Message("tool", reply_text))
-        if len(action.calls) > _MOST_CALLS:
-            messages.append(Message("tool", f"error: only {_MOST_CALLS} calls at once; the rest were not carried out"))
+        if len(action.calls) > _MAX_CALLS:
+            messages.append(Message("tool", f"error: only {_MAX_CALLS} calls at once; the rest were not carried out"))
         return Observation(tuple(messages), all_ok)
 
     hear("agent", opening[1].content)
@@ -145,7 +145,7 @@ def _judge(wheel: Domain, task: Any, world: World, is_finished: bool) -> Evaluat
     that nobody ended is that of what was done.
     """
     unended_verdict = Evaluation(0.0, (Check("ended by its agent", False),))
-    if world.failed >= official.MOST_ERRORS:
+    if world.failed >= official.MAX_ERRORS:
         return unended_verdict
     verdict = wheel.judge(task, world.messages)
     return verdict if is_finished else dataclasses.replace(unended_verdict, partial=verdict.partial)

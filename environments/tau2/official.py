@@ -65,7 +65,7 @@ class Table(dict[str, Any]):
 
 DOMAINS = ("telecom", "retail", "airline")
 # The official orchestrator stops an episode, with reward 0, when this many calls have failed.
-MOST_ERRORS = 10
+MAX_ERRORS = 10
 
 
 @dataclasses.dataclass(frozen=True)

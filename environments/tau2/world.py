@@ -21,7 +21,7 @@ from .official import Domain, Table
 
 _TRANSFER_TOOL = "transfer_to_human_agents"
 # The arguments of a call take at most this many bytes.
-_MOST_ARGUMENT_BYTES = 100_000
+_MAX_ARGUMENT_BYTES = 100_000
 
 
 class World:
@@ -84,8 +84,8 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
         byte_count = len(json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, RecursionError) as error:
         raise ValueError(f"the arguments are no JSON: {error}") from error
-    if byte_count > _MOST_ARGUMENT_BYTES:
-        raise ValueError(f"the arguments take {byte_count:,} bytes; at most {_MOST_ARGUMENT_BYTES:,} are taken")
+    if byte_count > _MAX_ARGUMENT_BYTES:
+        raise ValueError(f"the arguments take {byte_count:,} bytes; at most {_MAX_ARGUMENT_BYTES:,} are taken")
 
 
 def _to_json(database: Any) -> Any:

@@ -12,15 +12,15 @@ from cojax.types import Call, canonical
 from .toolset import Tool
 
 # For one parameter, this many values are tried that the schema names or that were seen; for free text, new words too.
-_MOST_CANDIDATES, _NEW_WORD_COUNT = 12, 2
-# At most _MOST_INNER values of a list or an object within an argument are tried, and _MOST_DEPTH levels are followed.
-_MOST_INNER_VALUES, _MOST_SCHEMA_DEPTH = 3, 4
+_MAX_CANDIDATES, _NEW_WORD_COUNT = 12, 2
+# At most _MAX_INNER values of a list or an object within an argument are tried, and _MAX_DEPTH levels are followed.
+_MAX_INNER_VALUES, _MAX_SCHEMA_DEPTH = 3, 4
 # Some draws repeat others, so there are more draws than calls.
 _DRAWS_PER_CALL = 4
 # At most this many values of a world are visited, at most this many levels deep.
-_MOST_VISITED_VALUES, _MOST_WALK_DEPTH = 5_000, 20
+_MAX_VISITED_VALUES, _MAX_WALK_DEPTH = 5_000, 20
 # Where nothing has the parameter's name, this many short texts of other names are tried.
-_MOST_OTHER_TEXTS, _MOST_TEXT_CHARS = 4, 40
+_MAX_OTHER_TEXTS, _MAX_TEXT_CHARS = 4, 40
 _WORDS = (
     "amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel", "inlet", "jasper", "knoll", "lilac",
     "maple", "nectar", "olive", "pebble", "quartz", "raven", "sable", "thistle", "umber", "violet", "willow", "zephyr",
@@ -39,7 +39,7 @@ def index_values(*values: Any) -> ValueIndex:
     and `file_id`. Under "" are all texts.
     """
     index: dict[str, dict[_Scalar, None]] = {}
-    visits_left = _MOST_VISITED_VALUES
+    visits_left = _MAX_VISITED_VALUES
 
     def add(value: _Scalar, *keys: str) -> None:
         for key in (*keys, "") if isinstance(value, str) else keys:
@@ -48,7 +48,7 @@ def index_values(*values: Any) -> ValueIndex:
     def walk(value: Any, key: str, holder: str, depth: int) -> None:
         nonlocal visits_left
         visits_left -= 1
-        if visits_left < 0 or depth > _MOST_WALK_DEPTH:
+        if visits_left < 0 or depth > _MAX_WALK_DEPTH:
             return
         noun = singularise(key)
         if isinstance(value, Mapping):
@@ -83,8 +83,8 @@ def singularise(noun: str) -> str:
     return noun
 
 
-def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
-    """Different calls of the tool, at most `most_calls`, in random order; none if a required parameter has no values.
+def draw_calls(tool: Tool, index: ValueIndex, max_calls: int, rng: random.Random, depth: int = 0) -> Iterator[Call]:
+    """Different calls of the tool, at most `max_calls`, in random order; none if a required parameter has no values.
 
     `depth` is the level of an object within an argument; of its optional members only the first few are tried.
     """
@@ -92,7 +92,7 @@ def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Rando
     required_names = set(schema.get("required", ()))
     values_by_name: dict[str, list[Any]] = {}
     for parameter, parameter_schema in schema["properties"].items():
-        if depth and parameter not in required_names and len(values_by_name) >= _MOST_CANDIDATES:
+        if depth and parameter not in required_names and len(values_by_name) >= _MAX_CANDIDATES:
             continue
         values = find_candidates(parameter, parameter_schema, schema, index, rng, depth)
         if parameter in required_names and not values:
@@ -103,13 +103,13 @@ def draw_calls(tool: Tool, index: ValueIndex, most_calls: int, rng: random.Rando
         yield Call(tool.name, {})
         return
     argument_keys: set[str] = set()
-    for _ in range(_DRAWS_PER_CALL * most_calls):
+    for _ in range(_DRAWS_PER_CALL * max_calls):
         drawn_values = {name: rng.choice(values) for name, values in values_by_name.items()}
         call = Call(tool.name, {name: value for name, value in drawn_values.items() if value is not _OMITTED})
         if (argument_key := canonical(dict(call.arguments))) not in argument_keys:
             argument_keys.add(argument_key)
             yield call
-            if len(argument_keys) == most_calls:
+            if len(argument_keys) == max_calls:
                 return
 
 
@@ -124,9 +124,9 @@ def find_candidates(
         return list(schema["enum"])
     for keyword in ("anyOf", "oneOf"):
         if schema.get(keyword):
-            alternatives = schema[keyword][:_MOST_CANDIDATES] if depth < _MOST_SCHEMA_DEPTH else ()
+            alternatives = schema[keyword][:_MAX_CANDIDATES] if depth < _MAX_SCHEMA_DEPTH else ()
             values = [find_candidates(name, alternative, root, index, rng, depth + 1) for alternative in alternatives]
-            return list(itertools.chain.from_iterable(values))[: 2 * _MOST_CANDIDATES]
+            return list(itertools.chain.from_iterable(values))[: 2 * _MAX_CANDIDATES]
     type_spec = schema.get("type", "string")
     json_types = type_spec if isinstance(type_spec, list) else [type_spec]
     values = list(examples) if isinstance(examples := schema.get("examples"), list) else []
@@ -147,23 +147,23 @@ def _find_candidates_of_type(
         item_values = find_candidates(
             singularise(normalise_name(name)), schema.get("items", {}), root, index, rng, depth + 1
         )
-        if depth >= _MOST_SCHEMA_DEPTH or len(item_values) < item_count:
+        if depth >= _MAX_SCHEMA_DEPTH or len(item_values) < item_count:
             return []
-        return [rng.sample(item_values, item_count) for _ in range(min(_MOST_INNER_VALUES, len(item_values)))]
+        return [rng.sample(item_values, item_count) for _ in range(min(_MAX_INNER_VALUES, len(item_values)))]
     if json_type == "object":
-        if depth >= _MOST_SCHEMA_DEPTH:
+        if depth >= _MAX_SCHEMA_DEPTH:
             return []
         tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
-        return [dict(call.arguments) for call in draw_calls(tool, index, _MOST_INNER_VALUES, rng, depth + 1)]
-    seen_values = [value for value in _find_seen(name, index) if _fits(value, json_type, schema)][:_MOST_CANDIDATES]
+        return [dict(call.arguments) for call in draw_calls(tool, index, _MAX_INNER_VALUES, rng, depth + 1)]
+    seen_values = [value for value in _find_seen(name, index) if _fits(value, json_type, schema)][:_MAX_CANDIDATES]
     if json_type in ("integer", "number"):
         lowest = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-        near_values = [lowest + offset for offset in range(_MOST_INNER_VALUES)]
+        near_values = [lowest + offset for offset in range(_MAX_INNER_VALUES)]
         return seen_values + [value for value in near_values if _fits(value, json_type, schema)]
     other_texts = [] if seen_values else [value for value in index.get("", ()) if _fits(value, json_type, schema)]
-    other_texts = [value for value in other_texts if len(str(value)) <= _MOST_TEXT_CHARS]
+    other_texts = [value for value in other_texts if len(str(value)) <= _MAX_TEXT_CHARS]
     new_words = [word for word in rng.sample(_WORDS, _NEW_WORD_COUNT) if _fits(word, json_type, schema)]
-    return seen_values + rng.sample(other_texts, min(_MOST_OTHER_TEXTS, len(other_texts))) + new_words
+    return seen_values + rng.sample(other_texts, min(_MAX_OTHER_TEXTS, len(other_texts))) + new_words
 
 
 def _find_seen(parameter_name: str, value_index: ValueIndex) -> Iterator[_Scalar]:
@@ -204,7 +204,7 @@ def _compile_pattern(pattern: str) -> Callable[[str], bool] | None:
 
 def _resolve_reference(schema: Any, root_schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schema that a reference within the document stands for, merged with what stands beside the reference."""
-    for _ in range(_MOST_SCHEMA_DEPTH):
+    for _ in range(_MAX_SCHEMA_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
         reference = schema.get("$ref")

@@ -12,7 +12,7 @@ from .wording import JOINER, pair_calls
 
 ACT_TOOL, COMMAND_PARAMETER, ENDING_TOOL = "act", "command", "finish"
 # Limits on the characters of a command, and on the commands offered per verb.
-_MOST_COMMAND_CHARS, _MOST_OFFERS_PER_VERB = 300, 8
+_MAX_COMMAND_CHARS, _MAX_OFFERS_PER_VERB = 300, 8
 
 
 def document_tools(example_command: str) -> list[dict[str, Any]]:
@@ -80,8 +80,8 @@ def read_command(tool_name: str, arguments: Mapping[str, Any]) -> str:
     command = arguments.get(COMMAND_PARAMETER)
     if tool_name != ACT_TOOL or set(arguments) != {COMMAND_PARAMETER} or not isinstance(command, str):
         raise ValueError(f"{ACT_TOOL} takes a text called {COMMAND_PARAMETER}")
-    if len(command) > _MOST_COMMAND_CHARS:
-        raise ValueError(f"the command has {len(command):,} characters; at most {_MOST_COMMAND_CHARS} are taken")
+    if len(command) > _MAX_COMMAND_CHARS:
+        raise ValueError(f"the command has {len(command):,} characters; at most {_MAX_COMMAND_CHARS} are taken")
     return " ".join(command.split())
 
 
@@ -96,10 +96,10 @@ def draw_offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str,
     for command in sorted(set(commands)):
         commands_by_verb.setdefault(verb_of(command), []).append(command)
     samples = [
-        random.Random(repr((salt, command_verb))).sample(verb_commands, min(_MOST_OFFERS_PER_VERB, len(verb_commands)))
+        random.Random(repr((salt, command_verb))).sample(verb_commands, min(_MAX_OFFERS_PER_VERB, len(verb_commands)))
         for command_verb, verb_commands in sorted(commands_by_verb.items())
     ]
-    selection = [sample[rank] for rank in range(_MOST_OFFERS_PER_VERB) for sample in samples if rank < len(sample)]
+    selection = [sample[rank] for rank in range(_MAX_OFFERS_PER_VERB) for sample in samples if rank < len(sample)]
     return [(ACT_TOOL, {COMMAND_PARAMETER: command}) for command in selection]
 
 

@@ -35,7 +35,7 @@ _DEFAULT_TRAITS = Traits(worded_alike=True)
 # The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # Limits on the setups read and the ends kept; a look-up is found by _TRIAL_CALLS calls on each of _TRIAL_SETUPS setups.
-_MOST_SETUPS, _MOST_SOLUTION_ENDS, _MOST_TRIAL_SETUPS, _MOST_TRIAL_CALLS = 100_000, 10_000, 3, 4
+_MAX_SETUPS, _MAX_SOLUTION_ENDS, _MAX_TRIAL_SETUPS, _MAX_TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0
 
@@ -144,10 +144,10 @@ class ToolEnvironment:
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_worked = False
-        for task in self._setups[:_MOST_TRIAL_SETUPS]:
+        for task in self._setups[:_MAX_TRIAL_SETUPS]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.list_calls_of, tool_name)[:_MOST_TRIAL_CALLS]:
+                for call in ask(episode.list_calls_of, tool_name)[:_MAX_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
                     any_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
@@ -171,7 +171,7 @@ class ToolEnvironment:
         except PolicyLoss as loss:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(loss)) from loss
         with self._lock:
-            if len(self._end_by_solution) >= _MOST_SOLUTION_ENDS:
+            if len(self._end_by_solution) >= _MAX_SOLUTION_ENDS:
                 del self._end_by_solution[next(iter(self._end_by_solution))]
             return self._end_by_solution.setdefault(key, solution_end)
 
@@ -200,7 +200,7 @@ def _add_call(step: Triplet) -> Triplet:
 def _make_bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
     """A bare task for each different setup. Raises ValueError if there is none, or one is not a JSON object."""
     tasks: dict[str, Task] = {}
-    for setup_number, setup in enumerate(itertools.islice(setups, _MOST_SETUPS), 1):
+    for setup_number, setup in enumerate(itertools.islice(setups, _MAX_SETUPS), 1):
         if not isinstance(setup, Mapping):
             raise ValueError(f"setup {setup_number} is {setup!r:.100}; expected a JSON object")
         try:
@@ -253,13 +253,13 @@ def _to_task(env_name: str, entry: Task | Mapping[str, Any], end_tool: Tool) -> 
 
 
 # The most calls of an action that are carried out.
-_MOST_CALLS_AT_ONCE = 64
+_MAX_CALLS_AT_ONCE = 64
 # Limits on the actions offered in all and of one tool, and on the calls of one tool that are tried.
-_MOST_OFFERED_CALLS, _MOST_CALLS_PER_TOOL, _MOST_TRIED_CALLS = 200, 8, 24
-# The last _MOST_TEXTS observations yield arguments. The short ones among them yield answers.
-_MOST_KEPT_TEXTS, _MOST_ANSWERS, _ANSWER_CHARS = 8, 4, 200
+_MAX_OFFERED_CALLS, _MAX_CALLS_PER_TOOL, _MAX_TRIED_CALLS = 200, 8, 24
+# The last _MAX_KEPT_TEXTS observations yield arguments. The short ones among them yield answers.
+_MAX_KEPT_TEXTS, _MAX_ANSWERS, _ANSWER_CHARS = 8, 4, 200
 # The most conditions of a verdict that are listed by themselves.
-_MOST_CHECKS = 50
+_MAX_CHECKS = 50
 
 
 def find_method(world: Any, method_name: str) -> Callable[..., Any] | None:
@@ -332,12 +332,12 @@ class ToolEpisode:
             return self._refuse((action.error or f"no call; end the episode by {self._environment._ending.name}")[:200])
         messages, all_ok = [], True
         for call_number, call in enumerate(action.calls, 1):
-            is_last = self._is_finished or call_number > _MOST_CALLS_AT_ONCE
+            is_last = self._is_finished or call_number > _MAX_CALLS_AT_ONCE
             try:
                 if self._is_finished:
                     raise Refused("the episode is over; the rest were not carried out")
-                if call_number > _MOST_CALLS_AT_ONCE:
-                    raise Refused(f"only {_MOST_CALLS_AT_ONCE} calls at once; the rest were not carried out")
+                if call_number > _MAX_CALLS_AT_ONCE:
+                    raise Refused(f"only {_MAX_CALLS_AT_ONCE} calls at once; the rest were not carried out")
                 reply_text = self._carry_out(call)
             except Refused as refusal:
                 all_ok, reply_text = False, f"error: {refusal}"
@@ -367,8 +367,8 @@ class ToolEpisode:
         if self._is_finished:
             return ()
         state = state_of(self._world)
-        calls = self._list_calls(state)[:_MOST_OFFERED_CALLS]
-        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MOST_ANSWERS]
+        calls = self._list_calls(state)[:_MAX_OFFERED_CALLS]
+        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MAX_ANSWERS]
         if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
         end_name, parameter = self._environment._ending.name, self._environment._ending.first_parameter
@@ -398,8 +398,8 @@ class ToolEpisode:
         other_paths = (start.keys() | goal.keys() | final.keys()) - set(changes)
         holds = [final.get(path) == goal.get(path) for path in changes]
         wrong_count = sum(final.get(path) != goal.get(path) for path in other_paths)
-        checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_MOST_CHECKS], holds, strict=False)]
-        checks.append(Check("all else as expected", not wrong_count and all(holds[_MOST_CHECKS:])))
+        checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_MAX_CHECKS], holds, strict=False)]
+        checks.append(Check("all else as expected", not wrong_count and all(holds[_MAX_CHECKS:])))
         if answer is not None:
             holds.append(is_same_answer(self.answer, answer))
             checks.append(Check("answer", holds[-1]))
@@ -425,7 +425,7 @@ class ToolEpisode:
         if call.name != end_tool.name or self._environment._ends_by_text:
             reply_text = perform_call(self._tools, self._world, call)
             if reply_text != DONE_REPLY:
-                self._texts = [*self._texts, reply_text][-_MOST_KEPT_TEXTS:]
+                self._texts = [*self._texts, reply_text][-_MAX_KEPT_TEXTS:]
             return reply_text
         value = call.arguments.get(end_tool.first_parameter) if end_tool.first_parameter is not None else None
         try:
@@ -470,17 +470,17 @@ class ToolEpisode:
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
         calls_by_tool = [self._draw_calls(tool, value_index, salt) for tool in tools]
-        return [calls[rank] for rank in range(_MOST_CALLS_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
+        return [calls[rank] for rank in range(_MAX_CALLS_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
 
     def _draw_calls(self, tool: Tool, value_index: ValueIndex, salt: str) -> list[Call]:
         rng = random.Random(repr((tool.name, salt)))
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(draw_calls(tool, value_index, _MOST_TRIED_CALLS, rng))
+            calls = list(draw_calls(tool, value_index, _MAX_TRIED_CALLS, rng))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
-        return [call for call in calls if self._call_works(call)][:_MOST_CALLS_PER_TOOL]
+        return [call for call in calls if self._call_works(call)][:_MAX_CALLS_PER_TOOL]
 
     def _call_works(self, call: Call) -> bool:
         """Whether the call works on a copy of the world; true if there is no copy."""

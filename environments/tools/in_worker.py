@@ -19,9 +19,9 @@ from .environment import ToolEnvironment, choose_end_name, end_task
 from .toolset import Refused
 
 # The most of an action that is sent. environments/tools carries out the same number of calls.
-_MOST_CALLS_AT_ONCE, _MOST_TEXT_CHARS, _MOST_ARGUMENT_BYTES = 64, 100_000, 100_000
+_MAX_CALLS_AT_ONCE, _MAX_TEXT_CHARS, _MAX_ARGUMENT_BYTES = 64, 100_000, 100_000
 # The most tasks of one split of a package.
-MOST_OFFICIAL_TASKS = 10_000
+MAX_OFFICIAL_TASKS = 10_000
 # A verdict may take this many times the deadline of one call, because it opens a second world and repeats the
 # solution's calls.
 _VERDICT_CALLS = 6
@@ -52,9 +52,9 @@ class WorkerWorld:
 
     def listen(self, action: Action) -> None:
         """Sends the action, and keeps the answers to its calls."""
-        calls = tuple(_make_sendable(action.calls[:_MOST_CALLS_AT_ONCE]))
-        action_text = action.text[:_MOST_TEXT_CHARS].encode("utf-8", "replace").decode()
-        reply = self._episode.step(Action(action_text, calls, action.error[:_MOST_TEXT_CHARS]))
+        calls = tuple(_make_sendable(action.calls[:_MAX_CALLS_AT_ONCE]))
+        action_text = action.text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
+        reply = self._episode.step(Action(action_text, calls, action.error[:_MAX_TEXT_CHARS]))
         self._is_over |= reply.done
         messages = reply.messages if len(reply.messages) == len(calls) else reply.messages[:1] * len(calls)
         # A message with the role "user" is an error: an action may have calls that work and calls that do not.
@@ -132,7 +132,7 @@ def make_environment(
         **worker_settings,
     )
     try:
-        splits = {split: worker.tasks(split, MOST_OFFICIAL_TASKS) for split in ("train", "dev", "eval")}
+        splits = {split: worker.tasks(split, MAX_OFFICIAL_TASKS) for split in ("train", "dev", "eval")}
         official_ids = {task.id for tasks in splits.values() for task in tasks}
         open_world = make_opener(worker, env_name)
         with contextlib.closing(open_world(splits["train"][0].setup)) as world:
@@ -245,5 +245,5 @@ def _make_sendable(calls: tuple[Call, ...]) -> Iterator[Call]:
         try:
             num_bytes = len(json.dumps([call.name, dict(call.arguments)], allow_nan=False, ensure_ascii=False).encode())
         except (TypeError, ValueError, RecursionError):  # also for half a character
-            num_bytes = _MOST_ARGUMENT_BYTES + 1
-        yield call if num_bytes <= _MOST_ARGUMENT_BYTES else Call("")
+            num_bytes = _MAX_ARGUMENT_BYTES + 1
+        yield call if num_bytes <= _MAX_ARGUMENT_BYTES else Call("")

@@ -10,7 +10,7 @@ from cojax.types import Call, Triplet
 
 JOINER = ", then "
 # The most characters of a value that is looked up and used, or told; and of the words for a place that is looked up.
-_MOST_VALUE_CHARS, _MOST_WORDED_CHARS = 200, 4_000
+_MAX_VALUE_CHARS, _MAX_WORDED_CHARS = 200, 4_000
 
 
 def phrase(steps: Sequence[Triplet], end_name: str, lookups: Collection[str]) -> str | None:
@@ -32,7 +32,7 @@ def phrase(steps: Sequence[Triplet], end_name: str, lookups: Collection[str]) ->
                 previous = call_index - 1
                 if previous < 0 or exchanges[previous][0].name not in lookups or exchanges[previous][1] != answer:
                     return None
-                if len(str(answer)) > _MOST_VALUE_CHARS:
+                if len(str(answer)) > _MAX_VALUE_CHARS:
                     return None
                 source_indices.add(previous)
                 clauses.append(f"tell what {word_call(previous)} says")
@@ -69,7 +69,7 @@ def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sou
                 if value in call.arguments.values():
                     break
                 place_words = _word_place(value, observation) if call.name in lookups else None
-                if place_words is not None and len(words := word_call(lookup_index)) <= _MOST_WORDED_CHARS:
+                if place_words is not None and len(words := word_call(lookup_index)) <= _MAX_WORDED_CHARS:
                     sources.add(lookup_index)
                     return f"{place_words} {words} shows"
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
@@ -79,7 +79,7 @@ def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sou
 
 def _word_place(value: str | int | float, observation: str) -> str | None:
     """Where an observation shows a value, in words; None if it shows it nowhere or in several places."""
-    if len(observation) > 50 * _MOST_VALUE_CHARS:
+    if len(observation) > 50 * _MAX_VALUE_CHARS:
         return None
     if observation == str(value):
         return "what"

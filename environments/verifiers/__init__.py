@@ -9,7 +9,7 @@ from typing import Any
 
 from cojax.worlds import find_function
 from ..tools import ToolEnvironment
-from ..tools.in_worker import MOST_OFFICIAL_TASKS, check_full_reward, make_environment, read_json
+from ..tools.in_worker import MAX_OFFICIAL_TASKS, check_full_reward, make_environment, read_json
 from ..worker.venv import Recipe
 
 NAME = "verifiers"
@@ -49,7 +49,7 @@ def make(
     settings["affordances"] = find_function("affordances", affordances) if affordances else None
     return make_environment(
         __name__, NAME, RECIPE, settings, by_text=True, taskset=module, full=full, state=state, solution=solution,
-        most_tasks=min(tasks, MOST_OFFICIAL_TASKS), evaluation=json.loads(evaluation) if evaluation else None,
+        max_tasks=min(tasks, MAX_OFFICIAL_TASKS), evaluation=json.loads(evaluation) if evaluation else None,
     )  # fmt: skip
 
 

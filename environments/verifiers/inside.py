@@ -35,15 +35,15 @@ def make(
     path: Sequence[str],
     arguments: Mapping[str, Any],
     evaluation: Mapping[str, Any] | None,
-    most_tasks: int,
+    max_tasks: int,
     full: float,
     state: str,
     solution: str,
 ) -> Episodes:
     """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
     sys.path += path
-    train_source = Source.load(taskset, path, arguments, most_tasks)
-    held_out_source = Source.load(taskset, path, {**arguments, **evaluation}, most_tasks) if evaluation else None
+    train_source = Source.load(taskset, path, arguments, max_tasks)
+    held_out_source = Source.load(taskset, path, {**arguments, **evaluation}, max_tasks) if evaluation else None
     read_state = find_function(state, path)
     tasks_by_split, find_row = divide_tasks(train_source, held_out_source, find_function(solution, path))
     tools = list_documents([train_source, *([held_out_source] if held_out_source else [])])
@@ -57,7 +57,7 @@ def make(
 
 
 # The most characters of a tool's answer.
-_MOST_ANSWER_CHARS = 200_000
+_MAX_ANSWER_CHARS = 200_000
 
 
 class RolloutEpisode:
@@ -189,9 +189,9 @@ class RolloutEpisode:
         try:
             result = await server.call_tool(tool_name, dict(call.arguments))
         except ToolError as error:
-            return str(error)[:_MOST_ANSWER_CHARS], False
+            return str(error)[:_MAX_ANSWER_CHARS], False
         blocks = [block.text if block.type == "text" else str(block) for block in result.content]
-        return "\n".join(blocks)[:_MOST_ANSWER_CHARS], not result.is_error
+        return "\n".join(blocks)[:_MAX_ANSWER_CHARS], not result.is_error
 
     async def _check_stops(self) -> bool:
         """Whether a stop of the task ends the rollout, as the package asks before each turn."""

@@ -35,8 +35,8 @@ class Source:
     tasks: Sequence[Any]
 
     @classmethod
-    def load(cls, name: str, path: Sequence[str], arguments: Mapping[str, Any], most_tasks: int) -> "Source":
-        """At most `most_tasks` tasks. `path` are the user's folders.
+    def load(cls, name: str, path: Sequence[str], arguments: Mapping[str, Any], max_tasks: int) -> "Source":
+        """At most `max_tasks` tasks. `path` are the user's folders.
 
         Raises ValueError for a taskset that is not there, that has no counterpart here, or that has no tasks.
         """
@@ -53,7 +53,7 @@ class Source:
         if (harness := default_harness_id(name)) != _PLAIN_HARNESS:
             raise _unplayable(name, f"the harness {harness!r} that it brings runs the agent itself")
         taskset = vf.load_taskset(taskset_config)
-        tasks = list(taskset.take(most_tasks))
+        tasks = list(taskset.take(max_tasks))
         if not tasks:
             raise ValueError(f"the taskset {name!r} has no tasks with {dict(arguments)!r}")
         source = cls(taskset, tasks)

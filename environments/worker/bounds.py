@@ -3,7 +3,7 @@
 import dataclasses
 
 # The most children of one worker: each may have its own user id, from one block of this size.
-MOST_CHILDREN = 4_096
+MAX_CHILDREN = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Bounds:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) <= 0:
                 raise ValueError(f"bound {field.name} is {getattr(self, field.name)}; expected more than 0")
-        if self.children > MOST_CHILDREN:
-            raise ValueError(f"bound children is {self.children}; expected at most {MOST_CHILDREN}")
+        if self.children > MAX_CHILDREN:
+            raise ValueError(f"bound children is {self.children}; expected at most {MAX_CHILDREN}")
 
 
 @dataclasses.dataclass(frozen=True)

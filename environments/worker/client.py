@@ -28,9 +28,9 @@ _LOG = logging.getLogger(__name__)
 # Seconds that a supervisor gets to end by itself.
 _EXIT_GRACE_S = 15.0
 # The supervisor enforces the deadlines. It is given up if it is silent for this many seconds.
-_MOST_SILENCE_S = 30.0
-# A supervisor that ends is replaced, at most _MOST_RESTARTS times within _WINDOW_S seconds.
-_MOST_RESTARTS, _RESTART_WINDOW_S = 3, 60.0
+_MAX_SILENCE_S = 30.0
+# A supervisor that ends is replaced, at most _MAX_RESTARTS times within _WINDOW_S seconds.
+_MAX_RESTARTS, _RESTART_WINDOW_S = 3, 60.0
 # The code of a child's failure → the exception to raise.
 _FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.CALL_FAILURES, LimitExceeded)
 _FAILURE_TYPES |= dict.fromkeys(wire.CHILD_FAILURES, EpisodeFailure)
@@ -103,9 +103,9 @@ class Client:
             if self.connection.is_over:
                 now = time.monotonic()
                 self.restart_times = [moment for moment in self.restart_times if now - moment < _RESTART_WINDOW_S]
-                if len(self.restart_times) >= _MOST_RESTARTS:
+                if len(self.restart_times) >= _MAX_RESTARTS:
                     raise EnvironmentFailure(
-                        f"the worker of {self.module} ended {_MOST_RESTARTS} times within {_RESTART_WINDOW_S:g} s; "
+                        f"the worker of {self.module} ended {_MAX_RESTARTS} times within {_RESTART_WINDOW_S:g} s; "
                         "its last words are on stderr"
                     )
                 self.restart_times.append(now)
@@ -181,9 +181,9 @@ class Connection:
 
     def _send(self, message: dict[str, Any]) -> None:
         line = wire.encode(message)
-        if len(line) > wire.MOST_REQUEST_BYTES:
+        if len(line) > wire.MAX_REQUEST_BYTES:
             raise EnvironmentFailure(
-                f"{message['op']} has {len(line):,} bytes, more than the {wire.MOST_REQUEST_BYTES:,} allowed"
+                f"{message['op']} has {len(line):,} bytes, more than the {wire.MAX_REQUEST_BYTES:,} allowed"
             )
         try:
             with self.send_lock:
@@ -200,10 +200,10 @@ class Connection:
         started_at = running()
 
         def read_count() -> float:
-            if running() - max(started_at, self.last_heard) > _MOST_SILENCE_S:
+            if running() - max(started_at, self.last_heard) > _MAX_SILENCE_S:
                 self.process.kill()
                 self.fail()
-                raise EnvironmentFailure(f"the supervisor was silent for {_MOST_SILENCE_S:g} s and was killed")
+                raise EnvironmentFailure(f"the supervisor was silent for {_MAX_SILENCE_S:g} s and was killed")
             return self.counted_s.get(str(call_id), 0.0)
 
         # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.

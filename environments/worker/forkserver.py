@@ -29,7 +29,7 @@ from .sandbox import confine, enclose, leave_scratch, separate, sweep, try_child
 from .served import Operations, describe, environment_operations, episode_operations
 
 # The longest message on the control socket, in bytes.
-MOST_PACKET_BYTES = 64 * 2**10
+MAX_PACKET_BYTES = 64 * 2**10
 
 
 def main(control_descriptor: int) -> None:
@@ -39,7 +39,7 @@ def main(control_descriptor: int) -> None:
     kernel.die_with_parent()
     if os.getppid() != supervisor_pid:
         return
-    order = wire.decode(control.recv(MOST_PACKET_BYTES))
+    order = wire.decode(control.recv(MAX_PACKET_BYTES))
     layers = Layers()
     try:
         bounds = Bounds(**order["bounds"])
@@ -118,7 +118,7 @@ class _Children:
 
     def _carry_out_order(self) -> bool:
         """Carries out one order; False if the control socket has ended."""
-        packet, descriptors, _, _ = socket.recv_fds(self.control, MOST_PACKET_BYTES, 1)
+        packet, descriptors, _, _ = socket.recv_fds(self.control, MAX_PACKET_BYTES, 1)
         if not packet:
             return False
         order = wire.decode(packet)
@@ -231,7 +231,7 @@ def serve_operations(connection: socket.socket, operations: Operations) -> None:
     An exception of the environment is a failure of that call.
     """
     stream = connection.makefile("rb")
-    while request_line := stream.readline(wire.MOST_REQUEST_BYTES):
+    while request_line := stream.readline(wire.MAX_REQUEST_BYTES):
         request = wire.decode(request_line)
         try:
             value = to_json(operations[request["op"]](*request["arguments"]))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from .bounds import MOST_CHILDREN
+from .bounds import MAX_CHILDREN
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
@@ -58,10 +58,10 @@ def count_threads(uid: int) -> int:
 def find_first_uid() -> int:
     """The first user id for this process's children, among the ids that exist here; 0 if there are too few."""
     range_start, _, length = max(_uid_ranges(), key=lambda uid_range: uid_range[2])
-    block_start = os.getpid() * MOST_CHILDREN
-    if length > _CHILD_UID_BASE + 2 * MOST_CHILDREN:
-        return range_start + _CHILD_UID_BASE + block_start % (min(length, 2**32 - 2) - _CHILD_UID_BASE - MOST_CHILDREN)
-    start_count = length - 1 - MOST_CHILDREN
+    block_start = os.getpid() * MAX_CHILDREN
+    if length > _CHILD_UID_BASE + 2 * MAX_CHILDREN:
+        return range_start + _CHILD_UID_BASE + block_start % (min(length, 2**32 - 2) - _CHILD_UID_BASE - MAX_CHILDREN)
+    start_count = length - 1 - MAX_CHILDREN
     return range_start + 1 + block_start % start_count if start_count > 0 else 0
 
 

@@ -116,7 +116,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         kernel.lower_resource_limit(resource.RLIMIT_MSGQUEUE, 0)
     # Without its own namespace or user, the child's count includes all other processes of this user.
     has_own_count = layers.processes or layers.first_uid
-    most_processes = bounds.processes + (0 if has_own_count else kernel.count_threads(os.geteuid()))
+    max_processes = bounds.processes + (0 if has_own_count else kernel.count_threads(os.geteuid()))
     if layers.readable_paths:
         # Before the change of user: the other user may not reach these files.
         _set_file_rules(layers.readable_paths, own_folder)
@@ -128,7 +128,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     # After the change of user: the limit does not bind root.
-    kernel.lower_resource_limit(resource.RLIMIT_NPROC, most_processes)
+    kernel.lower_resource_limit(resource.RLIMIT_NPROC, max_processes)
     if sys.platform == "linux":
         kernel.drop_capabilities(keeps_read=layers.reads_private_files)
         kernel.prctl(kernel.NO_NEW_PRIVS, 1)

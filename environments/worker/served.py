@@ -20,8 +20,8 @@ Operations = dict[str, Callable[..., Any]]
 _T = TypeVar("_T")
 # Demonstrations fetched with one call.
 _DEMONSTRATIONS_PER_PAGE = 256
-# A reply is looked for every _LOOK_PERIOD_S seconds. An episode's deadline excuses at most _MOST_EXCUSED_S of one call.
-_LOOK_PERIOD_S, _MOST_EXCUSED_S = 0.25, 3_600.0
+# A reply is looked for every _LOOK_PERIOD_S seconds. An episode's deadline excuses at most _MAX_EXCUSED_S of one call.
+_LOOK_PERIOD_S, _MAX_EXCUSED_S = 0.25, 3_600.0
 
 
 def episode_operations(environment: Environment) -> Operations:
@@ -160,7 +160,7 @@ def await_reply(future: Future[Any], read_count: Callable[[], float], read_reply
 
     def charge(counted_s: float) -> None:
         nonlocal excused_s
-        due_s = min(max(0.0, running() - started_at - counted_s), _MOST_EXCUSED_S)
+        due_s = min(max(0.0, running() - started_at - counted_s), _MAX_EXCUSED_S)
         excuse(due_s - excused_s)
         excused_s = due_s
 

@@ -28,7 +28,7 @@ from cojax.environment import running
 from . import wire
 from .bounds import Bounds
 from .client import start_process
-from .forkserver import MOST_PACKET_BYTES
+from .forkserver import MAX_PACKET_BYTES
 
 # Seconds that the fork server gets to end by itself.
 _EXIT_GRACE_S = 5.0
@@ -49,7 +49,7 @@ _REPLY_ROOM_BYTES, _COPIES_PER_REPLY = 96 * 2**20, 4
 # A reply must end within this many seconds of its first byte; a large one, within this many of getting room.
 _SEND_TIMEOUT_S = 2.0
 # A call ends after this multiple of its deadline in wall time, however little processor time the child got.
-_MOST_WALL_MULTIPLE = 5
+_MAX_WALL_MULTIPLE = 5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,7 +68,7 @@ def main(client_descriptor: int) -> None:
 
 
 async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
-    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MOST_REQUEST_BYTES)
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_REQUEST_BYTES)
     stop_event = asyncio.Event()
     if trainer_pidfd is not None:
         asyncio.get_running_loop().add_reader(trainer_pidfd, stop_event.set)
@@ -132,12 +132,12 @@ async def _await_start(control: socket.socket, order: dict[str, Any]) -> dict[st
     loop = asyncio.get_running_loop()
     order_keys = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({order_key: order[order_key] for order_key in order_keys})
-    if len(packet) > MOST_PACKET_BYTES:
-        reason = f"the settings have {len(packet):,} bytes; at most {MOST_PACKET_BYTES:,} can be passed on"
+    if len(packet) > MAX_PACKET_BYTES:
+        reason = f"the settings have {len(packet):,} bytes; at most {MAX_PACKET_BYTES:,} can be passed on"
         return wire.explain(wire.START, reason)
     try:
         await loop.sock_sendall(control, packet)
-        reply_packet = await loop.sock_recv(control, MOST_PACKET_BYTES)
+        reply_packet = await loop.sock_recv(control, MAX_PACKET_BYTES)
     except ConnectionError:
         reply_packet = b""
     if not reply_packet:
@@ -183,7 +183,7 @@ class Timer:
         if not self._pid:
             return wall
         work_s, wait_s = (now - earlier for now, earlier in zip(read_usage(self._pid), self._usage_before, strict=True))
-        return min(wall, max(work_s, wall - wait_s, wall / _MOST_WALL_MULTIPLE))
+        return min(wall, max(work_s, wall - wait_s, wall / _MAX_WALL_MULTIPLE))
 
     def begin(self) -> None:
         """Notes that the reply has begun: one that begins late may still end."""
@@ -293,7 +293,7 @@ class Children:
     async def _read_fork_server(self) -> None:
         """Notes which children were forked and which are gone. A gone child's slot, with its user id, is free again."""
         loop = asyncio.get_running_loop()
-        while packet := await loop.sock_recv(self.control, MOST_PACKET_BYTES):
+        while packet := await loop.sock_recv(self.control, MAX_PACKET_BYTES):
             message = wire.decode(packet)
             if "born" in message:
                 child = self.child_by_number[message["born"]]
@@ -311,7 +311,7 @@ class Children:
         while True:
             await asyncio.sleep(_HEARTBEAT_PERIOD_S)
             # A stopped client reads nothing.
-            if self.timers and self.writer.transport.get_write_buffer_size() < MOST_PACKET_BYTES:
+            if self.timers and self.writer.transport.get_write_buffer_size() < MAX_PACKET_BYTES:
                 self.writer.write(
                     wire.encode({"counted": {str(id_): t.count_seconds() for id_, t in self.timers.items()}})
                 )
@@ -381,7 +381,7 @@ class Children:
         timeout_s = timer.timeout_s
         is_service = child is self.child_by_episode.get(_SERVICE_EPISODE)
         scan = wire.Scan(wire.SERVICE_VALUES if is_service else self.bounds.values)
-        most_bytes = wire.MOST_SERVICE_BYTES if is_service else self.bounds.output
+        max_bytes = wire.MAX_SERVICE_BYTES if is_service else self.bounds.output
 
         async def admit() -> None:
             with timer.excuse():
@@ -391,7 +391,7 @@ class Children:
         async def exchange() -> bytes:
             request_line = wire.encode({"n": child.call_count, "op": op, "arguments": arguments})
             await asyncio.get_running_loop().sock_sendall(child.socket, request_line)
-            return await receive_line(child.socket, scan, most_bytes, admit, timer.begin)
+            return await receive_line(child.socket, scan, max_bytes, admit, timer.begin)
 
         exchange_task = asyncio.create_task(exchange())
         try:

@@ -31,15 +31,15 @@ CALL_FAILURES = frozenset({TIMEOUT, WORKER_DIED, LIMIT_EXCEEDED})
 CHILD_FAILURES = frozenset({LOST, ENVIRONMENT})
 
 # Longest message of a failure, in characters.
-_MOST_MESSAGE_CHARS = 2_000
+_MAX_MESSAGE_CHARS = 2_000
 # Longest request, in bytes: a task or an action, which nothing has checked yet.
-MOST_REQUEST_BYTES = 256 * 2**20
+MAX_REQUEST_BYTES = 256 * 2**20
 # The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
-MOST_SERVICE_BYTES, SERVICE_VALUES = 512 * 2**20, 64_000_000
+MAX_SERVICE_BYTES, SERVICE_VALUES = 512 * 2**20, 64_000_000
 # Bytes of a reply that are read, or examined, at a time.
 CHUNK_BYTES = 64 * 2**10
 # The deepest nesting of a reply.
-_MOST_REPLY_DEPTH = 256
+_MAX_REPLY_DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
@@ -58,7 +58,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def explain(code: str, message: str) -> dict[str, str]:
     """The part of a reply that says why there is no value."""
-    return {"failure": code, "message": message[:_MOST_MESSAGE_CHARS].encode("utf-8", "replace").decode()}
+    return {"failure": code, "message": message[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()}
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Scan:
     A reply made of empty lists takes 30 times its bytes once it is parsed, so values are counted before parsing.
     """
 
-    def __init__(self, most_values: int, most_depth: int = _MOST_REPLY_DEPTH) -> None:
-        self.most_values, self.most_depth = most_values, most_depth
+    def __init__(self, max_values: int, max_depth: int = _MAX_REPLY_DEPTH) -> None:
+        self.max_values, self.max_depth = max_values, max_depth
         self.value_count = self.depth = 0
         self.in_string = self.after_backslash = False
 
@@ -98,12 +98,12 @@ class Scan:
         self._check_count()
         for bracket in outside_strings.translate(None, _NOT_BRACKETS):
             self.depth += 1 if bracket in b"[{" else -1
-            if not 0 <= self.depth <= self.most_depth:
-                raise ValueError(f"it nests deeper than {self.most_depth} levels, or ends what it did not begin")
+            if not 0 <= self.depth <= self.max_depth:
+                raise ValueError(f"it nests deeper than {self.max_depth} levels, or ends what it did not begin")
 
     def _check_count(self) -> None:
-        if self.value_count > self.most_values:
-            raise ValueError(f"it holds more than {self.most_values:,} values")
+        if self.value_count > self.max_values:
+            raise ValueError(f"it holds more than {self.max_values:,} values")
 
 
 class OutOfMemory(Exception):

@@ -86,8 +86,8 @@ def draw_shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequenc
 
 
 _SMOOTHING = 5  # steps that a noisy curve is averaged over
-_MOST_LABEL_CHARS = 50  # characters of a label's line
-_MOST_ARMS_WITH_INTERVALS = 5  # with more arms, intervals would cover each other
+_MAX_LABEL_CHARS = 50  # characters of a label's line
+_MAX_ARMS_WITH_INTERVALS = 5  # with more arms, intervals would cover each other
 
 
 def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
@@ -106,7 +106,7 @@ def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
             axes.plot([100 * pair["low"], 100 * pair["high"]], [row, row], color=_PALETTE[0], linewidth=2)
         axes.scatter([100 * pair["mean"]], [row], s=36, color=_PALETTE[0], zorder=3)
     axes.axvline(0, color="black", linewidth=0.8)
-    labels = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _MOST_LABEL_CHARS) for pair in known_differences]
+    labels = [fill(f"{TITLES[pair['one']]} − {TITLES[pair['other']]}", _MAX_LABEL_CHARS) for pair in known_differences]
     axes.set_yticks(range(len(known_differences)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel="difference in held-out success, points")
@@ -115,7 +115,7 @@ def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 def draw_success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    has_many_arms = len(arms) > _MOST_ARMS_WITH_INTERVALS
+    has_many_arms = len(arms) > _MAX_ARMS_WITH_INTERVALS
     picture, (axes,) = make_figure(width=8.8 if has_many_arms else 6.4)
     opacity = 0 if has_many_arms else 0.18
     _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)

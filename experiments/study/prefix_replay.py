@@ -34,5 +34,5 @@ class PrefixLengths:
         """The actions to replay in the task's next episodes: at first half of the solution, never its last action."""
         if task.origin != ORIGIN:
             return ()
-        most_actions = max(0, len(task.solution) - 1)
-        return task.solution[: min(most_actions, memory.get(task.id, most_actions // 2))]
+        max_actions = max(0, len(task.solution) - 1)
+        return task.solution[: min(max_actions, memory.get(task.id, max_actions // 2))]

@@ -18,7 +18,7 @@ from cojax.types import Evaluation, Group, Message, Observation, Task, Trajector
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
 # How many of the newest notes are shown, and the most characters of a note.
-_MOST_NOTES_PER_TASK, _MOST_NOTE_CHARS = 3, 1_000
+_MAX_NOTES_PER_TASK, _MAX_NOTE_CHARS = 3, 1_000
 
 _REQUEST_TEXT = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
 _REMINDER_TEXT = "You tried what follows before and did not solve it. What you noted then:"
@@ -49,7 +49,7 @@ def retry_failures(
             note_groups = play(_make_note_environment(environment, failure_by_task, room), tasks, f"note{trial_number}")
             for group in note_groups:
                 if note := _read_note(group):
-                    notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MOST_NOTES_PER_TASK:]
+                    notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MAX_NOTES_PER_TASK:]
         retry_groups = play(add_notes(environment, notes), tasks, f"trial{trial_number}")
         # A trial without a valid episode leaves the result of the trial before it.
         latest_groups |= {group.task.id: group for group in retry_groups if group.valid}
@@ -77,7 +77,7 @@ def _trial_record(latest: Mapping[str, Group], groups: Sequence[Group], note_gro
 def _read_note(group: Group) -> str:
     """The note that the policy wrote, without its thought; "" if there is none."""
     replies = [_strip_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
-    return shorten(replies[0], _MOST_NOTE_CHARS) if replies else ""
+    return shorten(replies[0], _MAX_NOTE_CHARS) if replies else ""
 
 
 def _strip_thought(text: str) -> str:

@@ -143,19 +143,19 @@ def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
     return False
 
 
-def list_cores(most_cores: int) -> list[int | None]:
-    """`most_cores` of the cores that this process may use, or None for each if processes cannot be pinned.
+def list_cores(max_cores: int) -> list[int | None]:
+    """`max_cores` of the cores that this process may use, or None for each if processes cannot be pinned.
 
     Raises ValueError if there are fewer.
     """
-    if most_cores < 1:
-        raise ValueError(f"--jobs={most_cores}; expected at least 1 run at a time")
+    if max_cores < 1:
+        raise ValueError(f"--jobs={max_cores}; expected at least 1 run at a time")
     if sys.platform != "linux":
-        return [None] * most_cores
+        return [None] * max_cores
     cores = sorted(os.sched_getaffinity(0))
-    if most_cores > len(cores):
-        raise ValueError(f"--jobs={most_cores}, but this process may use {len(cores)} cores; give at most as many")
-    return list(cores[:most_cores])
+    if max_cores > len(cores):
+        raise ValueError(f"--jobs={max_cores}, but this process may use {len(cores)} cores; give at most as many")
+    return list(cores[:max_cores])
 
 
 def _read_last_words(log_path: Path) -> str:

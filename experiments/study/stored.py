@@ -27,7 +27,7 @@ from .tables import StudyRun
 _LARGEST_NUMBER = 10**100
 # How far a success may be from the share of solved tasks in `held_out`, which leaves out tasks whose episode was lost
 # before or after training.
-_MOST_DIFFERENCE = 0.05
+_MAX_DIFFERENCE = 0.05
 _Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
 _Amount = Annotated[float, Field(ge=0, le=_LARGEST_NUMBER)]
 _Positive = Annotated[float, Field(gt=0, le=_LARGEST_NUMBER)]
@@ -117,7 +117,7 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
             raise ValueError(f"{wrong[0]} has {len(_get(record, wrong[0]))} values; {counter or keys[0]} says {length}")
     for key in ("zero_shot", "final"):
         bits = record["held_out"][key]
-        if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _MOST_DIFFERENCE:
+        if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _MAX_DIFFERENCE:
             raise ValueError(f"{key} is {record[key]}, but held_out.{key} says {bits.count('1')} of {len(bits)} tasks")
     if record["arm"] != arm:
         raise ValueError(f"it belongs to the run {record['arm']}-{record['seed']}")

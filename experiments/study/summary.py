@@ -25,9 +25,9 @@ from .tables import ARMS, TITLES, Table
 # Solutions of this many actions or more count as one kind.
 _OPEN_ROW = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the page reports the worst tenth.
-LEAST_TOOLS_FOR_TENTHS = 60
+MIN_TOOLS_FOR_TENTHS = 60
 LONG = 4  # a long task has at least this many actions, with the finish
-LEAST_LONG_TASKS = 30  # the fewest long tasks that a page reports
+MIN_LONG_TASKS = 30  # the fewest long tasks that a page reports
 
 
 def break_down(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
@@ -47,7 +47,7 @@ def break_down(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
         # The most popular ones first.
         kind_lists["tool"] = [(-popularity.get(tool_name, 1.0), tool_name) for tool_name in tool_names]
         tool_kinds = sorted(set(kind_lists["tool"]))
-        if len(tool_kinds) >= LEAST_TOOLS_FOR_TENTHS:
+        if len(tool_kinds) >= MIN_TOOLS_FOR_TENTHS:
             tenths = {kind: 1 + 10 * index // len(tool_kinds) for index, kind in enumerate(tool_kinds)}
             kind_lists["popularity"] = [(tenths[kind], f"tenth {tenths[kind]}") for kind in kind_lists["tool"]]
     return {criterion: _make_rows(task_kinds, arms) for criterion, task_kinds in kind_lists.items()}
@@ -84,7 +84,7 @@ def _average_tenth(records: Sequence[Record], order: Callable[[float, float, flo
     """
     tool_names, popularity = _find_tools(records[0])
     sizes = Counter(tool_names)
-    if len(sizes) < LEAST_TOOLS_FOR_TENTHS or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
+    if len(sizes) < MIN_TOOLS_FOR_TENTHS or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
         return None
     success_by_seed = {}
     for record in records:
@@ -97,11 +97,11 @@ def _average_tenth(records: Sequence[Record], order: Callable[[float, float, flo
 def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     """Seed → success after training over the held-out tasks of at least LONG actions, with the finish.
 
-    None if there are fewer than LEAST_LONG_TASKS of them.
+    None if there are fewer than MIN_LONG_TASKS of them.
     """
     _, tasks = load_held_out_tasks(records[0])
     is_long = [len(task.solution) >= LONG for task in tasks]
-    if sum(is_long) < LEAST_LONG_TASKS or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+    if sum(is_long) < MIN_LONG_TASKS or any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
     return {record["seed"]: _compute_shares(is_long, record["held_out"]["final"])[True] for record in records}
 
@@ -433,7 +433,7 @@ def _average(values: Sequence[float]) -> float:
 
 
 # A table by tool with more rows is left out of the page; NAME.json has it.
-_MOST_ROWS = 60
+_MAX_ROWS = 60
 _PAGES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     trim_blocks=True,
@@ -492,7 +492,7 @@ _PAGES.filters |= {
     "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": shorten_commit,
 }  # fmt: skip
 _PAGES.globals |= {
-    "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MOST_ROWS": _MOST_ROWS,
+    "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MAX_ROWS": _MAX_ROWS,
 }  # fmt: skip
 
 

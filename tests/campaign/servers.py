@@ -173,7 +173,7 @@ def _explore(server: EndpointServer) -> str:
 
 
 def _evaluate(server: EndpointServer) -> str:
-    endpoint = make_chat_endpoint(f"{server.url}/v1", "m", timeout_s=3.0, most_attempts=2)
+    endpoint = make_chat_endpoint(f"{server.url}/v1", "m", timeout_s=3.0, max_attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _ending(lambda: endpoint(said, (), never)[0], EngineError, OutOfContext)

@@ -84,7 +84,7 @@ def test_the_table_is_as_rich_as_promised():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_solutions_earn_their_reward_within_the_limits(tasks, split):
-    most = generator.SPLITS[split].most_calls
+    most = generator.SPLITS[split].max_calls
     for task in tasks[split]:
         assert earned(task, task.solution) == 1.0
         assert len(task.solution) <= most + 1

@@ -220,7 +220,7 @@ def make():
 
 def test_a_tool_that_never_returns_ends_the_check_with_a_fault(outside, monkeypatch, capsys):
     (outside / "waits.py").write_text(HANGS)
-    monkeypatch.setattr(check, "_LEAST_HANG_S", 0.3)
+    monkeypatch.setattr(check, "_MIN_HANG_S", 0.3)
     assert check.main(["waits"]) == 1
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert line["fault_count"] == len(line["faults"])

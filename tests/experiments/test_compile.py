@@ -120,7 +120,7 @@ def full():
     """As for a large model, whose logits do not fit into what is kept."""
     made, outline = learner()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(logprobs, "MOST_KEPT_BYTES", 0)
+        patched.setattr(logprobs, "MAX_KEPT_BYTES", 0)
         return report(made, outline, [2, 2], CHIP)
 
 

@@ -118,9 +118,9 @@ def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
 
 def test_suggestions_come_to_an_end(compiler):
     commands, answers = compiler
-    answers += [*[(3, TOO_LARGE)] * (1 + table.MOST_SUGGESTIONS), *[(0, FITTING)] * 11]
+    answers += [*[(3, TOO_LARGE)] * (1 + table.MAX_SUGGESTIONS), *[(0, FITTING)] * 11]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
-    assert len(commands) == 12 + table.MOST_SUGGESTIONS
+    assert len(commands) == 12 + table.MAX_SUGGESTIONS
     assert "`optimizer.moments_dtype=bfloat16` it does not fit either" in table.make_table()
 
 

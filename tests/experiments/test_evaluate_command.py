@@ -202,7 +202,7 @@ def test_an_endpoint_that_knows_the_solutions_scores_all_and_lost_episodes_are_p
 
 def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp_path, monkeypatch):
     of(config(**SAMPLED), workdir, ("eval", "dev"), 2, tmp_path / "out")
-    monkeypatch.setattr(pages, "MOST_EVALUATION_BYTES", 12_000)
+    monkeypatch.setattr(pages, "MAX_EVALUATION_BYTES", 12_000)
     (tmp_path / "out/report-99.html").write_text("of before")
     (tmp_path / "out/report-notes.html").write_text("somebody's own")
     assert write_evaluation_report(tmp_path / "out") == tmp_path / "out/report.html"

@@ -114,7 +114,7 @@ def test_a_micro_batch_holds_a_pair_where_the_method_learns_from_pairs(method, r
 def test_hard_negatives_go_with_grpo():
     made = config(preference__hard_negatives=0.5, preference__beta=0.3, preference__hard=0.7)
     check_settings(made)
-    assert methods.make_hard_negatives(made) == HardNegatives(0.5, beta=0.3, least_partial=0.7)
+    assert methods.make_hard_negatives(made) == HardNegatives(0.5, beta=0.3, min_partial=0.7)
     assert methods.make_hard_negatives(config()) is None
 
 

@@ -12,9 +12,9 @@ from cojax.settings.presets import apply_preset
 from cojax.types import content_hash
 from experiments.study.record import count_budget, least_popular, load_environment
 from experiments.study.summary import (
-    LEAST_LONG_TASKS,
-    LEAST_TOOLS_FOR_TENTHS,
     LONG,
+    MIN_LONG_TASKS,
+    MIN_TOOLS_FOR_TENTHS,
     load_held_out_tasks,
     long_tasks,
     render_page,
@@ -102,7 +102,7 @@ def held_out(arm, seed, solved):
 
 def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
     _, tools = held_out("wide-uniform", 201, lambda tool: False)
-    assert len(tools) > LEAST_TOOLS_FOR_TENTHS
+    assert len(tools) > MIN_TOOLS_FOR_TENTHS
     few = set(tools[: round(len(tools) / 20)])
     half, _ = held_out("wide-uniform", 201, lambda tool: tool not in few)
     every, _ = held_out("wide-probe", 201, lambda tool: True)
@@ -145,7 +145,7 @@ def test_long_tasks_are_told_apart():
     made, _ = held_out("wide-uniform", 201, lambda tool: True)
     _, tasks = load_held_out_tasks(made)
     long = [len(task.solution) >= LONG for task in tasks]
-    assert sum(long) >= LEAST_LONG_TASKS
+    assert sum(long) >= MIN_LONG_TASKS
     made["held_out"]["final"] = "".join("0" if one else "1" for one in long)
     assert long_tasks([made]) == {201: 0.0}
     other, _ = held_out("wide-probe", 201, lambda tool: True)

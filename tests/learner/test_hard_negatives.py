@@ -35,7 +35,7 @@ def test_a_hard_negative_is_a_failure_of_enough_partial_reward_in_a_group_with_a
     assert facts == {"failures": 6.0, "hard_negatives": 3.0, "hard_pairs": 3.0}
     assert batch.weights.sum() == pytest.approx(0.5)
     assert [worse.partial for group in GRADED for _, worse in draw_pairs(group, (0, 0), 0.6)] == [0.75] * 3
-    _, facts = HardNegatives(0.5, least_partial=0.8).pack(GRADED, (0, 0), RowShape(16, 2))
+    _, facts = HardNegatives(0.5, min_partial=0.8).pack(GRADED, (0, 0), RowShape(16, 2))
     assert facts == {"failures": 6.0, "hard_negatives": 0.0, "hard_pairs": 0.0}
 
 

@@ -15,7 +15,7 @@ from cojax.learner.rehearsal import (
     DeviceMemoryError,
     choose_fastest,
     count_needed,
-    estimate_least_bytes,
+    estimate_min_bytes,
     measure_available_bytes,
     rehearse,
 )  # fmt: skip
@@ -102,9 +102,9 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
 
     monkeypatch.setattr(rehearsal, "count_needed", needed)
     monkeypatch.setattr(Learner, "lower_programs", programs)
-    assert chosen(0) == chosen(estimate_least_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
+    assert chosen(0) == chosen(estimate_min_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
     assert not asked  # nor is a program compiled to see that
-    assert chosen(estimate_least_bytes(learner)) == "layers"
+    assert chosen(estimate_min_bytes(learner)) == "layers"
     none, dots = asked
     assert none > dots
     assert (chosen(none), chosen(none - 1), chosen(dots - 1)) == ("none", "dots", "layers")

@@ -33,11 +33,11 @@ def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
 
 
 def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    return endpoint_embedding(url, "m", timeout_s=seconds, call_timeout_s=seconds, most_attempts=attempts)(["hello"])
+    return endpoint_embedding(url, "m", timeout_s=seconds, call_timeout_s=seconds, max_attempts=attempts)(["hello"])
 
 
 def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
-    endpoint = make_chat_endpoint(url, "m", timeout_s=seconds, most_attempts=attempts)
+    endpoint = make_chat_endpoint(url, "m", timeout_s=seconds, max_attempts=attempts)
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 

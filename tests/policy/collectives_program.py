@@ -23,8 +23,8 @@ SHAPE = re.compile(r"\w+\[([\d,]+)\]")
 
 
 def program(config: ModelConfig, sizes: dict[str, int], kept: int) -> str:
-    """The text of the compiled loss and gradient; rows need up to 8 rounds of CHUNK tokens. `kept`: MOST_KEPT_BYTES."""
-    logprobs.MOST_KEPT_BYTES = kept
+    """The text of the compiled loss and gradient; rows need up to 8 rounds of CHUNK tokens. `kept`: MAX_KEPT_BYTES."""
+    logprobs.MAX_KEPT_BYTES = kept
     mesh = make_mesh(**sizes)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)

@@ -89,7 +89,7 @@ def check_kept(config: ModelConfig, sizes: dict) -> None:
     mesh = make_mesh(**sizes)
     rows, vocabulary = 8 // (mesh.shape["data"] * mesh.shape["fsdp"]), config.vocab_size // mesh.shape["tensor"]
     for kept, less in ((True, 0), (False, 1)):
-        logprobs.MOST_KEPT_BYTES = 4 * rows * 16 * vocabulary - less
+        logprobs.MAX_KEPT_BYTES = 4 * rows * 16 * vocabulary - less
         placed = shard(config, initialize(config, 0), mesh)
         program = str(jax.make_jaxpr(functools.partial(step, config, mesh=mesh))(placed, batch()))
         assert (f"f32[{rows},16,{vocabulary}]" in program) == kept, (sizes, kept)
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     model, meshes = MESHES[kind]
     for number, sizes in enumerate(meshes):
         for bytes_kept in (0, 2**20):
-            logprobs.MOST_KEPT_BYTES = bytes_kept
+            logprobs.MAX_KEPT_BYTES = bytes_kept
             check_update(model, sizes, mesh_aware=True)
         if number == len(meshes) - 1:
             check_update(model, sizes, mesh_aware=False)

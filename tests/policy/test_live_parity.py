@@ -53,7 +53,7 @@ def test_transformers_loads_what_is_saved(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     policy = cojax.load(torch_folder(case, tmp_path / "theirs"))
     policy.save(tmp_path / "one")
-    write_model(tmp_path / "several", policy.config, policy.params, most_file_bytes=20_000)
+    write_model(tmp_path / "several", policy.config, policy.params, max_file_bytes=20_000)
     tokens = np.stack([row[:17] for row in case.rows])
     for folder in ("one", "several"):
         model, report = AutoModelForCausalLM.from_pretrained(tmp_path / folder, output_loading_info=True)

@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_float64(
     name: str, entropy: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the formulas in NumPy, from the hidden states on: of the last norm's scale and, where untied, of the head."""
-    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", kept)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", kept)
     config, params, values = reference(name)
     tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
     batch = (tokens, *one_segment(tokens))
@@ -134,7 +134,7 @@ def test_they_and_their_gradients_are_those_of_the_whole_table_of_logits(
     (_, expected), gradient = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     totals, gradients = [], []
     for size in (KEPT, COMPUTED_AGAIN):
-        monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", size)
+        monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", size)
         (total, scores), found = jax.jit(jax.value_and_grad(lambda p: own(p), has_aux=True))(params)
         for score, whole in zip((scores.logprobs, scores.entropy), expected, strict=True):
             np.testing.assert_array_equal(score[~wanted], 0.0)
@@ -176,10 +176,10 @@ def _program(*, gradient: bool) -> str:
 
 
 def test_a_gradient_keeps_the_logits_only_where_all_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", 4 * 3 * 64 * 61)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 4 * 3 * 64 * 61)
     assert "f32[3,64,61]" in _program(gradient=True)
     assert "f32[3,64,61]" not in _program(gradient=False)
-    monkeypatch.setattr(logprobs, "MOST_KEPT_BYTES", 4 * 3 * 64 * 61 - 1)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 4 * 3 * 64 * 61 - 1)
     program = _program(gradient=True)
     assert "f32[3,16,61]" in program
     assert "f32[3,64,61]" not in program

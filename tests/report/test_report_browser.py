@@ -275,7 +275,7 @@ def test_a_live_page_draws_what_is_new_and_says_when_it_ends(
         return newer(report, version)
 
     monkeypatch.setattr(live.LiveReport, "wait_for_newer", noted)
-    monkeypatch.setattr(live, "MOST_WAIT_S", 0.5)
+    monkeypatch.setattr(live, "MAX_WAIT_S", 0.5)
     with live.ReportServer(live.LiveReport(folder)) as server, ThreadPoolExecutor() as threads:
         threads.submit(server.serve_forever)
         shown = threads.submit(dom, f"http://127.0.0.1:{server.server_port}/", tmp_path)

@@ -178,8 +178,8 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     assert second["shared"] == 2
     cut = held["texts"][first["messages"][1][1]]
     assert (
-        cut == f"{LONG[: exchanges.MOST_TEXT_CHARACTERS]} … "
-        f"[{len(LONG) - exchanges.MOST_TEXT_CHARACTERS:,} characters more]"
+        cut == f"{LONG[: exchanges.MAX_TEXT_CHARACTERS]} … "
+        f"[{len(LONG) - exchanges.MAX_TEXT_CHARACTERS:,} characters more]"
     )
     assert len(held["texts"]) == len(set(held["texts"]))
     assert [row["text"] is None for row in held["tasks"][CHILD.id]] == [False, False, True]
@@ -189,7 +189,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = build_contents(read_run(run))["tasks"]
     assert len(stories) == 1
-    monkeypatch.setattr(exchanges, "MOST_CHARACTERS", 0)
+    monkeypatch.setattr(exchanges, "MAX_CHARACTERS", 0)
     data = build_contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
     order = exchanges._spread_evenly(list(range(8)))  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_the_command_serves_the_page_and_what_is_new(run: Path, address: str) ->
 
 
 def test_nothing_is_read_while_nothing_changes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MOST_WAIT_S", 0.0)
+    monkeypatch.setattr(live, "MAX_WAIT_S", 0.0)
     report, drawn = live.LiveReport(run), []
     draw = live.LiveReport._draw_page
     monkeypatch.setattr(live.LiveReport, "_draw_page", lambda self: (drawn.append(1), draw(self)))
@@ -140,7 +140,7 @@ def half_open(server: ThreadingHTTPServer, text: bytes = b"GET / HT") -> socket.
 def test_many_who_ask_for_nothing_take_a_bounded_number_of_threads(
     server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(live, "MAX_CONNECTIONS", 4)
     before = set(threading.enumerate())
     held = [half_open(server, b"GET / HT" if number % 2 else b"") for number in range(40)]
     assert httpx.get(f"http://127.0.0.1:{server.server_port}/").status_code == 200

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from page_text import drawn, needs_node
 
-from cojax.report.episodes import MOST_BYTES, pair_up
+from cojax.report.episodes import MAX_BYTES, pair_up
 from cojax.report.page import write_report
 from cojax.report.run import read_run
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
@@ -77,7 +77,7 @@ def test_many_long_episodes_are_left_out_evenly(run: Path) -> None:
     files.add_evaluation("zero_shot", {"success": 0.0}, long)
     files.add_evaluation("final", {"success": 0.0}, long)
     kept = pair_up(read_run(run))
-    assert len(json.dumps(kept)) <= MOST_BYTES + 2 * len(kept)
+    assert len(json.dumps(kept)) <= MAX_BYTES + 2 * len(kept)
     numbers = [int(pair["before"]["query"].split()[1]) for pair in kept]
     assert 20 < len(kept) < 120
     assert (min(numbers) < 12, max(numbers) > 108) == (True, True)

@@ -88,8 +88,8 @@ def test_a_small_run_has_all_in_its_page_and_no_folder(run: Path) -> None:
 
 
 def test_a_larger_run_has_pieces_and_loses_the_old_ones(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "MOST_INLINE_BYTES", 1_000)
-    monkeypatch.setattr(page, "MOST_HISTORY_BYTES", 0)
+    monkeypatch.setattr(episodes, "MAX_INLINE_BYTES", 1_000)
+    monkeypatch.setattr(page, "MAX_HISTORY_BYTES", 0)
     (run / "report_files").mkdir()
     (run / "report_files/episodes-000009.js").write_text("old")
     write_report(run)
@@ -124,7 +124,7 @@ def test_only_pieces_are_removed_and_nothing_behind_a_link(
     shutil.rmtree(run / "report_files")
     (run / "report_files").symlink_to(tmp_path / "elsewhere")
     write_report(run)
-    monkeypatch.setattr(episodes, "MOST_INLINE_BYTES", 1_000)
+    monkeypatch.setattr(episodes, "MAX_INLINE_BYTES", 1_000)
     with pytest.raises(StorageError, match=r"report_files is a link to .*elsewhere"):
         write_report(run)
     assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {*ours, *theirs}
@@ -153,8 +153,8 @@ def test_the_index_leaves_out_steps_evenly(tmp_path: Path, monkeypatch: pytest.M
     played = EpisodeIndex()
     build_contents(read_run(tmp_path / "run"), Pieces("00"), played)
     whole = played.build_index()
-    assert (len(whole["steps"]), played.count_groups) == (10, 1_280)
-    monkeypatch.setattr(episodes, "MOST_INDEX_BYTES", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
+    assert (len(whole["steps"]), played.group_count) == (10, 1_280)
+    monkeypatch.setattr(episodes, "MAX_INDEX_BYTES", len(json.dumps([rows for _, rows in whole["steps"]])) // 2)
     assert [step for step, _ in played.build_index()["steps"]] in ([2, 4, 6, 8, 10], [3, 5, 7, 9], [3, 5, 7, 10])
 
 

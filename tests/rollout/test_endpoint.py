@@ -95,14 +95,14 @@ def test_an_endpoint_that_stays_down_is_an_engine_error_and_no_action():
     with serving(scripted(refused(500, "broken"))) as server:
         trajectory = play(
             CounterEnvironment(), CounterEnvironment().tasks("x", 1)[0],
-            EndpointActors(asked(server, most_attempts=3))("a", ()),
+            EndpointActors(asked(server, max_attempts=3))("a", ()),
         )  # fmt: skip
         assert (trajectory.outcome, trajectory.turns) == ("engine_error", ())
         assert "broken" in trajectory.error
         assert "3 attempts" in trajectory.error
     assert len(server.requests) == 3
     with pytest.raises(EngineError, match="APIConnectionError"):
-        make_chat_endpoint(server.url, "m", most_attempts=2)(ASK, (), NEVER)
+        make_chat_endpoint(server.url, "m", max_attempts=2)(ASK, (), NEVER)
 
 
 def test_a_stall_ends_at_the_deadline():
@@ -133,7 +133,7 @@ def test_a_reply_that_drips_ends_at_the_deadline():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: drip(listening.accept()[0]), daemon=True).start()
         endpoint = make_chat_endpoint(
-            f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", timeout_s=0.2, most_attempts=1
+            f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", timeout_s=0.2, max_attempts=1
         )
         began = time.monotonic()
         with pytest.raises(EngineError, match=r"no reply within 0\.[12]\d* s"):
@@ -158,7 +158,7 @@ def test_neither_key_nor_task_goes_where_the_server_points_to(status):
     with serving(scripted(said("hello"))) as other:
         elsewhere = refused(status, Location=f"{other.url}/chat/completions")
         with serving(scripted(elsewhere)) as server, pytest.raises(EngineError):
-            asked(server, most_attempts=2)(ASK, (), NEVER)
+            asked(server, max_attempts=2)(ASK, (), NEVER)
     assert other.requests == []
 
 

@@ -214,7 +214,7 @@ def test_episodes_that_compress_well_are_read(tmp_path):
 
 @pytest.mark.parametrize("end", [b"}\n", b""])
 def test_a_line_that_no_record_takes_is_an_error_with_its_number(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(files, "MOST_LINE_BYTES", 2**10)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 2**10)
     (tmp_path / "log.jsonl").write_bytes(b"{}\n{" + b" " * 2**10 + end)
     with pytest.raises(StorageError, match=r"log.jsonl, line 2: it has more than 1,024 bytes"):
         list(Log(tmp_path / "log.jsonl").read())

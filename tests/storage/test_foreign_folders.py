@@ -199,7 +199,7 @@ def test_a_tokenizer_is_read_up_to_a_size_and_never_from_a_pipe(
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"{" + b" " * 20)
     for module in (files, export):
-        monkeypatch.setattr(module, "MOST_JSON_BYTES", 10)
+        monkeypatch.setattr(module, "MAX_JSON_BYTES", 10)
     with within(patience(5.0)):
         with pytest.raises(files.StorageError, match="it has 21 bytes; expected at most 10"):
             make_decoder(tmp_path)
@@ -213,7 +213,7 @@ def test_a_tokenizer_is_read_up_to_a_size_and_never_from_a_pipe(
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_JSON_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 10)
     (tmp_path / "a").write_text('{"a": 123}')
     (tmp_path / "b").write_text('{"a": 1234}')
     assert files.read_json(tmp_path / "a") == {"a": 123}

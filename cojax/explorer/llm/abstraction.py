@@ -55,24 +55,24 @@ def write_abstraction_prompt(
     environment: Environment,
     ending: Ending,
     separator: str,
-    least_actions: int,
-    most_characters: int,
-    most_drafts: int,
+    min_actions: int,
+    max_characters: int,
+    max_drafts: int,
 ) -> Sequence[Message]:
-    """The messages that ask for at most `most_drafts` `Drafts`, with at most `most_characters` untrusted characters.
+    """The messages that ask for at most `max_drafts` `Drafts`, with at most `max_characters` untrusted characters.
 
-    `separator` is the text between user turns, "" for one turn, and `least_actions` the fewest actions of a draft.
+    `separator` is the text between user turns, "" for one turn, and `min_actions` the fewest actions of a draft.
     """
     phrases = sections("abstract")
     is_conversation = not ending.tool and bool(separator)
     ending_rule = phrases["ending_turn"] if is_conversation else phrases["ending_tool"]
-    quarter = most_characters // 4
+    quarter = max_characters // 4
     tool_lines = (f"{name}: {tool.get('description', '')}" for name, tool in document_tools(environment).items())
     tools_text = shorten("\n".join(tool_lines), quarter)
     purpose, untrusted_length = _word_purpose(exploration, quarter)
     return prompt(
         "abstract",
-        shortest=str(least_actions),
+        shortest=str(min_actions),
         counted=phrases["counted" if ending.tool else "not_counted"],
         ending=f"{ending_rule} {phrases['answered']}" if ending.parameter else ending_rule,
         data_rule=sections("data")["rule"],
@@ -80,8 +80,8 @@ def write_abstraction_prompt(
         purpose=purpose,
         opening=data(tools_text),
         runs=str(len({step.run for step in actions.values()})),
-        record=_write_record(actions, most_characters - len(tools_text) - untrusted_length),
-        limit=str(most_drafts),
+        record=_write_record(actions, max_characters - len(tools_text) - untrusted_length),
+        limit=str(max_drafts),
     )
 
 
@@ -100,7 +100,7 @@ def make_drafts(
 
 
 def make_draft(
-    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, least_actions: int
+    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, min_actions: int
 ) -> TaskDraft:
     """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
     turns = _list_turns(draft, len(actions) + 1)
@@ -121,8 +121,8 @@ def make_draft(
     objections += _find_query_objections([query for query, _ in turns], separator, steps)
     # An action that only ends the user's turn does not count.
     action_count = sum(bool(action.calls or action.text.strip()) for action in solution)
-    if action_count < least_actions:
-        objections.append(f"it has {action_count} actions; at least {least_actions} are required")
+    if action_count < min_actions:
+        objections.append(f"it has {action_count} actions; at least {min_actions} are required")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
@@ -135,12 +135,12 @@ def make_draft(
     )
 
 
-def _list_turns(draft: Draft, most_numbers: int) -> list[tuple[str, list[int]]]:
-    """The user's turns, each with the numbers of its actions; at most `most_numbers` in total."""
+def _list_turns(draft: Draft, max_numbers: int) -> list[tuple[str, list[int]]]:
+    """The user's turns, each with the numbers of its actions; at most `max_numbers` in total."""
     turns: list[tuple[str, list[int]]] = []
     for query, step_numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
-        turns.append((query, step_numbers[:most_numbers]))
-        most_numbers -= len(turns[-1][1])
+        turns.append((query, step_numbers[:max_numbers]))
+        max_numbers -= len(turns[-1][1])
     return turns
 
 
@@ -186,26 +186,26 @@ def _find_query_objections(queries: Sequence[str], separator: str, steps: Sequen
     return objections
 
 
-def _word_purpose(exploration: Exploration, most_characters: int) -> tuple[str, int]:
-    """The text on the purpose of the tasks, and how many of its characters are untrusted: at most `most_characters`."""
+def _word_purpose(exploration: Exploration, max_characters: int) -> tuple[str, int]:
+    """The text on the purpose of the tasks, and how many of its characters are untrusted: at most `max_characters`."""
     phrases, context = sections("abstract"), exploration.context
     if context is None:
         return phrases["unguided"], 0
     # If there is too little room, texts are left out in this order.
     texts = [list_lines(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
-    objectives_text, focus_text, query_text = (text or "" for text in fit_texts(texts, most_characters))
+    objectives_text, focus_text, query_text = (text or "" for text in fit_texts(texts, max_characters))
     purpose = fill(phrases["guided"], task=data(query_text), focus=data(focus_text), objectives=data(objectives_text))
     return purpose, len(objectives_text) + len(focus_text) + len(query_text)
 
 
-def _write_record(actions: Mapping[int, Triplet], most_characters: int) -> str:
-    """The actions that worked, by run, in at most `most_characters` characters.
+def _write_record(actions: Mapping[int, Triplet], max_characters: int) -> str:
+    """The actions that worked, by run, in at most `max_characters` characters.
 
     If there is too little room, the oldest are left out. Numbers of failed and left-out actions are missing.
     """
     successful_steps = {step_number: step for step_number, step in actions.items() if step.observation.ok}
     action_results = [(signature(step.action), step.observation.text) for step in successful_steps.values()]
-    fitted_pairs = fit_pairs(action_results, most_characters, _HEADING_LENGTH)
+    fitted_pairs = fit_pairs(action_results, max_characters, _HEADING_LENGTH)
     step_numbers = list(successful_steps)[len(action_results) - len(fitted_pairs) :]
     lines_by_run: dict[int, list[str]] = {}
     for number, (action, result_text) in zip(step_numbers, fitted_pairs, strict=True):

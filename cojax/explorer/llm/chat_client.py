@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 _BUDGET_CHECK_S = 0.05
 # An endpoint counts as down after this many failed calls in a row, over at least this many seconds. Then the evolution
 # makes no further call. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
-_MOST_FAILURES, _OUTAGE_S = 8, 60.0
+_MAX_FAILURES, _OUTAGE_S = 8, 60.0
 # Kinds of failure that belong to the call itself, so that the same call would fail again.
 _LASTING_FAILURES = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
 # Parts of a request that some endpoints do not support: words in their refusals, and the setting that omits the part.
@@ -35,13 +35,13 @@ _OPTIONAL_PARTS = {
     "seed": (("seed",), "llm.send_seed"),
 }
 # A chat template may add this many tokens to a message. A larger count of tokens from an endpoint is not believed.
-_ADDED_TOKENS, _MOST_TOKEN_COUNT = 16, 2**31
+_ADDED_TOKENS, _MAX_TOKEN_COUNT = 16, 2**31
 
 
-def read_completion(reply: Any, most_prompt_tokens: int) -> ModelReply:
+def read_completion(reply: Any, max_prompt_tokens: int) -> ModelReply:
     """The first choice of a reply.
 
-    Token counts come from its `usage`. If that is missing, they are upper bounds: `most_prompt_tokens` for the prompt,
+    Token counts come from its `usage`. If that is missing, they are upper bounds: `max_prompt_tokens` for the prompt,
     and one token for each byte of the text. Raises KeyError, IndexError, TypeError or AttributeError for a reply that
     is not a chat completion.
     """
@@ -55,12 +55,12 @@ def read_completion(reply: Any, most_prompt_tokens: int) -> ModelReply:
     tokens_in, tokens_out = (_token_count(reply.get("usage"), key) for key in ("prompt_tokens", "completion_tokens"))
     if tokens_out is None or (tokens_out == 0 and reply_text):
         tokens_out = len(reply_text.encode())
-    return ModelReply(reply_text, truncated, (tokens_in or most_prompt_tokens, tokens_out))
+    return ModelReply(reply_text, truncated, (tokens_in or max_prompt_tokens, tokens_out))
 
 
 def _token_count(usage: Any, usage_key: str) -> int | None:
     count = usage.get(usage_key) if isinstance(usage, dict) else None
-    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _MOST_TOKEN_COUNT else None
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _MAX_TOKEN_COUNT else None
 
 
 class ChatClient:
@@ -164,8 +164,8 @@ class ChatClient:
         # No token is shorter than a byte.
         fields = {field: body[field] for field in ("messages", "response_format") if field in body}
         prompt_tokens = len(json.dumps(fields, ensure_ascii=False).encode()) + _ADDED_TOKENS * len(body["messages"])
-        most_tokens = prompt_tokens + self.settings.max_tokens
-        budget.check(most_tokens)
+        reserved_tokens = prompt_tokens + self.settings.max_tokens
+        budget.check(reserved_tokens)
         # The key covers the whole request, even parts that are not sent, so that calls with different seeds differ.
         journal_key = chat_model.make_key(body)
         with self._lock:
@@ -174,7 +174,7 @@ class ChatClient:
             earlier_cost = self._find_earlier_cost(body, budget)
             record = self.journal.find(journal_key)
             if record is None:
-                record = self._make_call(body, budget, call_place, most_tokens, earlier_cost)
+                record = self._make_call(body, budget, call_place, reserved_tokens, earlier_cost)
                 self.journal.add(journal_key, record)
             else:
                 self._counters.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
@@ -204,7 +204,7 @@ class ChatClient:
         return (record["tokens"], record["requests"]) if record_number <= self._starting_length else (0, 0)
 
     def _make_call(
-        self, body: dict[str, Any], budget: Budget, call_place: str, most_tokens: int, earlier_cost: tuple[int, int]
+        self, body: dict[str, Any], budget: Budget, call_place: str, reserved_tokens: int, earlier_cost: tuple[int, int]
     ) -> dict[str, Any]:
         """Makes a call and returns its record. The cost includes what earlier processes spent on the call."""
         tokens_before, requests_before = budget.tokens, budget.requests
@@ -212,7 +212,7 @@ class ChatClient:
         self._counters.count(tokens_lost=earlier_cost[0])
         request = {field: value for field, value in body.items() if field not in self._omitted_parts}
         try:
-            reply = self._request_completion(request, budget, most_tokens)
+            reply = self._request_completion(request, budget, reserved_tokens)
         except ChatFailure as failure:
             cost = tokens_before - budget.tokens, requests_before - budget.requests
             if self._evolution and any(cost):
@@ -226,14 +226,14 @@ class ChatClient:
         cost = tokens_before - budget.tokens, requests_before - budget.requests
         return chat_model.make_record(call_place, self.settings.model, self._api.spell(request), cost, **reply_fields)
 
-    def _request_completion(self, request: dict[str, Any], budget: Budget, most_tokens: int) -> ModelReply:
+    def _request_completion(self, request: dict[str, Any], budget: Budget, reserved_tokens: int) -> ModelReply:
         """The completion of the first successful attempt. Raises ChatFailure."""
 
         def try_once() -> ModelReply:
-            budget.check(most_tokens)
+            budget.check(reserved_tokens)
             if self._final_failure is not None:
                 raise ChatFailure(self._final_failure.kind, self._final_failure.reason)
-            return self._send_request(request, budget, most_tokens)
+            return self._send_request(request, budget, reserved_tokens)
 
         def wait(duration_s: float) -> None:
             self._counters.count(retries=1)
@@ -247,7 +247,7 @@ class ChatClient:
             self._failures = 0
         return reply
 
-    def _send_request(self, request: dict[str, Any], budget: Budget, most_tokens: int) -> ModelReply:
+    def _send_request(self, request: dict[str, Any], budget: Budget, reserved_tokens: int) -> ModelReply:
         """Sends one request. Raises CallFailed, or ChatFailure if the time is up before.
 
         A request without an answer costs as much as if it had been answered in full.
@@ -261,12 +261,12 @@ class ChatClient:
             reply = self._api.chat(
                 request,
                 min(self.settings.timeout, max(0.001, budget.seconds)),
-                lambda answer: read_completion(answer, most_tokens - self.settings.max_tokens),
+                lambda answer: read_completion(answer, reserved_tokens - self.settings.max_tokens),
             )
         except CallFailed as error:
             if error.may_charge:
-                budget.pay(most_tokens, 0)
-                self._counters.count(tokens_lost=most_tokens)
+                budget.pay(reserved_tokens, 0)
+                self._counters.count(tokens_lost=reserved_tokens)
             raise
         finally:
             self._slots.release()
@@ -287,7 +287,7 @@ class ChatClient:
             failure_time = self._clock()
             self._failing_since = self._failing_since if self._failures else failure_time
             self._failures += 1
-            if self._failures >= _MOST_FAILURES and (failing_s := failure_time - self._failing_since) >= _OUTAGE_S:
+            if self._failures >= _MAX_FAILURES and (failing_s := failure_time - self._failing_since) >= _OUTAGE_S:
                 reason = (
                     f"{self._failures} calls failed in a row, over {failing_s:.0f} s, the last with: {failure.reason}"
                 )

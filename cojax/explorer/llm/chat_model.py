@@ -36,9 +36,9 @@ _LOG = logging.getLogger(__name__)
 _LINE_HEAD = b'{"key":"'
 _KEY_LENGTH = 32
 # The deepest nesting of a reply's JSON.
-_MOST_NESTING = 32
+_MAX_NESTING = 32
 # A request for repair quotes at most this many characters of the failed reply, and of the reason.
-_MOST_QUOTED_REPLY, _MOST_QUOTED_REASON = 4_000, 600
+_MAX_QUOTED_REPLY, _MAX_QUOTED_REASON = 4_000, 600
 # This many seconds pass between two checks of whether a budget was closed.
 _CHECK_INTERVAL_S = 0.05
 _FENCE_PATTERN = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -76,22 +76,22 @@ class Budget:
 
     Only one thread spends from a budget. Parallel threads get separate budgets from `split`. So the replies alone
     decide which calls are refused, not timing. Exceptions are the deadline `end_time`, and `close`, which any thread
-    may call. `least_share` is the smallest useful share, in tokens and requests; `whole_budget` is the budget that this
+    may call. `min_share` is the smallest useful share, in tokens and requests; `whole_budget` is the budget that this
     is a share of.
     """
 
     tokens: int
     requests: int
     end_time: float = math.inf
-    least_share: tuple[int, int] = (1, 1)
+    min_share: tuple[int, int] = (1, 1)
     whole_budget: "Budget | None" = None
     _closed: bool = False
 
     @classmethod
     def of(cls, settings: LLMSettings) -> "Budget":
         """The budget of an evolution that begins now. A useful share pays for eight replies."""
-        deadline, least_share = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
-        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, deadline, least_share)
+        deadline, min_share = time.monotonic() + settings.deadline, (8 * settings.max_tokens, 8)
+        return cls(settings.max_tokens_per_evolution, settings.max_requests_per_evolution, deadline, min_share)
 
     @property
     def seconds(self) -> float:
@@ -139,13 +139,13 @@ class Budget:
     def split(self, budget_count: int) -> "Iterator[list[Budget]]":
         """Splits the rest into `budget_count` equal budgets. What they do not spend returns at the end of the block.
 
-        If equal shares would be below `least_share`, only the first budgets hold anything.
+        If equal shares would be below `min_share`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
-        share_count = max(1, min(budget_count, tokens // self.least_share[0], requests // self.least_share[1]))
+        share_count = max(1, min(budget_count, tokens // self.min_share[0], requests // self.min_share[1]))
         share = tokens // share_count, requests // share_count
         amounts = [share] * min(share_count, budget_count) + [(0, 0)] * (budget_count - share_count)
-        budgets = [Budget(*amount, self.end_time, self.least_share, self) for amount in amounts]
+        budgets = [Budget(*amount, self.end_time, self.min_share, self) for amount in amounts]
         self.pay(share_count * share[0], share_count * share[1])
         try:
             yield budgets
@@ -209,11 +209,11 @@ def structured_reply(
         return parse_reply(reply, record_type)
     except ChatFailure as failure:
         repair = (
-            f"That reply cannot be used ({failure.kind}): {failure.reason[:_MOST_QUOTED_REASON]}\n"
+            f"That reply cannot be used ({failure.kind}): {failure.reason[:_MAX_QUOTED_REASON]}\n"
             "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        repair_messages = Message("assistant", reply.text[:_MOST_QUOTED_REPLY] or "(nothing)"), Message("user", repair)
+        repair_messages = Message("assistant", reply.text[:_MAX_QUOTED_REPLY] or "(nothing)"), Message("user", repair)
     second_reply = chat_model.reply((*messages, *repair_messages), place=f"{place}/repair", **reply_options)
     try:
         return parse_reply(second_reply, record_type)
@@ -231,12 +231,12 @@ def parse_reply(reply: ModelReply, record_type: type[_T]) -> _T:
     try:
         json_object = _find_json(reply.text.rpartition("</think>")[2])
     except (ValueError, RecursionError) as error:
-        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_MOST_QUOTED_REASON]) from None
+        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_MAX_QUOTED_REASON]) from None
     try:
         return record_type.model_validate(json_object)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
-        raise ChatFailure("invalid", problems[:_MOST_QUOTED_REASON]) from None
+        raise ChatFailure("invalid", problems[:_MAX_QUOTED_REASON]) from None
 
 
 def _find_json(text: str) -> Any:
@@ -251,8 +251,8 @@ def _find_json(text: str) -> Any:
         except ValueError as error:
             last_error = error
             continue
-        if nesting(candidate) > _MOST_NESTING:
-            raise ValueError(f"nested deeper than {_MOST_NESTING}")
+        if nesting(candidate) > _MAX_NESTING:
+            raise ValueError(f"nested deeper than {_MAX_NESTING}")
         # Python allows half a surrogate pair in a string, UTF-8 does not.
         json.dumps(json_object, ensure_ascii=False).encode()
         return json_object

@@ -47,28 +47,28 @@ from cojax.types import (
 )
 
 # The prompt of an unguided explorer names at most this many popular tools.
-_MOST_POPULAR_TOOLS = 10
+_MAX_POPULAR_TOOLS = 10
 # At most this many actions that would work are shown at first: some environments do not list what they contain.
-_MOST_HINTS = 16
+_MAX_HINTS = 16
 # The prompt names at most this many of the refused actions, each in at most this many characters.
-_MOST_REMINDERS, _MOST_REMINDER_LENGTH = 20, 200
+_MAX_REMINDERS, _MAX_REMINDER_LENGTH = 20, 200
 _OMISSION_TEXT = "(left out)"
 # How often in one turn a model may repeat an action that it must avoid.
-_MOST_REPEATS = 2
+_MAX_REPEATS = 2
 # The window divided by these is the most room for the episode's opening, and for the actions that would work.
 _OPENING_DIVISOR, _PER_HINT = 3, 6
 # The most characters of a hint, which is an action that would work.
-_MOST_HINT_LENGTH = 300
+_MAX_HINT_LENGTH = 300
 # A call, and one of its arguments, in a line. A line with nested brackets may be code, so it does not match.
 _CALL_PATTERN, _ARGUMENT_PATTERN = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
 def _pick_reminders(failed_actions: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
-    reminders = [prompting.shorten(" ".join(line.split()), _MOST_REMINDER_LENGTH) for line in reversed(failed_actions)]
+    reminders = [prompting.shorten(" ".join(line.split()), _MAX_REMINDER_LENGTH) for line in reversed(failed_actions)]
     reminders.sort(key=lambda line: line.partition("(")[0] not in focus)
-    extra_count = len(reminders) - _MOST_REMINDERS
-    return [*reminders[:_MOST_REMINDERS], *([f"(and {extra_count} more)"] if extra_count > 0 else [])]
+    extra_count = len(reminders) - _MAX_REMINDERS
+    return [*reminders[:_MAX_REMINDERS], *([f"(and {extra_count} more)"] if extra_count > 0 else [])]
 
 
 # Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
@@ -82,7 +82,7 @@ class Move(BaseModel):
 
 @dataclasses.dataclass(eq=False)
 class ChatModelActor:
-    """The actor of one episode of at most `most_actions` actions; single-use.
+    """The actor of one episode of at most `max_actions` actions; single-use.
 
     `prompt_file` is the prompt file of its messages. `prompt_texts` fills the slots of the first two messages that the
     episode does not fill.
@@ -95,7 +95,7 @@ class ChatModelActor:
 
     prompt_file: str
     prompt_texts: Mapping[str, str]
-    most_actions: int
+    max_actions: int
     ending: str
     window: int
     do_not_repeat: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ class ChatModelActor:
     first_messages: tuple[Message, ...] = ()
     exchanges: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # the model's reply, the observation
     last_reply: str = ""  # the last one, not yet answered by the environment
-    most_characters: int = 0
+    max_characters: int = 0
     writes_text: bool = False
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -130,13 +130,13 @@ class ChatModelActor:
         hint_list = [hint for hint in prompting.fit_texts(hints[::-1], self.window // _PER_HINT, 3) if hint is not None]
         opening = prompting.shorten(opening, self.window // _OPENING_DIVISOR)
         hint_text = prompting.list_lines(hint_list[::-1]) if hint_list else ""
-        self.most_characters = self.window - self.untrusted_length - len(opening) - len(hint_text)
+        self.max_characters = self.window - self.untrusted_length - len(opening) - len(hint_text)
         phrases = prompting.sections(self.prompt_file)
         opening_text = prompting.fill(phrases.get("opening", "{{opening}}"), opening=prompting.data(opening))
         return prompting.prompt(
             self.prompt_file,
             **self.prompt_texts,
-            steps=str(self.most_actions),
+            steps=str(self.max_actions),
             acting=describe_action_format(tools, self.ending),
             opening=opening_text if opening.strip() else phrases.get("silent", ""),
             hints=f"\n{prompting.fill(phrases['hints'], actions=prompting.data(hint_text))}\n" if hint_text else "",
@@ -146,10 +146,10 @@ class ChatModelActor:
         """The next action that is not to be avoided. Raises ChatFailure."""
         refusal: tuple[Message, ...] = ()
         turn_index = len(self.exchanges)
-        for repeats in range(_MOST_REPEATS + 1):
+        for repeats in range(_MAX_REPEATS + 1):
             place = f"{self.call_place}/turn {turn_index + 1}" + f"/again {repeats}" * bool(repeats)
             action, reply = self._ask_model((*self._conversation(), *refusal), place, (*self.seed, turn_index, repeats))
-            if _make_action_key(signature(action)) not in self._list_avoided_keys:
+            if _make_action_key(signature(action)) not in self._avoided_keys:
                 self.last_reply = reply
                 return action
             refusal = (*refusal, Message("assistant", reply), Message("user", prompting.sections("explore")["refused"]))
@@ -179,7 +179,7 @@ class ChatModelActor:
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     @functools.cached_property
-    def _list_avoided_keys(self) -> set[tuple[str, ...]]:
+    def _avoided_keys(self) -> set[tuple[str, ...]]:
         return {_make_action_key(action_line) for action_line in self.do_not_repeat}
 
     def _conversation(self) -> tuple[Message, ...]:
@@ -187,14 +187,14 @@ class ChatModelActor:
 
         The newest exchange is never shortened, because the next action depends on it.
         """
-        fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.most_characters), *self.exchanges[-1:]]
+        fitted_exchanges = [*prompting.fit_pairs(self.exchanges[:-1], self.max_characters), *self.exchanges[-1:]]
         opening = self.first_messages
         if missing_count := len(self.exchanges) - len(fitted_exchanges):
             omission_note = prompting.fill(prompting.sections("act")["left_out"], count=str(missing_count))
             opening = (*opening[:-1], Message(opening[-1].role, f"{opening[-1].content}\n\n{omission_note}"))
         messages, template = list(opening), prompting.sections(self.prompt_file)["next"]
         for exchange_number, (reply, observation) in enumerate(fitted_exchanges, start=missing_count + 1):
-            steps_left = str(self.most_actions - exchange_number)
+            steps_left = str(self.max_actions - exchange_number)
             text = prompting.fill(template, observation=prompting.data(observation), left=steps_left)
             messages += [Message("assistant", reply), Message("user", text)]
         return tuple(messages)
@@ -220,7 +220,7 @@ def sample_hints(episode: Episode, hint_count: int, seed: tuple) -> list[str]:
         if action.calls:
             actions_by_tool.setdefault(action.calls[0].name, []).append(action)
     tool_names = rng.sample(sorted(actions_by_tool), min(hint_count, len(actions_by_tool)))
-    return [prompting.shorten(signature(rng.choice(actions_by_tool[name])), _MOST_HINT_LENGTH) for name in tool_names]
+    return [prompting.shorten(signature(rng.choice(actions_by_tool[name])), _MAX_HINT_LENGTH) for name in tool_names]
 
 
 def describe_action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
@@ -322,7 +322,7 @@ class LLMExplorer:
         purpose_text = self.guidance[context.kind].purpose if context else "Purpose: a survey."
         about = {"brief": brief_text, "guidance": purpose_text, "data_rule": prompting.sections("data")["rule"]}
         do_not_repeat = context.do_not_repeat if context else ()
-        actor_bounds = self.steps, self.ending, self.window, do_not_repeat, _MOST_HINTS, untrusted_length
+        actor_bounds = self.steps, self.ending, self.window, do_not_repeat, _MAX_HINTS, untrusted_length
         make_actor = functools.partial(ChatModelActor, "explore", about, *actor_bounds, chat_model=self.chat_model)
         with self.remaining_budget().split(self.runs) as budgets, ThreadPoolExecutor(self.runs) as threads:
 
@@ -348,7 +348,7 @@ class LLMExplorer:
         phrases = prompting.sections("explore")
         if context is None:
             # Without weights the explorer prefers no tool.
-            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_MOST_POPULAR_TOOLS]
+            popular = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_MAX_POPULAR_TOOLS]
             demand = f"Users mostly want: {', '.join(popular)}." if popular else "Every function is of equal interest."
             return prompting.fill(phrases["unguided"], popular=demand), 0
         focus_tools = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)

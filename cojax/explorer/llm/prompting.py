@@ -19,7 +19,7 @@ _PROMPT_FOLDER = Path(__file__).parent / "prompts"
 _HEADING_PATTERN = re.compile(r"^# (\w+)\n", re.MULTILINE)
 _SLOT_PATTERN = re.compile(r"{{(\w+)}}")
 # Texts are not shortened below this many characters: the oldest are left out instead.
-_LEAST_LENGTH = 120
+_MIN_LENGTH = 120
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str 
     Every text shown costs `extra_each` more characters. All are cut at the same length, the longest that fits, so that
     long texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
-    fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _LEAST_LENGTH)
+    fitting_count = _count_fitting([len(text) for text in texts], room, extra_each, _MIN_LENGTH)
     newest_texts = texts[len(texts) - fitting_count :]
     longest = _find_cut_length([len(text) for text in newest_texts], room - fitting_count * extra_each)
     return [*[None] * (len(texts) - fitting_count), *(shorten(text, longest) for text in newest_texts)]
@@ -74,19 +74,19 @@ def fit_texts(texts: Sequence[str], room: int, extra_each: int = 0) -> list[str 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, extra_each: int = 0) -> list[tuple[str, str]]:
     """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each costs `extra_each` more."""
-    least_lengths = [min(len(first), _LEAST_LENGTH) + min(len(second), _LEAST_LENGTH) for first, second in pairs]
-    fitting_count = _count_fitting(least_lengths, room, extra_each, 2 * _LEAST_LENGTH)
+    min_lengths = [min(len(first), _MIN_LENGTH) + min(len(second), _MIN_LENGTH) for first, second in pairs]
+    fitting_count = _count_fitting(min_lengths, room, extra_each, 2 * _MIN_LENGTH)
     newest_pairs = pairs[len(pairs) - fitting_count :]
     longest = _find_cut_length([len(text) for pair in newest_pairs for text in pair], room - fitting_count * extra_each)
     return [(shorten(first, longest), shorten(second, longest)) for first, second in newest_pairs]
 
 
-def _count_fitting(lengths: Sequence[int], most_characters: int, extra_length: int, least_length: int) -> int:
-    """The number of last texts that fit if each takes `extra_length` plus at most `least_length` of its characters."""
+def _count_fitting(lengths: Sequence[int], max_characters: int, extra_length: int, min_length: int) -> int:
+    """The number of last texts that fit if each takes `extra_length` plus at most `min_length` of its characters."""
     fitting_count = 0
     for length in reversed(lengths):
-        most_characters -= extra_length + min(length, least_length)
-        if most_characters < 0:
+        max_characters -= extra_length + min(length, min_length)
+        if max_characters < 0:
             break
         fitting_count += 1
     return fitting_count
@@ -101,18 +101,18 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:length]}\n[{len(text) - length} characters left out]" if length > 0 else text[: max(0, limit)]
 
 
-def _find_cut_length(lengths: Sequence[int], most_characters: int) -> int:
+def _find_cut_length(lengths: Sequence[int], max_characters: int) -> int:
     """The greatest length at which texts can be cut so that all of them fit."""
     for shorter_count, length in enumerate(sorted(lengths)):
-        share_length = most_characters // (len(lengths) - shorter_count)
+        share_length = max_characters // (len(lengths) - shorter_count)
         if length > share_length:
             return max(0, share_length)
-        most_characters -= length
+        max_characters -= length
     return max(lengths, default=0)
 
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.
-_MOST_LINE_LENGTH, _MOST_LIST_LINES = 600, 8
+_MAX_LINE_LENGTH, _MAX_LIST_LINES = 600, 8
 # Characters that the headings of an action and its result take, and the note that says how many are left out.
 _HEADING_LENGTH, _NOTE_LENGTH = 48, 60
 
@@ -167,10 +167,10 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
     )
 
 
-def _write_record(trajectory: Trajectory, most_characters: int) -> str:
-    """Actions and results in at most `most_characters` characters; only the newest ones if that is too little."""
+def _write_record(trajectory: Trajectory, max_characters: int) -> str:
+    """Actions and results in at most `max_characters` characters; only the newest ones if that is too little."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
-    fitted_turns = fit_pairs(turns, most_characters - _NOTE_LENGTH, _HEADING_LENGTH)
+    fitted_turns = fit_pairs(turns, max_characters - _NOTE_LENGTH, _HEADING_LENGTH)
     omitted_count = len(turns) - len(fitted_turns)
     blocks = [f"[the first {omitted_count} actions are left out]"] if omitted_count else []
     for turn_index, (action_text, result_text) in enumerate(fitted_turns, start=omitted_count):
@@ -180,8 +180,8 @@ def _write_record(trajectory: Trajectory, most_characters: int) -> str:
 
 
 def _join_lines(text: str) -> str:
-    return shorten(" ".join(text.split()), _MOST_LINE_LENGTH)
+    return shorten(" ".join(text.split()), _MAX_LINE_LENGTH)
 
 
 def _list_distinct_lines(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(line for text in texts[:_MOST_LIST_LINES] if (line := _join_lines(text))))
+    return tuple(dict.fromkeys(line for text in texts[:_MAX_LIST_LINES] if (line := _join_lines(text))))

@@ -110,9 +110,9 @@ def windows(
     lengths: Iterator[int],
     focus: Collection[str],
     rng: random.Random,
-    least_calls: Mapping[str, int] = types.MappingProxyType({}),
+    min_calls: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Iterator[tuple[Triplet, ...]]:
-    """Yields, once each, the windows of all runs that call each tool at least as often as `least_calls` says.
+    """Yields, once each, the windows of all runs that call each tool at least as often as `min_calls` says.
 
     Each has the next length of `lengths`, or the nearest length left. Among windows of one length, those with a tool in
     focus come first.
@@ -121,9 +121,9 @@ def windows(
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             steps_by_run.setdefault(triplet.run, []).append(triplet)
-    least_counts = Counter(least_calls)
+    min_counts = Counter(min_calls)
     candidates = (window for steps in steps_by_run.values() for window in _list_run_windows(steps))
-    matches = [w for w in candidates if not least_counts or Counter(tool_of(step.action) for step in w) >= least_counts]
+    matches = [w for w in candidates if not min_counts or Counter(tool_of(step.action) for step in w) >= min_counts]
     rng.shuffle(matches)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
     matches.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
@@ -229,7 +229,7 @@ class ScriptedExplorer:
         start_task = dataclasses.replace(task, solution=())
         triplets: list[Triplet] = []
         failures: list[str] = []
-        most_turns = min(self.steps, self._most_actions(context) + _EXTRA_ACTIONS)
+        max_turns = min(self.steps, self._max_actions(context) + _EXTRA_ACTIONS)
         tool_weight = (lambda tool: 1.0) if weights is None else (lambda tool: weights.get(tool, 0.0))
         for run_number in range(self.runs):
             rng = random.Random(repr(("explore", seed, run_number)))
@@ -237,7 +237,7 @@ class ScriptedExplorer:
                 actor = self._make_guided_run(environment, task, context, rng)
             else:
                 actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
-            trajectory = self.play(environment, start_task, actor, max_turns=most_turns)
+            trajectory = self.play(environment, start_task, actor, max_turns=max_turns)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run_number) for turn in trajectory.turns]
             else:
@@ -249,11 +249,11 @@ class ScriptedExplorer:
         rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
         base, stretch = (len(self._make_plan(context)), self.stretch) if context else (0, range(1, self.longest + 1))
-        lengths = draw_lengths(base, stretch, self._most_actions(context), rng)
+        lengths = draw_lengths(base, stretch, self._max_actions(context), rng)
         focus = context.focus_patterns if context else ()
         # If the guidance asks for the whole plan, each draft has all its calls.
-        least_calls = Counter(self._make_plan(context) if context and self.guidance[context.kind].whole else ())
-        candidates = windows(exploration.triplets, lengths, focus, rng, least_calls)
+        min_calls = Counter(self._make_plan(context) if context and self.guidance[context.kind].whole else ())
+        candidates = windows(exploration.triplets, lengths, focus, rng, min_calls)
         # A separate generator, so that `cut` does not change the other random numbers.
         cut_rng = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
@@ -315,7 +315,7 @@ class ScriptedExplorer:
             weigh, rng, ending=self.ending, chase=self.chase, plan=tool_plan, do_not_repeat={*context.do_not_repeat}
         )
 
-    def _most_actions(self, context: ExplorationContext | None) -> int:
+    def _max_actions(self, context: ExplorationContext | None) -> int:
         """The number of actions of the longest draft wanted, without the ending."""
         return min(self.steps, max(1, len(self._make_plan(context)) + max(self.stretch)) if context else self.longest)
 

@@ -24,7 +24,7 @@ from cojax.storage.files import read_json, write_json
 MEMORY_FILE = "asleep.json"  # in sglang.folder
 _LOG = logging.getLogger(__name__)
 # Bytes of an answer, and characters of it that a message quotes.
-MOST_ANSWER_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
+MAX_ANSWER_BYTES, _QUOTE_LENGTH = 8 * 2**20, 500
 _CONNECT_TIMEOUT_S = 10.0
 # The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
 _KEEP_ALIVE_S = 2.0
@@ -42,9 +42,9 @@ _ROUTING_HEADER = "X-SMG-Routing-Key"
 # Base64 of int32[tokens, layers, experts a token], row-major (sglang 0.5.23, managers/detokenizer_manager.py).
 _WIRE_DTYPE = np.dtype("<i4")
 # Log-probs that a sampled token can have: no float32 probability is below e^-104, and rounding makes none far above 1.
-_LEAST_LOGPROB, _MOST_LOGPROB = -200.0, 0.01
+_MIN_LOGPROB, _MAX_LOGPROB = -200.0, 0.01
 # Characters of a label of weights: far more than ours have.
-_MOST_LABEL_LENGTH = 200
+_MAX_LABEL_LENGTH = 200
 
 
 class RequestFailed(Exception):
@@ -78,12 +78,12 @@ class Connections:
         body: Any = None,
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
-        most_bytes: int = MOST_ANSWER_BYTES,
+        max_bytes: int = MAX_ANSWER_BYTES,
     ) -> Any:
         """The JSON that `server_url`/`url_path` answers within `timeout_s` (None: no limit), None for an empty answer.
 
         Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for any other 4xx,
-        ServerFailed for any other status, for invalid JSON, for more than `most_bytes` bytes and for a broken
+        ServerFailed for any other status, for invalid JSON, for more than `max_bytes` bytes and for a broken
         connection.
         """
         url, timeout = f"{server_url}/{url_path}", httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S, pool=None)
@@ -95,7 +95,7 @@ class Connections:
                 asyncio.timeout(timeout_s),
                 client.stream(method, url, json=body, timeout=timeout, headers=headers) as response,
             ):
-                content = await _read_content(response, most_bytes)
+                content = await _read_content(response, max_bytes)
         except (httpx.ReadTimeout, TimeoutError) as error:
             raise RequestFailed(f"{url} did not answer within {timeout_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -127,13 +127,13 @@ class Connections:
         await asyncio.gather(*(client.aclose() for clients in self._idle_clients.values() for client in clients))
 
 
-async def _read_content(response: httpx.Response, most_bytes: int) -> bytes:
-    """The bytes of an answer as they are sent. Raises ServerFailed for more than `most_bytes`."""
+async def _read_content(response: httpx.Response, max_bytes: int) -> bytes:
+    """The bytes of an answer as they are sent. Raises ServerFailed for more than `max_bytes`."""
     content = bytearray()
     async for chunk in response.aiter_raw():
         content += chunk
-        if len(content) > most_bytes:
-            raise ServerFailed(f"{response.url} answered with more than {most_bytes:,} bytes")
+        if len(content) > max_bytes:
+            raise ServerFailed(f"{response.url} answered with more than {max_bytes:,} bytes")
     return bytes(content)
 
 
@@ -187,8 +187,8 @@ class ServerReply:
     routes: str = ""
 
 
-def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens: Collection[int] = ()) -> ServerReply:
-    """The completion of 1 to `most_tokens` tokens below `vocabulary_size` in a reply's JSON, without routes.
+def read_reply(answer: Any, max_tokens: int, vocabulary_size: int, stop_tokens: Collection[int] = ()) -> ServerReply:
+    """The completion of 1 to `max_tokens` tokens below `vocabulary_size` in a reply's JSON, without routes.
 
     One of `stop_tokens` may only be its last token.
 
@@ -204,9 +204,9 @@ def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens:
         raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary_size:
         raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary_size - 1}")
-    if not 0 < len(tokens) <= most_tokens:
-        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {most_tokens}")
-    if outliers := [logprob for logprob in logprobs if not _LEAST_LOGPROB <= logprob <= _MOST_LOGPROB]:
+    if not 0 < len(tokens) <= max_tokens:
+        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {max_tokens}")
+    if outliers := [logprob for logprob in logprobs if not _MIN_LOGPROB <= logprob <= _MAX_LOGPROB]:
         raise ValueError(f"a log-prob is {outliers[0]:g}, which no sampled token has")
     if not set(stop_tokens).isdisjoint(tokens[:-1]):
         raise ValueError("it goes on after a token that ends it")
@@ -219,7 +219,7 @@ def read_reply(answer: Any, most_tokens: int, vocabulary_size: int, stop_tokens:
 
 def cut_label(version: Any) -> str:
     """The label of weights that a server names, cut to a bounded length."""
-    return str(version)[:_MOST_LABEL_LENGTH]
+    return str(version)[:_MAX_LABEL_LENGTH]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,17 +247,17 @@ class ServerClient:
         are those of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it
         runs with --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
         """
-        most_bytes, options = MOST_ANSWER_BYTES + room * _BYTES_PER_TOKEN, dict[str, Any]()
+        max_bytes, options = MAX_ANSWER_BYTES + room * _BYTES_PER_TOKEN, dict[str, Any]()
         if routes is not None:
             shape, first_token = routes
             options = {"return_routed_experts": True, "routed_experts_start_len": first_token}
             # All of the conversation's routes, in base64.
-            most_bytes += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE_DTYPE.itemsize // 3 + 1)
+            max_bytes += 4 * ((len(prompt) + room) * shape.layers * shape.top_k * _WIRE_DTYPE.itemsize // 3 + 1)
         params: dict[str, Any] = {"temperature": sampling.temperature, "max_new_tokens": room, "sampling_seed": seed}
         params["stop_token_ids"] = list(sampling.stop_tokens)
         body = {"rid": rid, "input_ids": list(prompt), "return_logprob": True, "sampling_params": params, **options}
         headers = {_ROUTING_HEADER: routing_key} if routing_key else None
-        answer = await self._post("generate", body, None, headers=headers, most_bytes=most_bytes)
+        answer = await self._post("generate", body, None, headers=headers, max_bytes=max_bytes)
         try:
             reply = read_reply(answer, room, vocabulary_size, sampling.stop_tokens)
             if routes is None:

@@ -223,7 +223,7 @@ class SGLangEngine:
     trainer write a version together, each its part, if the weights have a `save`. If weights change during a
     completion, `mixed` keeps it with its spans; otherwise it is sampled again.
 
-    A conversation has at most `max_length` tokens. One `generate` takes at most `timeout_s` seconds and `most_attempts`
+    A conversation has at most `max_length` tokens. One `generate` takes at most `timeout_s` seconds and `max_attempts`
     requests, to any servers. With `wants_routes`, completions report which experts tokens went through. `busy_seconds`
     is the wall time with at least one completion running, `served` counts completions, their `prompt_tokens` and, of
     these, the `cached_tokens` that a prefix cache had, `fleet` are the servers.
@@ -242,7 +242,7 @@ class SGLangEngine:
         launch: LaunchSettings | None = None,
         settings: SGLangSettings = _DEFAULT_SETTINGS,
         timeout_s: float = 600.0,
-        most_attempts: int = 6,
+        max_attempts: int = 6,
         wants_routes: bool = False,
     ) -> None:
         if bool(urls or settings.router) == (launch is not None):
@@ -268,7 +268,7 @@ class SGLangEngine:
             wants_routes=wants_routes,
         )
         self._loop = LoopThread()
-        self._timeout_s, self._most_attempts, self._route_shape = timeout_s, most_attempts, shape
+        self._timeout_s, self._max_attempts, self._route_shape = timeout_s, max_attempts, shape
         self._key_prefix = self._run_id if settings.router else ""
         self._busy, self.served = BusyTime(), collections.Counter[str]()
         # On the event loop: session → its call, and the tokens whose routes an earlier completion reported.
@@ -325,10 +325,10 @@ class SGLangEngine:
         self._loop.raise_if_closed()
         if self.fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
-        most_tokens = min(sampling.max_tokens, self._length - len(tokens))
+        max_tokens = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(number) for number in seed)).encode()).digest()
         seed_number = int.from_bytes(digest[:8], "little") >> 1
-        completion_call = self._complete(tokens, sampling, most_tokens, session, seed_number)
+        completion_call = self._complete(tokens, sampling, max_tokens, session, seed_number)
         return self._loop.call(completion_call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
@@ -361,7 +361,7 @@ class SGLangEngine:
         assert task is not None
         self._task_by_session[session] = task
         attempt_number = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._most_attempts),
+            stop=tenacity.stop_after_attempt(self._max_attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
             reraise=True,
@@ -376,7 +376,7 @@ class SGLangEngine:
                 f"no completion within {self._timeout_s:g} s" + (f"; servers left out: {faults}" if faults else "")
             ) from error
         except RequestFailed as error:
-            raise EngineError(f"no completion in {self._most_attempts} attempts, the last: {error}") from error
+            raise EngineError(f"no completion in {self._max_attempts} attempts, the last: {error}") from error
         except RequestRefused as error:
             raise EngineError(str(error)) from error
         finally:

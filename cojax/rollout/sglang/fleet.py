@@ -21,9 +21,9 @@ from cojax.settings.tree import SGLangSettings
 _LOG = logging.getLogger(__name__)
 _DISCOVERY_POLL_S = 2.0  # seconds between two requests for the servers behind a router
 # Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
-_MOST_MISSES = 3
+_MAX_MISSES = 3
 # Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
-_MOST_REFUSALS = 3
+_MAX_REFUSALS = 3
 _RETRY_S = 1.0  # until the next check after a fault
 
 
@@ -409,7 +409,7 @@ class Fleet:
                     if is_refusal:
                         continue
                 server.refused_labels += [target.label] if is_refusal else []
-                if process is None or (is_refusal and server.refused_labels.count(target.label) < _MOST_REFUSALS):
+                if process is None or (is_refusal and server.refused_labels.count(target.label) < _MAX_REFUSALS):
                     await self._set_state(server, "down", server.fault)
                     self._schedule_check(server, _RETRY_S)
                     return
@@ -435,7 +435,7 @@ class Fleet:
     async def _check_server(self, server: Server) -> None:
         """Checks the health of one server, and acts on the result.
 
-        A server that failed is left out at once, and one that does not answer after `_MOST_MISSES` checks. A healthy
+        A server that failed is left out at once, and one that does not answer after `_MAX_MISSES` checks. A healthy
         server that was down gets requests again once it has the current weights.
         """
         old_state, old_target = server.state, self.target
@@ -480,7 +480,7 @@ class Fleet:
         is_waiting = self._any_weights and time.monotonic() - server.silent_since < self.settings.sync_deadline
         is_hung = not isinstance(fault, RequestRefused | ServerFailed)
         delay_s = min(_RETRY_S, self.settings.probe_every)
-        if is_hung and (server.miss_count < _MOST_MISSES or is_waiting):
+        if is_hung and (server.miss_count < _MAX_MISSES or is_waiting):
             self._schedule_check(server, delay_s)
             return
         if str(fault) != server.fault:

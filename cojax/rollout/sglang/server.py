@@ -35,7 +35,7 @@ class LaunchSettings:
 
     `python_path` is an interpreter that has SGLang. `device` "cpu" runs it without an accelerator, "" lets SGLang
     choose. `flags` are appended to the command line; {index} in them becomes the server's number among those launched
-    together. A conversation has at most `max_length` tokens; at most `most_requests` completions run in parallel (0: as
+    together. A conversation has at most `max_length` tokens; at most `max_requests` completions run in parallel (0: as
     memory allows). `port` is the first server's, 0 means any free one; `log_folder` is a folder. With `release_memory`
     servers can release memory, with `routes` they can report which experts tokens went through. `servers` are
     launched together: on the CPU they share its cores.
@@ -49,7 +49,7 @@ class LaunchSettings:
     flags: str = SGLangSettings.flags
     host: str = "127.0.0.1"
     port: int = SGLangSettings.port
-    most_requests: int = 0
+    max_requests: int = 0
     release_memory: bool = False
     routes: bool = False
     servers: int = 1
@@ -73,7 +73,7 @@ class LaunchSettings:
             self.python_path, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--log-level-http", "warning",
             "--model-path", str(folder), "--weight-version", weights_label, "--host", self.host, "--port", str(port),
             "--context-length", str(self.max_length + _SPARE_POSITIONS), "--dtype", self.dtype,
-            *(("--max-running-requests", str(self.most_requests)) if self.most_requests else ()),
+            *(("--max-running-requests", str(self.max_requests)) if self.max_requests else ()),
             *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
             *(("--enable-return-routed-experts",) if self.routes else ()),
             *(_LAUNCH_FLAGS["cpu"] if self.device == "cpu" else ()),

@@ -222,14 +222,14 @@ def trim_playlist(models: Any, person: Person, task_index: int, rng: random.Rand
     songs = playlist.songs
     minute_limit = playlist.duration // 60 + (-1 if is_long else 1) * rng.randrange(2, 9)
     ratings = sorted({song.rating for song in songs})
-    least_rating = ratings[len(ratings) // 2]
+    min_rating = ratings[len(ratings) // 2]
     present_ids = [song.id for song in songs]
     other_song = rng.choice([song for song in spotify.Song.all() if song.id not in present_ids])
     return (
-        {"playlist": playlist.title, "minutes": minute_limit, "rating": least_rating, "song": other_song.title},
+        {"playlist": playlist.title, "minutes": minute_limit, "rating": min_rating, "song": other_song.title},
         {
             "playlist_id": playlist.id,
-            "removed": sorted(song.id for song in songs if song.rating < least_rating) if is_long else [],
+            "removed": sorted(song.id for song in songs if song.rating < min_rating) if is_long else [],
             "added": [] if is_long else [other_song.id],
         },
         None,

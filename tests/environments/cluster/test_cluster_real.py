@@ -150,7 +150,7 @@ def test_time_that_an_environment_excuses_is_excused_here(trials):
 
 
 def test_a_stopped_node_is_lost_when_it_is_silent_for_too_long(nodes, monkeypatch):
-    monkeypatch.setattr("environments.cluster.nodes.MOST_SILENCE_S", 2.0)
+    monkeypatch.setattr("environments.cluster.nodes.MAX_SILENCE_S", 2.0)
     environment = place(nodes.address, "placed_trials:make", {})
     episode = environment.start(trial("", "none"))
     episode.reset()

@@ -54,7 +54,7 @@ def test_replies_about_the_whole_environment_may_be_longer():
 
 
 def test_a_request_that_is_too_long_is_not_sent(monkeypatch):
-    monkeypatch.setattr(messages, "MOST_REQUEST_BYTES", 1_000)
+    monkeypatch.setattr(messages, "MAX_REQUEST_BYTES", 1_000)
     assert json.loads(messages.encode_request(1, 2, "step", ["x" * 100]))["op"] == "step"
     with pytest.raises(EnvironmentFailure, match=r"step has 1,\d+ bytes, more than the 1,000"):
         messages.encode_request(1, 2, "step", ["x" * 1_000])

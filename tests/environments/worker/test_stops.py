@@ -88,7 +88,7 @@ def story(tell: Callable[[], Any]) -> Callable[[], Any]:
 @pytest.fixture(scope="module")
 def told() -> dict[str, Future[Any]]:
     with pytest.MonkeyPatch.context() as changed, ThreadPoolExecutor(len(STORIES)) as pool:
-        changed.setattr(client, "_MOST_SILENCE_S", 3.0)
+        changed.setattr(client, "_MAX_SILENCE_S", 3.0)
         return {name: pool.submit(tell) for name, tell in STORIES.items()}
 
 

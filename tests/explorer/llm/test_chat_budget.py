@@ -69,7 +69,7 @@ def test_the_time_of_an_evolution_ends() -> None:
 
 
 def test_shares_hold_the_whole_and_give_back_what_they_have_left() -> None:
-    budget = Budget(1_000, 100, least_share=(100, 10))
+    budget = Budget(1_000, 100, min_share=(100, 10))
     with budget.split(3) as parts:
         assert [(part.tokens, part.requests) for part in parts] == [(333, 33)] * 3
         assert (budget.tokens, budget.requests) == (1, 1)

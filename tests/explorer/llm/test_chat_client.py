@@ -183,7 +183,7 @@ def test_no_more_go_at_once_than_allowed() -> None:
         with concurrent.futures.ThreadPoolExecutor(12) as pool, chat_model.begin().split(12) as budgets:
             list(pool.map(lambda n: reply(chat_model, budgets[n], seed=n), range(12)))
         assert server.requests == 12
-        assert server.most_at_once == 3
+        assert server.max_at_once == 3
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 429, 500])

@@ -140,7 +140,7 @@ def test_what_a_broken_reply_costs_is_one_more_request(pair, make) -> None:
 
 
 def test_tries_are_bounded_and_the_last_cause_is_told(pair, make) -> None:
-    engine = make(pair[:1], most_attempts=3)
+    engine = make(pair[:1], max_attempts=3)
     engine.load(weights(0))
     pair[0].behave = lambda path, body, answer: 429 if path == "generate" else 200
     with pytest.raises(EngineError, match=r"no completion in 3 attempts, the last: .*429"):

@@ -133,7 +133,7 @@ def test_broken_routes_cost_one_more_request_and_then_the_episode(server, make) 
         return 200
 
     server.behave = behave
-    engine = make(most_attempts=2)
+    engine = make(max_attempts=2)
     engine.load(WEIGHTS)
     ask = lambda: engine.generate([1, 2], Sampling(1.0, 3), session="a", seed=(1,))  # noqa: E731
     assert len(SHAPE.decode(ask().routes)) == 4

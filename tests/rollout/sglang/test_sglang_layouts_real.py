@@ -141,7 +141,7 @@ def test_completions_through_the_router_are_the_servers(host: Host, tmp_path: Pa
     environment = LaunchSettings(str(python), tmp_path, 480, device="cpu").environment()
     with open(tmp_path / "router.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    engine = host.trainer(router=f"http://127.0.0.1:{address}", most_attempts=2)
+    engine = host.trainer(router=f"http://127.0.0.1:{address}", max_attempts=2)
     try:
         engine.load(weights(1))
         until(lambda: answers(f"http://127.0.0.1:{address}", "health") or process.poll() is not None, 120)

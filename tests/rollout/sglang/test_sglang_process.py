@@ -110,7 +110,7 @@ def test_the_terminals_interrupt_does_not_reach_the_server_which_ends_with_its_p
 
 def test_the_command_line(tmp_path: Path) -> None:
     launch = LaunchSettings(
-        sys.executable, tmp_path, 160, "bfloat16", flags="--tp 4 --base-gpu-id={index}", most_requests=64, port=30000
+        sys.executable, tmp_path, 160, "bfloat16", flags="--tp 4 --base-gpu-id={index}", max_requests=64, port=30000
     )
     command = launch.make_command(2, 30002, Path("/weights/7"), "x-7")
     pairs = dict(itertools.pairwise(command))

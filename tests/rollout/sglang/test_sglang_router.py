@@ -87,7 +87,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
 
 
 def test_a_router_that_is_gone_is_named(pair: list[FakeServer], make, router) -> None:
-    engine = make(pair, router=router.url, most_attempts=2)
+    engine = make(pair, router=router.url, max_attempts=2)
     engine.load(weights(0))
     router.close()
     with pytest.raises(EngineError, match=rf"no completion in 2 attempts, the last: {router.url}/generate"):

@@ -70,7 +70,7 @@ class Hosts:
     def engine(self, **where: object) -> SGLangEngine:
         return SGLangEngine(
             CONFIG, folder=self.folder / "shared", max_length=480,
-            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), timeout_s=300.0, most_attempts=8, **where,
+            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), timeout_s=300.0, max_attempts=8, **where,
         )  # fmt: skip
 
     def logs(self) -> str:

@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("largest", [5_000_000_000, 20_000])
 def test_what_is_written_is_read_back(tmp_path: Path, largest: int) -> None:
-    write_weights(tmp_path / "weights" / "7", CONFIG, arrays(), most_file_bytes=largest)
+    write_weights(tmp_path / "weights" / "7", CONFIG, arrays(), max_file_bytes=largest)
     check_weights(tmp_path / "weights" / "7")
     assert names(tmp_path / "weights") == ["7"]
     assert ModelConfig.from_hf(tmp_path / "weights" / "7") == CONFIG
@@ -48,7 +48,7 @@ def test_another_dtype_is_that_of_tensors_and_config(tmp_path: Path) -> None:
 
 
 def test_a_version_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    write_weights(tmp_path / "7", CONFIG, arrays(0), most_file_bytes=20_000)
+    write_weights(tmp_path / "7", CONFIG, arrays(0), max_file_bytes=20_000)
     write_weights(tmp_path / "7", CONFIG, arrays(1))
     assert names(tmp_path / "7") == ["config.json", "model.safetensors"]
     jax.tree.map(np.testing.assert_array_equal, load_params(tmp_path / "7", CONFIG), drawn(CONFIG, 1))
@@ -108,7 +108,7 @@ def test_arrays_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_folder_a_server_could_not_load_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         check_weights(tmp_path / "7")
-    write_weights(tmp_path / "7", CONFIG, arrays(), most_file_bytes=20_000)
+    write_weights(tmp_path / "7", CONFIG, arrays(), max_file_bytes=20_000)
     part = sorted((tmp_path / "7").glob("model-00002-of-*.safetensors"))[0]
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
