@@ -76,6 +76,9 @@ def report_target(config: ConfigDict, target: Target) -> dict[str, Any]:
 def shape(config: ConfigDict) -> ModelConfig:
     """The model's shape. A model folder needs its config.json alone; a policy from scratch needs its environment."""
     policies.check_folder(config)
+    if config.model.dtype == "auto":
+        config = config.copy_and_resolve_references()
+        config.model.dtype = "bfloat16"  # what accelerators compute fastest
     if config.model.path:
         return trained.read_stored_shape(config, Path(config.model.path))
     environment = entry(config, "environment.name").bind()()

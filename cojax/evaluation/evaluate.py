@@ -80,7 +80,7 @@ def subject_of_checkpoint(config: ConfigDict, workdir: Path, step: int | None) -
     # The model folder that the run began from may have moved since.
     is_moved = run_settings["model"]["path"] and not Path(run_settings["model"]["path"]).is_dir()
     policy = trained.of_run(workdir, step, config.model.path if is_moved and Path(config.model.path).is_dir() else "")
-    if config.model.dtype:
+    if config.model.dtype not in ("", "auto"):  # the run's own
         policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
     identity_fields = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
     return Subject(f"{policy.step}", identity_fields, policy, read_origin(workdir, policy.step))

@@ -35,7 +35,7 @@ from cojax.report.console import CONSOLE
 from cojax.run import assemble, methods, processes
 from cojax.run.entries import describe
 from cojax.run.machine import read_versions
-from cojax.run.policies import with_absolute_path
+from cojax.run.policies import settle_model
 from cojax.run.processes import ALONE, Together
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import DistributedSettings
@@ -239,7 +239,7 @@ def _gather_facts(config: ConfigDict) -> dict[str, Any]:
 
 def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """Returns the operations of a run by name. `build` adds those of the learner."""
-    config = methods.apply_method(with_absolute_path(config))
+    config = methods.apply_method(settle_model(config))
     operation_by_name: dict[str, Callable[..., Any]] = {}
     states: list[TrainState] = []  # those of the initial state
 

@@ -18,8 +18,9 @@ from cojax.report.console import CONSOLE, show_bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
+from cojax.run.machine import choose_dtype
 from cojax.run.parts import make_limits
-from cojax.run.trained import make_scratch_shape, read_stored_shape
+from cojax.run.trained import find_run_dtype, make_scratch_shape, read_stored_shape
 from cojax.settings.base import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
@@ -43,11 +44,14 @@ def announce(chat: Chat, tools_setting: str) -> None:
         CONSOLE.print(f"template: {note}")
 
 
-def with_absolute_path(config: ConfigDict) -> ConfigDict:
-    """The configuration with an absolute model.path, so that a run can be resumed from any folder."""
+def settle_model(config: ConfigDict) -> ConfigDict:
+    """The configuration with what a run records of its model, so that it can be resumed from any folder and machine: an
+    absolute model.path, and the dtype that model.dtype=auto chose when the run began."""
     config = config.copy_and_resolve_references()
     if config.model.path:
         config.model.path = os.path.abspath(config.model.path)
+    if config.model.dtype == "auto":
+        config.model.dtype = find_run_dtype(Path(config.workdir)) or choose_dtype()
     return config
 
 

@@ -31,7 +31,7 @@ from cojax.run.configuration import make_file_record
 from cojax.run.entries import describe, list_defaults
 from cojax.run.machine import read_facts
 from cojax.run.parts import similarities
-from cojax.run.policies import announce, with_absolute_path
+from cojax.run.policies import announce, settle_model
 from cojax.run.processes import ALONE, Together, drop_distributed, log_to, make_outlines
 from cojax.run.summary import build_summary, measure_held_out, measure_zero_shot
 from cojax.settings.compatibility import rename_keys
@@ -88,7 +88,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; returns the exit status."""
     config = methods.apply_method(config)
     check_run(config)
-    config = drop_distributed(with_absolute_path(config))
+    config = drop_distributed(settle_model(config))
     directory, checkpoint = _claim(config, together)
     try:
         if _is_finished(config, directory, checkpoint):

@@ -39,6 +39,7 @@ from cojax.policy.parameters import Params, cast_for_compute, hash_leaves, param
 from cojax.policy.pretrained import read_config_json
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
+from cojax.run.machine import choose_dtype
 from cojax.run.processes import ALONE, Together, read_params, write_params
 from cojax.settings.compatibility import read_run_settings
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -193,7 +194,7 @@ def kept_shape(workdir: Path) -> ModelConfig:
 def read_stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     """Reads the shape of a model folder, with the dtypes of the configuration."""
     folder_config, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
-    dtype = section["dtype"] or folder_config.dtype
+    dtype = _resolve_dtype(section["dtype"], folder_config.dtype)
     # Adapters leave the model frozen: it is only computed with.
     param_dtype = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or folder_config.param_dtype
     return dataclasses.replace(folder_config, dtype=dtype, param_dtype=param_dtype)
@@ -201,10 +202,19 @@ def read_stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
 
 def make_scratch_shape(model_section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
     """Returns the shape of a policy from scratch, by the section `model` of a configuration."""
-    dtypes = {dtype_setting: model_section[dtype_setting] or "float32" for dtype_setting in ("dtype", "param_dtype")}
-    shape_settings: dict[str, Any] = {**model_section["shape"], **dtypes}
+    dtype, param_dtype = _resolve_dtype(model_section["dtype"], "float32"), model_section["param_dtype"] or "float32"
+    shape_settings: dict[str, Any] = {**model_section["shape"], "dtype": dtype, "param_dtype": param_dtype}
     # Matrix products are faster where sizes are multiples of 16.
     return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape_settings)
+
+
+def _resolve_dtype(dtype_setting: str, default: str) -> str:
+    return choose_dtype() if dtype_setting == "auto" else dtype_setting or default
+
+
+def find_run_dtype(workdir: Path) -> str:
+    """The model.dtype that a run recorded; "" where there is no run, or it left the dtype to the model folder."""
+    return str(read_run_settings(workdir)["model"]["dtype"]) if (workdir / "config.json").exists() else ""
 
 
 def hash_content(folder: Path) -> str:

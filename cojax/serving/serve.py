@@ -306,7 +306,7 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
         target = previous_target = await _await_first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
         source.model = source.model or model
-        dtype = section.dtype or config.model.dtype or model.dtype
+        dtype = section.dtype or ("" if config.model.dtype == "auto" else config.model.dtype) or model.dtype
         # Several rollout hosts may share the folder.
         log_folder = folder / "sglang" / socket.gethostname()
         launch_settings = dataclasses.replace(engines.launch(config, log_folder, dtype), host=host)

@@ -231,7 +231,8 @@ class Settings:
         tools: how much of the tools' documentation the policy sees
         tokenizer: tokenizer of a policy from scratch
         vocabulary: most entries of the tokenizer `bytes`
-        dtype: dtype of computations; "" is the folder's own, float32 from scratch
+        dtype: dtype of computations; "" is the folder's own, float32 from scratch; auto is bfloat16 where this machine
+            computes it faster, else float32; a run keeps what it began with
         param_dtype: dtype of parameters; "" is the folder's own, float32 from scratch
         """
 
@@ -239,7 +240,7 @@ class Settings:
         tools: Literal["full", "brief", "none"] = "full"
         tokenizer: Literal["words", "bytes"] = "words"
         vocabulary: Count = 4096
-        dtype: DType = ""
+        dtype: Literal["", "auto", "float32", "bfloat16"] = ""
         param_dtype: DType = "float32"
 
         class shape:

@@ -75,6 +75,27 @@ def test_the_facts_are_json_and_name_this_machine(written):
     }
 
 
+@pytest.mark.parametrize(
+    ("instructions", "jax_version", "flags", "dtype"),
+    [
+        ("avx512f avx512_bf16", (0, 11, 0), "", "bfloat16"),
+        ("avx2 amx_bf16", (0, 12, 1), "", "bfloat16"),
+        ("avx512f avx512_bf16", (0, 10, 2), "", "float32"),
+        ("avx512f", (0, 12, 1), "", "float32"),
+        ("avx512_bf16", (0, 12, 1), "--xla_cpu_max_isa=AVX2", "float32"),
+    ],
+)
+def test_bfloat16_is_chosen_where_products_of_it_are_computed(
+    written, monkeypatch, instructions, jax_version, flags, dtype
+):
+    (written / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: sse4_2 {instructions}\n")
+    monkeypatch.setattr(machine.jax, "__version_info__", jax_version)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert machine.choose_dtype() == dtype
+    monkeypatch.setattr(machine.jax, "default_backend", lambda: "gpu")
+    assert machine.choose_dtype() == "bfloat16"
+
+
 def digest(variables: Mapping[str, str]) -> str:
     """`hash_arithmetic()` of a process with these variables."""
     program = "from cojax.run.machine import hash_arithmetic; print(hash_arithmetic())"

@@ -115,7 +115,7 @@ def test_of_every_fraction_what_is_no_number_is_refused(name):
     ("name", "value", "said"),
     [
         ("optimizer.learning_rate", -1.0, "optimizer.learning_rate is -1.0; expected a number at least 0"),
-        ("model.dtype", "float16x", "model.dtype is 'float16x'; expected one of '', 'float32', 'bfloat16'"),
+        ("model.dtype", "float16x", "model.dtype is 'float16x'; expected one of '', 'auto', 'float32', 'bfloat16'"),
         ("learner.remat", "some", "learner.remat is 'some'; expected one of 'none', 'dots', 'layers', 'inputs'"),
         ("learner.lora.targets", ("queri",), "learner.lora.targets is ('queri',); expected a tuple, each of it one of"),
         ("explorer.stretch", (), "explorer.stretch is (); expected by how many actions a draft may outgrow its"),
