@@ -22,6 +22,7 @@ from cojax.policy.attention import count_block_bytes
 
 AUTO_REMAT = "auto"  # in place of a remat's name: `choose_fastest` decides
 GIB = 2**30
+_FULL_TOKENS = 4096  # tokens of a device with which its matrix products are about as fast as with more
 
 
 class DeviceMemoryError(RuntimeError):
@@ -62,21 +63,40 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
-    """The learner with the first remat whose update fits into free memory, of none, dots and layers, else with layers.
+    """The learner whose update recomputes the least of those that fit into free memory.
 
-    `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays that are loaded later. Programs are compiled
-    but not run. If free memory is unknown, it is layers.
+    Its remat is the first of none, dots and layers that fits, and its `micro_rows` the most with which it fits, down to
+    those of _FULL_TOKENS tokens a device; a loss that compares sequences keeps its `micro_rows`. If nothing fits or
+    free memory is unknown, the remat is layers. `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays
+    that are loaded later. Programs are compiled but not run.
     """
     devices = learner.placement.devices
-    budget_bytes, fastest_first = measure_free_bytes(devices), ("none", "dots", "layers")
-    if budget_bytes is not None and budget_bytes >= estimate_min_bytes(learner):
-        step_batch, pairs = make_full_batches(learner, group_sizes)
-        for remat in fastest_first[:-1]:
-            candidate = dataclasses.replace(learner, remat=remat)
+    budget_bytes = measure_free_bytes(devices)
+    for remat in ("none", "dots") if budget_bytes is not None else ():
+        needed_bytes, needing_rows = 0, 1
+        for micro_rows in _list_micro_rows(learner):
+            candidate = dataclasses.replace(learner, remat=remat, micro_rows=micro_rows)
+            # An update takes at most in proportion less for fewer rows.
+            least_bytes = max(estimate_min_bytes(candidate), needed_bytes * micro_rows // needing_rows)
+            if least_bytes > budget_bytes:
+                continue
+            step_batch, pairs = make_full_batches(candidate, group_sizes)
             programs = [lower().compile() for lower in candidate.lower_programs(state, step_batch, pairs).values()]
-            if count_needed(programs, len(devices), _count_batch_bytes(step_batch, pairs) + beside) <= budget_bytes:
+            array_bytes = _count_batch_bytes(step_batch, pairs) + beside
+            needed_bytes, needing_rows = count_needed(programs, len(devices), array_bytes), micro_rows
+            if needed_bytes <= budget_bytes:
                 return candidate
-    return dataclasses.replace(learner, remat=fastest_first[-1])
+    return dataclasses.replace(learner, remat="layers")
+
+
+def _list_micro_rows(learner: Learner) -> list[int]:
+    """The learner's `micro_rows` and its halves, as far as each device gets _FULL_TOKENS tokens or more."""
+    loss, shards, counts = learner.objective.loss, learner.placement.row_shards, [learner.micro_rows]
+    while not (loss.is_paired or loss.needs_groups or learner.hard is not None or counts[-1] % (2 * shards)):
+        if counts[-1] // 2 // shards * learner.row_length < _FULL_TOKENS:
+            break
+        counts.append(counts[-1] // 2)
+    return counts
 
 
 def make_full_batches(learner: Learner, group_sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:

@@ -119,7 +119,7 @@ class Settings:
         skip_steps: numbers of steps that make no update, to get past a step whose loss is not finite
         remat: what the backward pass recomputes of each layer: nothing; all but its matrix products and attention
             kernels; all but attention kernels; everything (inputs); or the least of the first three with which an
-            update fits into memory, determined at each start
+            update fits into memory, with fewer micro_rows if need be, determined at each start
         routes: for a model with experts, whose choice of experts an update uses: own: the learner's; compared: the
             learner's, with the metric routes_differing for differences to the sampler's; replayed: the sampler's
             (docs/learner.md)

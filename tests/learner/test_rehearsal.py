@@ -80,36 +80,41 @@ def test_what_cannot_fit_is_refused_with_advice():
         rehearse(learner, learner.init(PARAMS), SIZES)
 
 
-def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
+def test_what_recomputes_the_least_is_chosen_of_what_fits_with_fewer_rows_at_a_time_if_need_be(monkeypatch):
     """More tokens than the model has numbers, so that what is kept of them decides."""
     learner = make_learner(row_length=512, micro_rows=32)
-    state, asked, compiled = learner.init(PARAMS), [], {}
+    state, compiled = learner.init(PARAMS), {}
     lowering = Learner.lower_programs
 
     def programs(candidate, *arguments):
         """Each update is compiled once."""
-        if candidate.remat not in compiled:
-            compiled[candidate.remat] = lowering(candidate, *arguments)["update"]().compile()
-        return {"update": lambda: SimpleNamespace(compile=lambda: compiled[candidate.remat])}
+        if (key := (candidate.remat, candidate.micro_rows)) not in compiled:
+            compiled[key] = lowering(candidate, *arguments)["update"]().compile()
+        return {"update": lambda: SimpleNamespace(compile=lambda: compiled[key])}
 
-    def needed(programs, devices, arrays):
-        asked.append(count_needed(programs, devices, arrays))
-        return asked[-1]
-
-    def chosen(there, beside=0):
+    def chosen(there, beside=0, among=learner):
         monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: there)
-        return choose_fastest(learner, state, SIZES, beside).remat
+        found = choose_fastest(among, state, SIZES, beside)
+        return found.remat, found.micro_rows
 
-    monkeypatch.setattr(rehearsal, "count_needed", needed)
     monkeypatch.setattr(Learner, "lower_programs", programs)
-    assert chosen(0) == chosen(estimate_min_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
-    assert not asked  # nor is a program compiled to see that
-    assert chosen(estimate_min_bytes(learner)) == "layers"
-    none, dots = asked
-    assert none > dots
-    assert (chosen(none), chosen(none - 1), chosen(dots - 1)) == ("none", "dots", "layers")
-    assert chosen(none, beside=1) == "dots"
-    assert chosen(None) == "layers"  # the system does not say
+    assert chosen(0) == chosen(estimate_min_bytes(dataclasses.replace(learner, micro_rows=8)) - 1) == ("layers", 32)
+    assert not compiled  # where nothing fits `rehearse` says so, and no program is compiled to see that
+    fastest_first = [(remat, rows) for remat in ("none", "dots") for rows in (32, 16, 8)]
+    needs = {}
+    for remat, rows in fastest_first:
+        candidate = dataclasses.replace(learner, remat=remat, micro_rows=rows)
+        batch, pairs = rehearsal.make_full_batches(candidate, SIZES)
+        program = programs(candidate, state, batch, pairs)["update"]().compile()
+        needs[remat, rows] = count_needed([program], 1, 2 * sum(array.nbytes for array in jax.tree.leaves(batch)))
+    assert needs["none", 32] > needs["none", 16] > needs["none", 8] > needs["dots", 8]
+    for budget in (*needs.values(), *(need - 1 for need in needs.values())):
+        fitting = [choice for choice in fastest_first if needs[choice] <= budget]
+        assert chosen(budget) == (*fitting, ("layers", 32))[0], budget
+    assert chosen(needs["none", 32], beside=1) == ("none", 16)
+    assert chosen(None) == ("layers", 32)  # the system does not say
+    compares_pairs = make_learner(**DPO, row_length=512, micro_rows=32)
+    assert chosen(needs["none", 32] - 1, among=compares_pairs)[1] == 32
 
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
