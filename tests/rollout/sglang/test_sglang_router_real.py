@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -67,10 +67,11 @@ class Hosts:
             command += [f"--router={router}", *flags]
             self.started.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
 
-    def engine(self, **where: object) -> SGLangEngine:
+    def engine(self, urls: Sequence[str] = (), router: str = "") -> SGLangEngine:
+        settings = dataclasses.replace(LIMITS, follow=True, sync="orbax", router=router)
         return SGLangEngine(
-            CONFIG, folder=self.folder / "shared", max_length=480,
-            settings=dataclasses.replace(LIMITS, follow=True, sync="orbax"), timeout_s=300.0, max_attempts=8, **where,
+            CONFIG, folder=self.folder / "shared", max_length=480, settings=settings, timeout_s=300.0, max_attempts=8,
+            urls=urls,
         )  # fmt: skip
 
     def logs(self) -> str:
@@ -180,7 +181,7 @@ def test_conversations_stay_on_a_server_and_are_spread_over_all(hosts: Hosts) ->
     played = {}
     urls = [f"http://127.0.0.1:{hosts.port + index}" for index in range(SERVERS)]
     for name in ("warm-up", "router", "urls"):
-        engine = hosts.engine(**({"router": hosts.url} if name == "router" else {"urls": urls}))
+        engine = hosts.engine(router=hosts.url) if name == "router" else hosts.engine(urls)
         try:
             engine.load(weights(1))
             until(lambda engine=engine: sum(server.is_up for server in engine.fleet.servers) == SERVERS, 200)
