@@ -1,7 +1,8 @@
 """Benchmarks of speed and memory: python -m experiments.bench [SUITE ...] [--json] [settings].
 
     step      one step of GRPO end to end: generation, reference, update, weights to the engine
-    update    the learner's update alone, on full packed rows; with --depths, its cost for each number of layers
+    update    the learner's update alone, on full packed rows; with --depths, its cost for each number of layers; with
+              --prompt, --answer and --segments each row holds that many answers to one prompt
     decode    the local engine's decode, against the memory bandwidth of this machine
     prefill   the local engine's prefill, against the matrix products of this machine
     load      cojax.load of a model folder, against reading the same bytes

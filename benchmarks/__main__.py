@@ -90,15 +90,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "remat": {"choices": ("none", "dots", "layers", "auto"), "help": "which results of a layer are computed again"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_COUNT_OPTION, "help": "packed rows an update"},
-    "row-length": {**_COUNT_OPTION, "help": "tokens a row"},
-    "segments": {**_COUNT_OPTION, "help": "texts a row"},
+    "row-length": {**_COUNT_OPTION, "help": "tokens a row; without it 1024 (update), one conversation (step)"},
+    "segments": {**_COUNT_OPTION, "help": "texts a row, of one prompt where that has a length"},
     "micro-rows": {**_COUNT_OPTION, "help": "rows that go through the model at a time"},
     "prompts": {**_COUNT_OPTION, "help": "prompts a step"},
     "samples": {**_COUNT_OPTION, "help": "samples a prompt"},
     "batch": {**_COUNT_OPTION, "help": "conversations at once"},
     "lanes": {**_COUNT_OPTION, "help": "threads that the engine decodes in"},
-    "prompt-length": {**_COUNT_OPTION, "help": "tokens a prompt"},
-    "completion-length": {**_COUNT_OPTION, "help": "tokens sampled a conversation"},
+    "prompt-length": {**_COUNT_OPTION, "help": "tokens a prompt; one prompt for all texts of a row of an update"},
+    "completion-length": {**_COUNT_OPTION, "help": "tokens sampled a conversation, or of each answer of an update"},
     "prefill-rows": {**_COUNT_OPTION, "help": "conversations that are prefilled at a time"},
     "prefill-chunk": {**_COUNT_OPTION, "help": "tokens of each that are prefilled at a time"},
     "trajectories": {"type": parse_counts, "metavar": "N,N,…", "help": "how many, one after another"},
@@ -116,6 +116,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "steps": {**_COUNT_OPTION, "help": "steps, the first of which warms up"},
     "repeats": {**_COUNT_OPTION, "help": "repetitions after the warm-up"},
 }
+_SHORT_FLAGS: Mapping[str, Sequence[str]] = {"prompt-length": ["--prompt"], "completion-length": ["--answer"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 _MEMORY_ADVICE = (
     "Try --remat=layers, --param-dtype=bfloat16 or --moments-dtype=bfloat16, fewer --layers, --micro-rows or --batch, "
-    "or a shorter --row-length."
+    "or a shorter --row-length or --prompt."
 )
 
 
@@ -173,8 +174,15 @@ def make_parser() -> CommandLineParser:
             if keyword_name in (keywords := list_keywords(suite_function))
         }
         defaults = ", ".join(f"{suite} {format_default(default)}" for suite, default in default_of_suite.items())
-        parser.add_argument(f"--{name}", **{**options, "default": None, "help": f"{options['help']} ({defaults})"})
+        parser.add_argument(
+            *list_flags(name), **{**options, "default": None, "help": f"{options['help']} ({defaults})"}
+        )
     return parser
+
+
+def list_flags(setting_name: str) -> list[str]:
+    """The spellings of a setting, the first of which names its keyword."""
+    return [f"--{setting_name}", *_SHORT_FLAGS.get(setting_name, ())]
 
 
 def format_default(default: Any) -> str:
@@ -201,7 +209,7 @@ def _refuse_unused(settings: Mapping[str, Any], suite_names: Sequence[str]) -> N
         suites_with_setting = [suite_name for suite_name, suite in SUITES.items() if setting in list_keywords(suite)]
         if value is not None and not set(suites_with_setting) & set(suite_names):
             raise ValueError(
-                f"--{setting.replace('_', '-')} is no setting of {', '.join(suite_names)}; "
+                f"{' or '.join(list_flags(setting.replace('_', '-')))} is no setting of {', '.join(suite_names)}; "
                 f"it is one of {', '.join(suites_with_setting)}"
             )
 

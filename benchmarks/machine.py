@@ -10,7 +10,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from benchmarks.results import time_calls
+from benchmarks.results import Row, Spread, time_calls
+from cojax.compile.targets import CHIPS
 
 _REPEAT_COUNT = 3
 _ENOUGH_SECONDS = 0.05  # a product that takes longer is large enough
@@ -50,6 +51,28 @@ def compute_bound_s(operations: float, read_bytes: float, rate: float, bandwidth
     a second, and reading `read_bytes` bytes at `bandwidth` bytes a second (the roofline model, doi
     10.1145/1498765.1498785)."""
     return max(operations / rate, read_bytes / bandwidth)
+
+
+def find_nominal_rates(device_kind: str, dtype: str) -> tuple[float, float] | None:
+    """The vendor's operations a second of matrix products in `dtype`, and bytes a second of the device's memory; None
+    where no figures are published here."""
+    chip = next((chip for chip in CHIPS.values() if chip.kind == device_kind), None)
+    return None if chip is None or dtype != "bfloat16" else (chip.flops, chip.bandwidth)
+
+
+def compute_shares(seconds: Spread, operations: float, read_bytes: float, dtype: str) -> Row:
+    """`compute_bound_s` over the seconds that it took: `share_of_bound` at the rates measured on this machine,
+    `share_of_nominal` at the vendor's, None where these are not known."""
+
+    def divide_bound(rate: float, bandwidth: float) -> Spread:
+        bound_s = compute_bound_s(operations, read_bytes, rate, bandwidth)
+        return seconds.map(lambda value: bound_s / value)
+
+    nominal_rates = find_nominal_rates(jax.devices()[0].device_kind, dtype)
+    return {
+        "share_of_bound": divide_bound(measure_matmul_rate(dtype), measure_memory_bandwidth()),
+        "share_of_nominal": None if nominal_rates is None else divide_bound(*nominal_rates),
+    }
 
 
 def choose_lanes(slots: int, lane_count: int | None) -> int:

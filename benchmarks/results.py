@@ -78,6 +78,8 @@ def _format_cell(figure: Any) -> str:
 
 
 def _format_number(figure: Any) -> str:
+    if figure is None:
+        return "–"
     if isinstance(figure, float):
         return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
     return f"{figure:,}" if isinstance(figure, int) and not isinstance(figure, bool) else str(figure)

@@ -42,7 +42,7 @@ def decode(
 
     `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's bandwidth over the time that decode
     took. It is meaningful only for a model far larger than the processor's caches. `share_of_bound` is the same for the
-    longer of reading and computing (`machine.compute_bound_s`).
+    longer of reading and computing, and `share_of_nominal` that at the vendor's rates (`machine.compute_shares`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
@@ -66,7 +66,7 @@ def prefill(
     """`batch` new conversations of `prompt_length` tokens, up to their first sampled token.
 
     MFU is `count_forward_flops` a second, with logits for the last token alone, over the rate of a large matrix
-    product. `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_bound_s`).
+    product. `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_shares`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
     job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)
@@ -74,20 +74,27 @@ def prefill(
 
 
 def measure_conversations(
-    shape: str, layers: int | None, dtype: str, batch: int, prompt_length: int, completion_length: int, repeats: int
+    shape: str,
+    layers: int | None,
+    batch: int,
+    prompt_length: int,
+    completion_length: int,
+    repeats: int,
+    reserved: int = 0,
 ) -> list[Row]:
-    """The rows of `prefill` and of `decode`, of the same conversations."""
-    model = choose_model(shape, None, layers, (), dtype)
-    job = _Job(
-        model, batch, machine.choose_lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length)
-    )
+    """The rows of `prefill` and of `decode`, of the same conversations in bfloat16; `reserved` is that of `_Job`."""
+    model, lanes = choose_model(shape, None, layers, (), "bfloat16"), machine.choose_lanes(batch, None)
+    job = _Job(model, batch, lanes, prompt_length, completion_length, 16, min(128, prompt_length), reserved)
     timings = _play_job(job, repeats)
     return [_make_prefill_row(job, timings), _make_decode_row(job, timings)]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """`batch` conversations with an engine of these settings; with a `completion_length` of 0 only prefill is timed."""
+    """`batch` conversations with an engine of these settings; with a `completion_length` of 0 only prefill is timed.
+
+    The engine's cache has `reserved` positions a conversation, or as many as its tokens take if these are more.
+    """
 
     model: Model
     batch: int
@@ -96,6 +103,11 @@ class _Job:
     completion_length: int
     prefill_rows: int
     prefill_chunk: int
+    reserved: int = 0
+
+    @property
+    def max_length(self) -> int:
+        return max(self.reserved, self.prompt_length + 1 + self.completion_length)
 
     @property
     def config(self) -> ModelConfig:
@@ -113,6 +125,7 @@ class _Job:
             "lanes": self.lanes,
             "prefill_rows": self.prefill_rows,
             "prefill_chunk": self.prefill_chunk,
+            "max_length": self.max_length,
         }
 
 
@@ -152,9 +165,7 @@ def _make_decode_row(job: _Job, timings: _Timings) -> Row:
     # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
     context, completion_length = job.prompt_length + (1 + job.completion_length) / 2, job.completion_length
     read_bytes = decode_bytes(job.config, job.batch, context) * completion_length
-    bound_s = machine.compute_bound_s(
-        decode_flops(job.config, job.batch, context) * completion_length, read_bytes, rate, bandwidth
-    )
+    operations = decode_flops(job.config, job.batch, context) * completion_length
     seconds = Spread(tuple(timings.decoding_seconds[1:]))
     return {
         **job.facts,
@@ -166,16 +177,15 @@ def _make_decode_row(job: _Job, timings: _Timings) -> Row:
         "bandwidth_gb_per_second": bandwidth / 1e9,
         "bandwidth_share": seconds.map(lambda value: read_bytes / bandwidth / value),
         "matmul_tflops_per_second": rate / 1e12,
-        "share_of_bound": seconds.map(lambda value: bound_s / value),
+        **machine.compute_shares(seconds, operations, read_bytes, job.config.dtype),
         "compile_seconds": compute_compile_s(timings.opening_seconds[0], Spread(tuple(timings.opening_seconds[1:]))),
         **timings.memory,
     }
 
 
 def _make_prefill_row(job: _Job, timings: _Timings) -> Row:
-    rate, bandwidth = machine.measure_matmul_rate(job.config.dtype), machine.measure_memory_bandwidth()
+    rate = machine.measure_matmul_rate(job.config.dtype)
     flops = count_forward_flops(job.config, [job.prompt_length] * job.batch, scored_tokens=job.batch)
-    bound_s = machine.compute_bound_s(flops, parameter_bytes(job.config), rate, bandwidth)
     seconds = Spread(tuple(timings.opening_seconds[1:]))
     return {
         **job.facts,
@@ -184,7 +194,7 @@ def _make_prefill_row(job: _Job, timings: _Timings) -> Row:
         "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
         "matmul_tflops_per_second": rate / 1e12,
         "mfu": seconds.map(lambda value: flops / value / rate),
-        "share_of_bound": seconds.map(lambda value: bound_s / value),
+        **machine.compute_shares(seconds, flops, parameter_bytes(job.config), job.config.dtype),
         "compile_seconds": compute_compile_s(timings.opening_seconds[0], seconds),
         **timings.memory,
     }
@@ -226,7 +236,7 @@ def _open_conversations(job: _Job) -> Iterator[_Conversations]:
         job.config,
         slots=job.batch,
         lanes=job.lanes,
-        max_length=job.prompt_length + 1 + job.completion_length,
+        max_length=job.max_length,
         # A lane never prefills more conversations than it holds.
         prefill_rows=min(job.prefill_rows, job.batch // job.lanes),
         prefill_chunks=(job.prefill_chunk,),

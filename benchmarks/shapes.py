@@ -87,12 +87,15 @@ def _parse_value(assignment: str, text: str, value_type: Any) -> bool | int | fl
         ) from error
 
 
-def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool) -> int:
+def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool, prompt_length: int = 0) -> int:
     """Operations of one update: a forward, a backward of twice as much, and the reference's forward if there is one.
 
-    Recomputation in the backward pass, which saves memory, does not count. Every token is scored.
+    Recomputation in the backward pass, which saves memory, does not count. The texts begin with the same
+    `prompt_length` tokens: these count once, and every token behind them is scored.
     """
-    return (4 if reference else 3) * count_forward_flops(config, lengths, sum(lengths))
+    scored_count = sum(lengths) - prompt_length * len(lengths)
+    repeated_flops = (len(lengths) - 1) * count_forward_flops(config, [prompt_length], 0)
+    return (4 if reference else 3) * (count_forward_flops(config, lengths, scored_count) - repeated_flops)
 
 
 def decode_flops(config: ModelConfig, batch: int, context: float) -> float:

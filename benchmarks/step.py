@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.results import Row, Spread, compute_compile_s
-from benchmarks.shapes import model_config
+from benchmarks.shapes import model_config, update_flops
+from benchmarks.update import count_row_tokens, refuse_row_length
 from cojax.compile.programs import count_forward_flops, count_parameters
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
@@ -28,12 +29,16 @@ _RESERVED_TOKENS = 3  # tokens at the start of the vocabulary that no prompt hol
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """The conversations of a step: `sample_count` of each of `prompt_count` prompts; lengths are in tokens."""
+    """The conversations of a step: `sample_count` of each of `prompt_count` prompts; lengths are in tokens.
+
+    The learner packs `segments` conversations of one prompt into a row.
+    """
 
     prompt_count: int
     sample_count: int
     prompt_length: int
     completion_length: int
+    segments: int = 1
 
     @property
     def conversation_count(self) -> int:
@@ -66,6 +71,7 @@ def step(
     prompt_length: int = 64,
     completion_length: int = 128,
     row_length: int | None = None,
+    segments: int | None = None,
     micro_rows: int = 8,
     lanes: int | None = None,
     learning_rate: float = 1e-6,
@@ -74,8 +80,9 @@ def step(
     """`prompts` × `samples` conversations a step, the KL to a reference on, AdamW, one update a step.
 
     There is no stop token: every completion has `completion_length` tokens. The learner packs rows of `row_length`
-    tokens (None: one conversation). The first step compiles and is reported separately. `…_mfu` is the share of the
-    rate of a large matrix product in `dtype` on this machine that generation and update reach.
+    tokens, or of `segments` conversations of one prompt (None: one conversation). The first step compiles and is
+    reported separately. `…_mfu` is the share of the rate of a large matrix product in `dtype` on this machine that
+    generation and update reach.
     """
     if steps < 2:
         raise ValueError(f"--steps={steps}: the first step only warms up; give 2 or more")
@@ -84,7 +91,9 @@ def step(
     config = model_config(shape, layers, override, dtype, param_dtype)
     if config.vocab_size <= _RESERVED_TOKENS:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
-    workload = Workload(prompts, samples, prompt_length, completion_length)
+    workload = Workload(prompts, samples, prompt_length, completion_length, segments or 1)
+    if segments is not None:
+        row_length = _find_row_length(config, workload, row_length)
     lanes = machine.choose_lanes(workload.conversation_count, lanes)
     learner, state = _make_learner(
         config, workload, learning_rate, moments_dtype, remat, row_length or workload.length, micro_rows
@@ -106,6 +115,16 @@ def step(
             "remat": learner.remat,
         }
     ]
+
+
+def _find_row_length(config: ModelConfig, workload: Workload, row_length: int | None) -> int:
+    """Tokens of a row that holds the workload's segments. Raises ValueError for flags that do not fit together."""
+    refuse_row_length(row_length, "--segments")
+    if workload.sample_count % workload.segments:
+        raise ValueError(
+            f"--samples={workload.sample_count} is no multiple of --segments={workload.segments} a row; make it one"
+        )
+    return count_row_tokens(config, workload.prompt_length, workload.completion_length, workload.segments)
 
 
 def _make_learner(
@@ -141,15 +160,14 @@ def _compute_mfu(config: ModelConfig, workload: Workload, figures: Row, rate: fl
     tokens = workload.conversation_count * workload.completion_length
     # No forward pass is fed the last sampled token.
     generation_flops = count_forward_flops(config, [workload.length - 1] * workload.conversation_count, tokens)
-    update_flops = 4 * count_forward_flops(
-        config, [workload.length] * workload.conversation_count, tokens
-    )  # one of them the reference's
+    row_count, row_texts = workload.conversation_count // workload.segments, [workload.length] * workload.segments
+    learning_flops = row_count * update_flops(config, row_texts, reference=True, prompt_length=workload.prompt_length)
     return {
         "generation_tflop": generation_flops / 1e12,
-        "update_tflop": update_flops / 1e12,
+        "update_tflop": learning_flops / 1e12,
         "matmul_tflops_per_second": rate / 1e12,
         "generation_mfu": figures["generation_seconds"].map(lambda seconds: generation_flops / seconds / rate),
-        "update_mfu": figures["update_seconds"].map(lambda seconds: update_flops / seconds / rate),
+        "update_mfu": figures["update_seconds"].map(lambda seconds: learning_flops / seconds / rate),
     }
 
 

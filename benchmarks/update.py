@@ -17,7 +17,7 @@ from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compute_compile_s, time_calls
 from benchmarks.shapes import parameter_bytes, update_flops
 from cojax.compile.programs import count_parameters
-from cojax.learner.batch import RowShape, TrainBatch, pack_sequences
+from cojax.learner.batch import Segment, TrainBatch, pack_segments
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
@@ -30,15 +30,21 @@ KL_COEFFICIENT = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of an update: `row_count` rows of `length` tokens, `texts_per_row`; `micro_rows` at a time."""
+    """The rows of an update: `row_count` rows of `length` tokens, `texts_per_row`; `micro_rows` at a time.
+
+    The texts of a row are answers of `completion_length` tokens to one prompt of `prompt_length`; without them, texts
+    that have nothing in common.
+    """
 
     row_count: int
     length: int
     texts_per_row: int
     micro_rows: int
+    prompt_length: int = 0
+    completion_length: int = 0
 
     def __post_init__(self) -> None:
-        if self.length % self.texts_per_row or self.length // self.texts_per_row < 2:
+        if not self.prompt_length and (self.length % self.texts_per_row or self.length // self.texts_per_row < 2):
             raise ValueError(
                 f"--row-length={self.length} does not hold --segments={self.texts_per_row} texts of equal length, "
                 "2 or more tokens each; make it a multiple of them"
@@ -47,9 +53,24 @@ class Rows:
             raise ValueError(f"--rows={self.row_count} is no multiple of --micro-rows={self.micro_rows}; make it one")
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of each text."""
-        return [self.length // self.texts_per_row] * (self.row_count * self.texts_per_row)
+    def text_length(self) -> int:
+        """Tokens of each text, with its prompt."""
+        return self.prompt_length + self.completion_length or self.length // self.texts_per_row
+
+
+def count_row_tokens(config: ModelConfig, prompt_length: int, completion_length: int, samples: int) -> int:
+    """Tokens of a row of `samples` answers to one prompt, which the learner computes once where its rows share it.
+
+    What they share ends before the prompt's last token, whose result predicts the first token of each answer.
+    """
+    shared_length = prompt_length - 1 if Learner(config=config, optimizer=adamw(1e-6)).shape.shares else 0
+    return shared_length + samples * (prompt_length - shared_length + completion_length)
+
+
+def refuse_row_length(row_length: int | None, flags: str) -> None:
+    """Raises ValueError where --row-length is given beside flags that it follows from."""
+    if row_length is not None:
+        raise ValueError(f"--row-length={row_length} beside {flags}: a row's length follows from these; leave it out")
 
 
 def update(
@@ -64,32 +85,30 @@ def update(
     moments_dtype: str = "",
     remat: str = "none",
     rows: int = 8,
-    row_length: int = 1024,
+    row_length: int | None = None,
     segments: int = 1,
+    prompt_length: int | None = None,
+    completion_length: int | None = None,
     micro_rows: int = 1,
     reference: bool = False,
     repeats: int = 3,
 ) -> list[Row]:
     """One row, or with `depths` one for each of these numbers of layers.
 
-    `param_dtype` is that of stored and updated parameters, `dtype` that of computation. With `reference` the update
-    includes a second forward pass, of frozen parameters in `dtype`. MFU is `update_flops` a second over the rate of a
-    large matrix product in `dtype`. `share_of_bound` also counts the time that reading all parameters
-    once takes (`machine.compute_bound_s`).
+    Each row has `row_length` tokens (None: 1024) in `segments` texts, or `segments` answers of `completion_length`
+    tokens to one prompt of `prompt_length`, and only answers are learned. `param_dtype` is that of stored and updated
+    parameters, `dtype` that of computation. With `reference` the update includes a second forward pass, of frozen
+    parameters in `dtype`. MFU is `update_flops` a second over the rate of a large matrix product in `dtype`.
+    `share_of_bound` also counts the time that reading all parameters once takes (`machine.compute_shares`).
     """
     if depths and layers is not None:
         raise ValueError("--depths and --layers both set the number of layers; give one of them")
-    layout = Rows(rows, row_length, segments, micro_rows)
     models = [choose_model(shape, folder, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
-    if row_length > (max_positions := min(model.config.max_position_embeddings for model in models)):
-        raise ValueError(
-            f"--row-length={row_length} exceeds the {max_positions} positions of {models[0].name}; lower it"
-        )
+    layout = _lay_out(models[0], rows, row_length, segments, micro_rows, prompt_length, completion_length)
     figures_by_model = [
         _measure_update(model, layout, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats)
         for model in models
     ]
-    rate, bandwidth = machine.measure_matmul_rate(models[0].config.dtype), machine.measure_memory_bandwidth()
     return [
         {
             "shape": model.name,
@@ -99,11 +118,39 @@ def update(
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
             "rows": rows,
-            "row_length": row_length,
-            **_add_rates(figures, layout, model.config, rate, bandwidth),
+            "row_length": layout.length,
+            "segments": segments,
+            "micro_rows": micro_rows,
+            "prompt_length": layout.prompt_length,
+            "completion_length": layout.completion_length,
+            **_add_rates(figures, layout, model.config),
         }
         for model, figures in zip(models, figures_by_model, strict=True)
     ]
+
+
+def _lay_out(
+    model: Model, rows: int, row_length: int | None, segments: int, micro_rows: int, *text_lengths: int | None
+) -> Rows:
+    """The rows that the flags describe; `text_lengths` are those of prompt and answer.
+
+    Raises ValueError for flags that do not fit together, and for long texts.
+    """
+    prompt_length, completion_length = text_lengths
+    if prompt_length is not None and completion_length is not None:
+        refuse_row_length(row_length, "--prompt, --answer and --segments")
+        token_count = count_row_tokens(model.config, prompt_length, completion_length, segments)
+        layout = Rows(rows, token_count, segments, micro_rows, prompt_length, completion_length)
+    elif prompt_length is None and completion_length is None:
+        layout = Rows(rows, row_length or 1024, segments, micro_rows)
+    else:
+        lone_flag, missing_flag = ("--prompt", "--answer") if prompt_length else ("--answer", "--prompt")
+        raise ValueError(f"{lone_flag} without {missing_flag}: a row holds answers to a prompt; give both, or neither")
+    if layout.text_length > (max_positions := model.config.max_position_embeddings):
+        raise ValueError(
+            f"a text of {layout.text_length} tokens exceeds the {max_positions} positions of {model.name}; shorten it"
+        )
+    return layout
 
 
 def _measure_update(
@@ -117,7 +164,7 @@ def _measure_update(
     state: TrainState = jax.device_put(jax.jit(learner.init, donate_argnums=0)(model.make_params()), jax.devices()[0])
     if remat == AUTO_REMAT:
         learner = choose_fastest(learner, state, [1] * rows.row_count)
-    batch = _draw_batch(config, rows)
+    batch = draw_batch(learner, rows)
 
     def run_update() -> None:
         nonlocal state
@@ -162,16 +209,25 @@ def _make_reference(model: Model) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(model.config.dtype), model.make_params())
 
 
-def _draw_batch(config: ModelConfig, rows: Rows) -> TrainBatch:
-    """Random texts that fill every row; all tokens but the first of each text are learned from."""
-    rng = np.random.default_rng(0)
-    texts = [(rng.integers(0, config.vocab_size, length).tolist(), [True] * length) for length in rows.lengths]
-    batch = pack_sequences(texts, RowShape(rows.length, rows.micro_rows))
-    return dataclasses.replace(
-        batch,
-        advantages=np.where(batch.segment_ids % 2 == 0, np.float32(-1), np.float32(1)),
-        sampler_logprobs=np.full(batch.tokens.shape, -np.log(config.vocab_size), np.float32),
-    )
+def draw_batch(learner: Learner, rows: Rows) -> TrainBatch:
+    """Random texts that fill every row, packed as the learner packs groups; what follows the prompt is learned from,
+    without one all tokens but a text's first."""
+    rng, vocabulary, text_length = np.random.default_rng(0), learner.config.vocab_size, rows.text_length
+    is_learned = np.arange(text_length) >= max(1, rows.prompt_length)
+    weights = is_learned / (is_learned.sum() * rows.row_count * rows.texts_per_row)
+    segments: list[Segment] = []
+    for row in range(rows.row_count):
+        prompt = rng.integers(0, vocabulary, rows.prompt_length).tolist()
+        for text in range(rows.texts_per_row):
+            number = len(segments)
+            columns = {
+                "sequences": number, "tasks": row, "groups": row, "group_sizes": rows.texts_per_row, "turns": 0,
+                "lengths": int(is_learned.sum()), "advantages": (1.0, -1.0)[text % 2],
+                "sampler_logprobs": -np.log(vocabulary),
+            }  # fmt: skip
+            tokens = [*prompt, *rng.integers(0, vocabulary, text_length - rows.prompt_length).tolist()]
+            segments.append(Segment(f"text {number}", tokens, weights, columns, number))
+    return pack_segments(segments, learner.shape, len(segments))
 
 
 @contextlib.contextmanager
@@ -186,12 +242,13 @@ def _dump_programs() -> Iterator[Path]:
             jax.config.update("jax_dump_ir_to", old_folder)
 
 
-def _add_rates(figures: Row, rows: Rows, config: ModelConfig, matmul_rate: float, bandwidth: float) -> Row:
+def _add_rates(figures: Row, rows: Rows, config: ModelConfig) -> Row:
     """The measured figures, with tokens and operations a second."""
     seconds: Spread = figures["update_seconds"]
+    matmul_rate = machine.measure_matmul_rate(config.dtype)
     token_count = rows.row_count * rows.length
-    flops = update_flops(config, rows.lengths, reference=figures["reference"])
-    bound_s = machine.compute_bound_s(flops, parameter_bytes(config), matmul_rate, bandwidth)
+    row_texts, reference = [rows.text_length] * rows.texts_per_row, figures["reference"]
+    flops = rows.row_count * update_flops(config, row_texts, reference=reference, prompt_length=rows.prompt_length)
     return {
         **figures,
         "tokens": token_count,
@@ -200,5 +257,5 @@ def _add_rates(figures: Row, rows: Rows, config: ModelConfig, matmul_rate: float
         "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
         "matmul_tflops_per_second": matmul_rate / 1e12,
         "mfu": seconds.map(lambda value: flops / value / matmul_rate),
-        "share_of_bound": seconds.map(lambda value: bound_s / value),
+        **machine.compute_shares(seconds, flops, parameter_bytes(config), config.dtype),
     }

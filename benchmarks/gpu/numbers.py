@@ -79,11 +79,11 @@ def _compare_case(
     row: dict[str, object] = {}
     for key in ("logits", "logprobs", "loss", "grad_norm", "step"):
         card_value, cpu_value = card_values[f"{model_name} {dtype} {key}"], cpu_values[f"{model_name} {dtype} {key}"]
-        row[f"{key}_difference"] = _relative_difference(card_value, cpu_value)
+        row[f"{key}_difference"] = relative_difference(card_value, cpu_value)
         exact_value = cpu_values.get(f"{model_name} float32 {key}")
         if dtype != "float32" and exact_value is not None:
-            row[f"{key}_from_float32"] = _relative_difference(card_value, exact_value)
-            row[f"{key}_from_float32_on_cpu"] = _relative_difference(cpu_value, exact_value)
+            row[f"{key}_from_float32"] = relative_difference(card_value, exact_value)
+            row[f"{key}_from_float32_on_cpu"] = relative_difference(cpu_value, exact_value)
     tokens, cpu_tokens = card_values[f"{model_name} {dtype} tokens"], cpu_values[f"{model_name} {dtype} tokens"]
     # A text is the same up to the first token that differs; what follows has another context.
     is_same = np.logical_and.accumulate(tokens == cpu_tokens, axis=1)
@@ -96,7 +96,8 @@ def _compare_case(
     return row
 
 
-def _relative_difference(value: np.ndarray, reference: np.ndarray) -> float:
+def relative_difference(value: np.ndarray, reference: np.ndarray) -> float:
+    """‖value − reference‖ / ‖reference‖."""
     return float(np.linalg.norm(value - reference) / np.linalg.norm(reference))
 
 
@@ -108,10 +109,10 @@ def _measure_products() -> Row:
     compute_product = jax.jit(jnp.matmul, static_argnames="precision")
     return {
         "default_matmul_precision": str(jax.config.values["jax_default_matmul_precision"]),
-        "float32_product_error": _relative_difference(
+        "float32_product_error": relative_difference(
             np.asarray(compute_product(left, right), np.float64), exact_product
         ),
-        "float32_product_error_at_highest": _relative_difference(
+        "float32_product_error_at_highest": relative_difference(
             np.asarray(compute_product(left, right, precision="highest"), np.float64), exact_product
         ),
     }

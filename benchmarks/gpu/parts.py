@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from benchmarks import machine, sampling
+from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.numbers import compare_with_cpu
 from benchmarks.results import Row
 from benchmarks.update import update
@@ -21,7 +22,8 @@ EXPECTED_FILE, PREDICTED_FILE = "expected.npz", "predicted.json"
 class Part:
     """A measurement: `run` takes the folder of the kit. It may take `seconds`.
 
-    Parts of a `section` share a process, one after another: it starts, finds the card and takes its memory once.
+    Neighbours of one `section` share a process: it starts, finds the card and takes its memory once. Peaks of memory
+    are those of the process so far, so what takes more comes later.
     """
 
     section: str
@@ -51,6 +53,12 @@ def compare_numbers(kit_folder: Path) -> list[Row]:
     return compare_with_cpu(expected_path)
 
 
+def measure_attention(kit_folder: Path) -> list[Row]:
+    if jax.default_backend() == "cpu":
+        return measure_kernels(128, 16, (1, 2), 1)
+    return measure_kernels(8192, 128, (1, 8), 10)
+
+
 # The bench's settings of an update: eight rows of 8,192 tokens.
 UPDATE_SETTINGS: Mapping[str, Any] = {
     "rows": 8,
@@ -62,31 +70,47 @@ UPDATE_SETTINGS: Mapping[str, Any] = {
 _MINIATURE_SHAPES: Mapping[str, str] = {"1.7b": "nano", "4b": "demo"}
 
 
-def measure_update(shape: str, kit_folder: Path) -> list[Row]:
-    """The update, and beside it the memory that was predicted for an H100, where the kit has that."""
+def measure_update(shape: str, kit_folder: Path, **changes: Any) -> list[Row]:
+    """The update with changed settings; without changes, also the memory predicted for an H100, if the kit has that."""
+    settings = {**UPDATE_SETTINGS, **changes}
     if jax.default_backend() == "cpu":
-        return update(
-            shape=_MINIATURE_SHAPES[shape], layers=1, **{**UPDATE_SETTINGS, "rows": 2, "row_length": 64}, repeats=1
-        )
-    [row] = update(shape=shape, **UPDATE_SETTINGS, repeats=2)
-    prediction_by_shape = read_json(kit_folder / PREDICTED_FILE) if (kit_folder / PREDICTED_FILE).exists() else {}
+        return update(shape=_MINIATURE_SHAPES[shape], layers=1, **{**settings, "rows": 4, "row_length": 64}, repeats=1)
+    [row] = update(shape=shape, **settings, repeats=2)
+    has_prediction = not changes and (kit_folder / PREDICTED_FILE).exists()
+    prediction_by_shape = read_json(kit_folder / PREDICTED_FILE) if has_prediction else {}
     return [{**row, **prediction_by_shape.get(shape, {})}]
 
 
 def measure_sampling(shape: str, batch: int, kit_folder: Path) -> list[Row]:
     if jax.default_backend() == "cpu":
-        return sampling.measure_conversations(_MINIATURE_SHAPES[shape], 1, "bfloat16", batch // 16, 32, 8, 1)
-    return sampling.measure_conversations(shape, None, "bfloat16", batch, 512, 128, 2)
+        return sampling.measure_conversations(_MINIATURE_SHAPES[shape], 1, batch // 16, 32, 8, 1)
+    return sampling.measure_conversations(shape, None, batch, 512, 128, 2)
 
 
+def measure_decode(reserved: int, kit_folder: Path) -> list[Row]:
+    """Decoding of 64 conversations, of 192 tokens on average, with a cache of `reserved` positions each."""
+    if jax.default_backend() == "cpu":
+        return sampling.measure_conversations("demo", 1, 4, 32, 8, 1, reserved // 4)[1:]
+    return sampling.measure_conversations("4b", None, 64, 128, 127, 2, reserved)[1:]
+
+
+# What says most comes first: all of it takes longer than the suite's minutes.
 PARTS: Mapping[str, Part] = {
     "ceilings": Part("numbers", 60, measure_ceilings),
+    "attention": Part("numbers", 90, measure_attention),
     "numbers": Part("numbers", 120, compare_numbers),
     "update-1.7b": Part("update", 75, functools.partial(measure_update, "1.7b")),
-    "update-4b": Part("update", 90, functools.partial(measure_update, "4b")),
+    "update-1.7b-dots": Part("update", 75, functools.partial(measure_update, "1.7b", remat="dots")),
+    "sample-4b-64": Part("sample", 75, functools.partial(measure_sampling, "4b", 64)),
+    "sample-4b-64-of-256": Part("sample", 75, functools.partial(measure_decode, 256)),
+    "sample-4b-64-of-2048": Part("sample", 75, functools.partial(measure_decode, 2048)),
+    "update-1.7b-4-rows": Part("more updates", 75, functools.partial(measure_update, "1.7b", micro_rows=4)),
+    "update-1.7b-dots-4-rows": Part(
+        "more updates", 75, functools.partial(measure_update, "1.7b", remat="dots", micro_rows=4)
+    ),
+    "update-4b": Part("more updates", 90, functools.partial(measure_update, "4b")),
     **{
-        f"sample-{shape}-{batch}": Part("sample", 75, functools.partial(measure_sampling, shape, batch))
-        for shape in _MINIATURE_SHAPES
-        for batch in (64, 16, 256)
+        f"sample-{shape}-{batch}": Part("more sampling", 75, functools.partial(measure_sampling, shape, batch))
+        for shape, batch in (("1.7b", 64), ("4b", 16), ("1.7b", 16), ("4b", 256), ("1.7b", 256))
     },
 }

@@ -139,7 +139,7 @@ def _summarise_part(part_name: str, record: records.Record | None) -> Row:
 _HEADLINE_FIGURES = (
     "matmul_tflops_per_second", "bandwidth_gb_per_second", "logits_difference", "grad_norm_difference",
     "update_seconds", "mfu", "decode_seconds", "tokens_per_second", "share_of_bound", "peak_device_gb", "predicted_gb",
-    "steps", "step_seconds",
+    "both_passes_ms", "steps", "step_seconds",
 )  # fmt: skip
 
 

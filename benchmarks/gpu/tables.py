@@ -20,16 +20,24 @@ Record = Mapping[str, Any]
 _Columns = Mapping[str, tuple[str, str]]
 _UPDATE_COLUMNS: _Columns = {
     "seconds": ("update_seconds", ".2f"), "share of the matmul rate": ("mfu", ".2f"),
+    "of the nominal bound": ("share_of_nominal", ".2f"),
     "peak memory, GB": ("peak_device_gb", ".1f"), "predicted for an H100, GB": ("predicted_gb", ".1f"),
     "compilation, s": ("compile_seconds", ".0f"),
 }  # fmt: skip
+_ATTENTION_COLUMNS: _Columns = {
+    "forward, ms": ("forward_ms", ".2f"), "TFLOP/s": ("forward_tflops_per_second", ".0f"),
+    "with backward, ms": ("both_passes_ms", ".2f"), "TFLOP/s of both": ("both_passes_tflops_per_second", ".0f"),
+    "from blockwise, at most": ("difference", ".1e"),
+}  # fmt: skip
 _PREFILL_COLUMNS: _Columns = {
     "prefill, s": ("prefill_seconds", ".2f"), "tokens a second": ("tokens_per_second", ",.0f"),
-    "share of its bound": ("share_of_bound", ".2f"), "first call, s": ("compile_seconds", ".0f"),
+    "share of its bound": ("share_of_bound", ".2f"), "of the nominal bound": ("share_of_nominal", ".2f"),
+    "first call, s": ("compile_seconds", ".0f"),
 }  # fmt: skip
 _DECODE_COLUMNS: _Columns = {
     "decode, s": ("decode_seconds", ".2f"), "tokens a second": ("tokens_per_second", ",.0f"),
-    "share of the bandwidth": ("bandwidth_share", ".2f"), "peak memory, GB": ("peak_device_gb", ".1f"),
+    "share of the bandwidth": ("bandwidth_share", ".2f"), "of the nominal bound": ("share_of_nominal", ".2f"),
+    "peak memory, GB": ("peak_device_gb", ".1f"),
 }  # fmt: skip
 _NUMBERS_COLUMNS: _Columns = {
     "logits": ("logits_difference", ".1e"), "log-probs": ("logprobs_difference", ".1e"),
@@ -52,6 +60,9 @@ def make_tables(folder: Path) -> str:
         _make_heading(folder, records),
         _describe_ceilings(record_by_part.get("ceilings")),
         _make_table("update", _UPDATE_COLUMNS, _select_rows(record_by_part, "update-", _name_by_shape)),
+        _make_table(
+            "attention alone", _ATTENTION_COLUMNS, _select_rows(record_by_part, "attention", _name_by_kernel, "kernel")
+        ),
         _make_table(
             "prefill, conversations",
             _PREFILL_COLUMNS,
@@ -116,11 +127,17 @@ def _select_rows(
 
 
 def _name_by_shape(row: Record) -> str:
-    return f"{row['shape']}, {row['rows']} × {row['row_length']:,} tokens"
+    name = f"{row['shape']}, {row['rows']} × {row['row_length']:,} tokens"
+    return f"{name}, {row['micro_rows']} at a time, remat {row['remat']}" if "micro_rows" in row else name
 
 
 def _name_by_batch(row: Record) -> str:
-    return f"{row['shape']}, {row['batch']}"
+    name = f"{row['shape']}, {row['batch']}"
+    return f"{name} of {row['max_length']:,} positions" if "max_length" in row else name
+
+
+def _name_by_kernel(row: Record) -> str:
+    return f"{row['kernel']}, {row['segments']} segments" if "segments" in row else f"{row['kernel']}, {row['result']}"
 
 
 def _name_by_model(row: Record) -> str:

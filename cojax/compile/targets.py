@@ -28,15 +28,16 @@ class Chip:
 
     Published figures: `flops`, operations a second of dense bfloat16 products; `bandwidth`, bytes a second of the
     device's own memory; `interconnect`, bytes a second that a device can send to the others of its host or slice.
+    Programs are compiled only for a chip of a target; of the others `memory` and `interconnect` may be 0, not known.
     """
 
     name: str
     kind: str
     platform: str
-    memory: int
     flops: float
     bandwidth: float
-    interconnect: float
+    memory: int = 0
+    interconnect: float = 0.0
     description: str = ""  # a file that tells XLA about a card, in place of the card's driver
 
     @property

@@ -6,15 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
 from benchmarks import folders
-from benchmarks.machine import compute_bound_s
-from benchmarks.results import Spread, row_to_json, time_calls
+from benchmarks.machine import compute_bound_s, find_nominal_rates
+from benchmarks.results import Spread, make_table, row_to_json, time_calls
 from benchmarks.shapes import SHAPES, decode_bytes, decode_flops, model_config, update_flops
-from benchmarks.update import update
+from benchmarks.update import Rows, count_row_tokens, draw_batch, make_learner, update
 from cojax.compile.programs import count_forward_flops, count_parameters, layer_weights
+from cojax.compile.targets import CHIPS, Chip
+from cojax.learner.optimizer import adamw
+from cojax.policy import attention
 from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +64,26 @@ def test_operations_of_a_forward_and_an_update():
     assert update_flops(DENSE, [3, 5], reference=False) == 3 * scored == 25_680
     assert update_flops(DENSE, [3, 5], reference=True) == 4 * scored
     assert count_forward_flops(SPARSE, [1], scored_tokens=1) == 2 * 552 + 2 * 40 + 48
+
+
+def test_operations_of_answers_to_one_prompt():
+    # A prompt of 3 tokens once and two answers of 2: 7 tokens in layers, 4 of them scored; 6 + 2·(4 + 5) pairs.
+    assert update_flops(DENSE, [5, 5], reference=False, prompt_length=3) == 3 * (2 * 432 * 7 + 2 * 40 * 4 + 48 * 24)
+
+
+def test_rows_of_answers_to_one_prompt(monkeypatch: pytest.MonkeyPatch):
+    """All but the prompt's last token is in a row once; where a kernel computes attention, all is there twice."""
+    found = {}
+    for case in ("shared", "not shared"):
+        length = count_row_tokens(DENSE, 4, 2, 2)
+        rows = Rows(2, length, 2, 1, prompt_length=4, completion_length=2)
+        batch = draw_batch(make_learner(DENSE, rows, adamw(1e-6), "none"), rows)
+        assert not batch.segment_ids[2:].any()
+        found[case] = [batch.segment_ids[:2], batch.prefix_ids[:2], batch.weights[:2] > 0]
+        monkeypatch.setitem(attention.KERNELS, "cpu", ())
+    shared, plain = ([np.unique(column, axis=0).astype(int).tolist() for column in found[case]] for case in found)
+    assert shared == [[[1, 1, 1, 2, 2, 2, 3, 3, 3]], [[0, 0, 0, 1, 1, 1, 1, 1, 1]], [[0, 0, 0, 0, 1, 1, 0, 1, 1]]]
+    assert plain == [[[1] * 6 + [2] * 6], [[0] * 12], [[0, 0, 0, 0, 1, 1] * 2]]
 
 
 def test_bytes_of_a_decode_step():
@@ -143,6 +167,19 @@ def test_step_prints_one_object_with_what_was_counted(commands):
     assert found["machine"]["versions"]["jax"] == found["jax"]
 
 
+@pytest.mark.real
+def test_step_with_rows_of_several_samples(capsys: pytest.CaptureFixture[str]):
+    found = run(
+        capsys, "step", "--steps=2", "--layers=1", f"--override={TINY}", "--prompts=2", "--samples=2", "--segments=2",
+        "--prompt=6", "--answer=10", "--micro-rows=2",
+    )  # fmt: skip
+    assert found["row_length"] == 5 + 2 * 11
+    assert found["tokens_trained"] == 4 * 10
+    # The prompt's 6 tokens once for its two samples; 21 pairs within it, and 10·6 + 55 for each answer.
+    forward = 2 * 7680 * 52 + 2 * 2048 * 40 + 4 * 32 * 2 * (21 + 2 * 115)
+    assert found["update_tflop"] == pytest.approx(4 * forward / 1e12)
+
+
 @pytest.fixture(scope="module")
 def updates() -> list[dict]:
     """The same update at two depths."""
@@ -175,9 +212,18 @@ def test_the_compiled_update_does_not_grow_with_depth(updates: list[dict]):
     assert max(sizes) < 1.01 * min(sizes)
 
 
+def test_update_of_answers_to_one_prompt(capsys: pytest.CaptureFixture[str]):
+    size = [f"--override={TINY}", "--layers=1", "--rows=2", "--repeats=1"]
+    found = run(capsys, "update", *size, "--prompt=6", "--answer=10", "--segments=2")
+    assert [found[name] for name in ("row_length", "prompt_length", "completion_length", "tokens")] == [27, 6, 10, 54]
+    forward = 2 * 7680 * 52 + 2 * 2048 * 40 + 4 * 32 * 2 * (21 + 2 * 115)  # as of a step
+    assert found["update_tflop"] == pytest.approx(3 * forward / 1e12)
+
+
 def test_decode_and_prefill(capsys: pytest.CaptureFixture[str]):
-    size = [f"--override={TINY}", "--layers=1", "--batch=4", "--prompt-length=20", "--prefill-chunk=8", "--repeats=2"]
-    found = run(capsys, "decode", *size, "--completion-length=6")
+    size = [f"--override={TINY}", "--layers=1", "--batch=4", "--prompt=20", "--prefill-chunk=8", "--repeats=2"]
+    found = run(capsys, "decode", *size, "--answer=6")
+    assert (found["prompt_length"], found["share_of_nominal"]) == (20, None)
     assert found["completion_tokens"] == 4 * 6
     assert 0 < found["bandwidth_share"] < 1.2
     assert 0 < found["engine_busy_share"] <= 1.01
@@ -197,6 +243,14 @@ def test_bytes_and_operations_bound_the_time():
     assert decode_flops(DENSE, batch=7, context=5) == 7 * (2 * 472 + 4 * 3 * 4 * 5) == 8288
 
 
+def test_rates_that_a_vendor_publishes():
+    assert find_nominal_rates("NVIDIA H200", "bfloat16") == (989e12, 4.8e12)
+    assert find_nominal_rates("TPU v5 lite", "bfloat16") == (197e12, 819e9)
+    assert find_nominal_rates("NVIDIA H200", "float32") is None
+    assert find_nominal_rates("cpu", "bfloat16") is None
+    assert list(make_table("decode", [{"share_of_nominal": None}]).columns[1].cells) == ["–"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model folder in bfloat16."""
@@ -206,7 +260,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder: str):
+def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(CHIPS, "here", Chip("a CPU", "cpu", "cpu", flops=1e9, bandwidth=1e6))
     size = [f"--folder={folder}", "--batch=4", "--prompt-length=20", "--prefill-chunk=8", "--repeats=1"]
     found = run(capsys, "decode", "--completion-length=6", *size)
     assert (found["shape"], found["dtype"], found["layers"]) == ("small", "bfloat16", 1)
@@ -216,6 +271,8 @@ def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder
         24 * (2 * 9728 + 4 * 32 * 23.5) / found["matmul_tflops_per_second"] / 1e12,
     ]
     assert found["share_of_bound"] * found["decode_seconds"] == pytest.approx(max(seconds))
+    nominal_seconds = found["read_gb_per_token"] * 1e9 * 24 / 1e6  # longer than 24 · 22,464 operations at 1e9 a second
+    assert found["share_of_nominal"] * found["decode_seconds"] == pytest.approx(nominal_seconds)
     found = run(capsys, "prefill", *size)
     # Computing takes longer than reading 10,000 parameters once, unless this machine is a strange one.
     assert found["share_of_bound"] >= found["mfu"] * (1 - 1e-9) > 0
@@ -285,6 +342,16 @@ def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
         (["update", "--rows=3", "--micro-rows=2"], "--rows=3 is no multiple of --micro-rows=2"),
         (["update", "--row-length=10", "--segments=3"], "does not hold --segments=3"),
         (["update", "--row-length=8192"], "exceeds the 4096 positions of nano"),
+        (["update", "--prompt=8", "--segments=2"], "--prompt without --answer: a row holds answers to a prompt"),
+        (["update", "--answer=8"], "--answer without --prompt"),
+        (["update", "--prompt=8", "--answer=8", "--row-length=64"], "a row's length follows from these; leave it out"),
+        (["update", "--prompt=4000", "--answer=97"], "a text of 4097 tokens exceeds the 4096 positions of nano"),
+        (["step", "--segments=2", "--row-length=384"], "--row-length=384 beside --segments"),
+        (["step", "--segments=3"], "--samples=8 is no multiple of --segments=3"),
+        (
+            ["prefill", "--answer=8"],
+            "--completion-length or --answer is no setting of prefill; it is one of step, update, decode",
+        ),
         (["update", "--override=layers=2"], "with a field of vocab_size"),
         (["update", "--override=num_hidden_layers=2"], "use --layers"),
         (["update", "--override=hidden_size=wide"], "expected a value of type int"),

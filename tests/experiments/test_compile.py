@@ -100,7 +100,7 @@ def test_a_text_that_is_no_program_is_refused():
 
 
 CONFIG = ModelConfig(24, 8, 16, 2, 2, 1, tie_word_embeddings=False)
-CHIP = Chip("chip", "cpu", "tpu", 2**20, 1e9, 1e6, 1e6)
+CHIP = Chip("chip", "cpu", "tpu", flops=1e9, bandwidth=1e6, memory=2**20, interconnect=1e6)
 
 
 def learner(**settings) -> tuple[Learner, jax.Array]:

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 from fake_sglang import until
 from patience import patience
 
 from benchmarks import __main__ as bench
 from benchmarks.gpu import children, parts, records, runs, section, suite, tables
+from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.parts import PARTS, Part
+from cojax.policy import attention
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("one", "two", "three")
@@ -171,12 +174,47 @@ def test_without_the_values_of_a_cpu_the_numbers_say_what_makes_them(tmp_path: P
         parts.compare_numbers(tmp_path)
 
 
+def test_kernels_are_measured_beside_blockwise_and_those_of_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interpreted(*arrays: jax.Array) -> jax.Array:
+        return attention.run_triton(*arrays, interpret=True)
+
+    def broken(*arrays: jax.Array) -> jax.Array:
+        raise ValueError("no such card")
+
+    monkeypatch.setitem(attention.KERNELS, "cpu", ((broken, lambda *_: True), (interpreted, lambda *_: True)))
+    rows = measure_kernels(128, 16, (1, 2), 1)
+    found = [(row["kernel"], row.get("segments"), row["result"]) for row in rows]
+    assert found == [
+        ("blockwise", 1, "measured"), ("blockwise", 2, "measured"), ("run_tokamax", None, "not served here"),
+        ("run_triton", None, "not served here"), ("run_splash", None, "not served here"),
+        ("broken", 1, "ValueError: no such card"), ("broken", 2, "ValueError: no such card"),
+        ("interpreted", 1, "measured"), ("interpreted", 2, "measured"),
+    ]  # fmt: skip
+    assert all(0 < row["difference"] < 1e-2 for row in rows[-2:])
+    # 16 heads of 16, and 128·129/2 pairs of tokens; both passes are 3.5 of the first.
+    seconds, rate = rows[0]["forward_ms"].values[0] / 1e3, rows[0]["forward_tflops_per_second"].values[0] * 1e12
+    assert seconds * rate == pytest.approx(4 * 16 * 16 * 8256)
+    both = rows[0]["both_passes_ms"].median / 1e3 * rows[0]["both_passes_tflops_per_second"].median * 1e12
+    assert both == pytest.approx(3.5 * 4 * 16 * 16 * 8256)
+
+
+def test_a_cache_with_more_positions_than_it_needs(tmp_path: Path) -> None:
+    [row] = PARTS["sample-4b-64-of-2048"].run(tmp_path)
+    assert (row["batch"], row["max_length"], row["completion_tokens"]) == (4, 512, 4 * 8)
+
+
+def test_an_update_of_several_rows_at_a_time(tmp_path: Path) -> None:
+    [row] = PARTS["update-1.7b-dots-4-rows"].run(tmp_path)
+    assert (row["remat"], row["micro_rows"], row["rows"], row["row_length"]) == ("dots", 4, 4, 64)
+
+
 def test_every_part_has_a_place_in_the_tables(tmp_path: Path) -> None:
     figures = {
         "kind": "A card", "matmul_tflops_per_second": 700.0, "matmul_tflops_per_second_float32": 50.0,
         "bandwidth_gb_per_second": 3000.0, "shape": "s", "batch": 4, "rows": 2, "row_length": 64, "model": "dense",
         "dtype": "bfloat16", "update_seconds": 1.5, "mfu": 0.5, "prefill_seconds": 2.5, "decode_seconds": 3.5,
-        "logits_difference": 1e-5, "steps": 20, "step_seconds": 0.25,
+        "logits_difference": 1e-5, "steps": 20, "step_seconds": 0.25, "kernel": "run_triton", "segments": 8,
+        "forward_ms": 1.25, "both_passes_ms": 4.5, "result": "measured",
     }  # fmt: skip
     for name in (*PARTS, *runs.RUNS):
         records.write_result(tmp_path, name, [figures], 1.0, ABOUT)
@@ -186,7 +224,8 @@ def test_every_part_has_a_place_in_the_tables(tmp_path: Path) -> None:
     assert "Measured ceilings: 700 TFLOP/s in bfloat16, 50 in float32, 3,000 GB/s." in shown
     for line in ("| s, 2 × 64 tokens | 1.50 | 0.50 |", "| dense, bfloat16 | 1.0e-05 |", "| desk | 20 | 0.25 | 1.50 |"):
         assert line in shown
-    assert shown.count("| s, 4 | 2.50 |") == shown.count("| s, 4 | 3.50 |") == 6
+    assert shown.count("| s, 4 | 2.50 |") == shown.count("| s, 4 | 3.50 |") == 6 + 2
+    assert shown.count("| run_triton, 8 segments | 1.25 | 4.50 |") == 1
     assert "- Not measured: update-4b: it does not fit into the card's memory: asked too much" in shown
 
 
