@@ -41,8 +41,8 @@ def coevolving(
         rollouts = rounds.play(state, tasks, step)
 
         # The target learns from experts and failures, the failure agent from failures alone.
-        target_state, metrics, examples = rounds.learn_target(state, solutions, rollouts, step)
-        second, second_metrics = rounds.learn_second(state, solutions, rollouts, step)
+        target_state, metrics, example_counts = rounds.learn_target(state, solutions, rollouts, step)
+        second_state, second_metrics = rounds.learn_second(state, solutions, rollouts, step)
         rounds.load(target_state, step)
 
         # Signals: where is the target weak?
@@ -56,7 +56,7 @@ def coevolving(
 
         # Keep validated tasks, if the task set grows. Then record and checkpoint.
         pending = (*state.pending, *new_signals)
-        state = dataclasses.replace(state, step=step, learner=target_state, second=second, pending=pending)
-        record = rounds.make_record(state, rollouts, new_signals, metrics, examples, second_metrics)
+        state = dataclasses.replace(state, step=step, learner=target_state, second=second_state, pending=pending)
+        record = rounds.make_record(state, rollouts, new_signals, metrics, example_counts, second_metrics)
         state = end_step(evolutions, state, record, observe)
     return state

@@ -79,11 +79,13 @@ def format_usage() -> str:
     )
 
 
-def run_in_checkout(name: str, module_name: str, arguments: Sequence[str] | None = None) -> int:
-    """Runs `module_name`, which only a checkout has. Ends the command `name` where cojax is installed without one."""
+def run_in_checkout(command_name: str, module_name: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs `module_name`, which only a checkout has; ends the command `command_name` where there is none."""
     checkout_folder = Path(__file__).resolve().parents[1]
     if not (checkout_folder / "benchmarks").is_dir():
-        sys.exit(f"error: {name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package")
+        sys.exit(
+            f"error: {command_name} needs a checkout of cojax, with benchmarks/ and tests/; here is only the package"
+        )
     sys.path.append(str(checkout_folder / "tests"))
     return importlib.import_module(module_name).main(arguments)
 

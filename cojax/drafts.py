@@ -12,7 +12,7 @@ from cojax.unicode_forms import normalise_form
 # The greatest value that `longest_query` may be set to.
 MAX_QUERY_CHARACTERS = 100_000
 # A solution has at most this many actions, calls in one action, values, characters, and levels of nesting.
-_MAX_ACTIONS, _MAX_CALLS, _MAX_ARGUMENT_VALUES, _LONGEST_TEXT, _MAX_NESTING = 200, 64, 10_000, 200_000, 32
+_MAX_ACTIONS, _MAX_CALLS, _MAX_ARGUMENT_VALUES, _MAX_CHARACTERS, _MAX_NESTING = 200, 64, 10_000, 200_000, 32
 # The control tokens of common chat templates, which are refused in addition to the policy's own.
 _CONTROL_TOKEN_PATTERN = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
@@ -23,12 +23,12 @@ _WHITE_SPACE = frozenset("\n\r\t")
 # Joiners and marks of direction, which some languages need.
 _JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c\u00ad")
 # Category of characters → what they are.
-_UNREADABLE_CATEGORIES = {
+_DESCRIPTION_BY_CATEGORY = {
     "Cs": "half a surrogate pair", "Cc": "a control character", "Cf": "a character that hides or turns text",
     "Co": "a character for private use",
 }  # fmt: skip
 # Any character but letters, digits, underscores and white space.
-_SIGN = re.compile(r"[^\w\s]")
+_SYMBOL_PATTERN = re.compile(r"[^\w\s]")
 
 
 class DraftRefused(Exception):
@@ -60,7 +60,7 @@ def find_flaw(query: str, max_length: int, control_tokens: Sequence[str] = ()) -
         return f"the query holds {control_match[0]!r}, a control token of chat templates"
     for literal in control_tokens:
         # Some tokenizers have runs of spaces, or other ordinary text, among their control tokens.
-        if len(literal.strip()) > 2 and _SIGN.search(literal) and _fold(literal) in folded_query:
+        if len(literal.strip()) > 2 and _SYMBOL_PATTERN.search(literal) and _fold(literal) in folded_query:
             return f"the query holds {literal!r}, a control token of the policy's template"
     return ""
 
@@ -81,7 +81,7 @@ def find_excess(solution: Sequence[Action]) -> str:
         value_count += 1
         if isinstance(value, str):
             total_length += len(value)
-            if total_length <= _LONGEST_TEXT and any(unicodedata.category(char) == "Cs" for char in value):
+            if total_length <= _MAX_CHARACTERS and any(unicodedata.category(char) == "Cs" for char in value):
                 return "the solution holds half a surrogate pair; expected text"
         elif isinstance(value, Mapping | list | tuple):
             children = [child for pair in value.items() for child in pair] if isinstance(value, Mapping) else value
@@ -97,8 +97,8 @@ def find_excess(solution: Sequence[Action]) -> str:
             return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
         if depth > _MAX_NESTING:
             return f"arguments of the solution nest deeper than {_MAX_NESTING} levels"
-        if total_length > _LONGEST_TEXT or value_count > _MAX_ARGUMENT_VALUES:
-            return f"the solution holds more than {_LONGEST_TEXT:,} characters or {_MAX_ARGUMENT_VALUES:,} values"
+        if total_length > _MAX_CHARACTERS or value_count > _MAX_ARGUMENT_VALUES:
+            return f"the solution holds more than {_MAX_CHARACTERS:,} characters or {_MAX_ARGUMENT_VALUES:,} values"
     return ""
 
 
@@ -108,7 +108,7 @@ def _describe_unreadable(character: str) -> str:
         return ""
     if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:
         return "a code point that is no character"
-    return _UNREADABLE_CATEGORIES.get(unicodedata.category(character), "")
+    return _DESCRIPTION_BY_CATEGORY.get(unicodedata.category(character), "")
 
 
 def _fold(text: str) -> str:

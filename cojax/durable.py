@@ -80,7 +80,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     try:
         with file:
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it has its name: `sweep` leaves it alone
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it has its name, see `sweep`
             yield file
             file.flush()
             if sync:

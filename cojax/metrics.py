@@ -53,7 +53,7 @@ class Metrics:
         # tensorboardX's own writing thread is not used: a full disk ends it, and its caller then waits for ever.
         self._board_writer: EventsWriter | None = None
         records = [record for record in self.log.read() if record["step"] <= step]
-        with self._guard_board():
+        with self._catch_board_errors():
             self._board_writer = _open_board(folder / "tensorboard", records)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ class Metrics:
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        with self._guard_board():
+        with self._catch_board_errors():
             if self._board_writer is not None:
                 _write_event(self._board_writer, record, time.time())
                 self._board_writer.flush()
@@ -72,14 +72,14 @@ class Metrics:
             self._wandb_run.log(select_scalars(record), step=step)
 
     def close(self) -> None:
-        with self._guard_board():
+        with self._catch_board_errors():
             if self._board_writer is not None:
                 self._board_writer.close()
         if self._wandb_run is not None:
             self._wandb_run.finish()
 
     @contextlib.contextmanager
-    def _guard_board(self) -> Iterator[None]:
+    def _catch_board_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -112,11 +112,11 @@ def with_retries(
                 continue
             # Attempts of many threads that failed at once should not come back at once.
             backoff_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (attempt_no - 1)) * random.uniform(0.75, 1.0)
-            pause = max(backoff_s, failure.wait)
+            wait_s = max(backoff_s, failure.wait)
             failure.attempts = attempt_no
-            if not failure.may_pass or attempt_no >= max_attempts or pause > MAX_WAIT_S or pause >= seconds_left():
+            if not failure.may_pass or attempt_no >= max_attempts or wait_s > MAX_WAIT_S or wait_s >= seconds_left():
                 raise
-        sleep(pause)
+        sleep(wait_s)
         attempt_no += 1
 
 
@@ -148,8 +148,8 @@ class ApiClient:
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
-        # openai reads the body of an error, and httpx that of a redirect, however long it is or takes. `_refuse` is
-        # called before either does. Cookies would be kept without bound, and sent.
+        # openai reads the body of an error, and httpx that of a redirect, however long it is or takes.
+        # `_refuse` is called before either does. Cookies would be kept without bound, and sent.
         http_client = openai.DefaultHttpxClient(
             follow_redirects=False, event_hooks={"response": [self._refuse]}, cookies=no_cookies(), headers=UNCOMPRESSED
         )
@@ -184,12 +184,14 @@ class ApiClient:
         """The text without the key."""
         return redact(text, self._key)
 
-    def _post(self, api: Any, body: Mapping[str, Any], timeout_s: float, limit: int, parse: Callable[[Any], _T]) -> _T:
+    def _post(
+        self, api: Any, body: Mapping[str, Any], timeout_s: float, max_bytes: int, parse: Callable[[Any], _T]
+    ) -> _T:
         # A timeout of HTTP bounds a single read, and a slow reply takes any number of them: the whole is bounded here.
         import openai
 
         deadline = time.monotonic() + timeout_s
-        future = run_on_thread("openai", lambda: _read_reply(api, body, deadline, limit))
+        future = run_on_thread("openai", lambda: _read_reply(api, body, deadline, max_bytes))
         try:
             content = future.result(timeout=timeout_s)
         except (TimeoutError, openai.APITimeoutError):
@@ -203,13 +205,13 @@ class ApiClient:
             if time.monotonic() >= deadline:
                 raise CallFailed("timeout", f"no reply within {timeout_s:.3g} s", may_charge=True) from None
             # Not only openai's own errors: those of the HTTP library pass through while a body is read.
-            reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
+            reason = self._redact_line(f"{type(error).__name__}: {error.__cause__ or error}")
             may_charge = not isinstance(error, openai.APIConnectionError)
             raise CallFailed("unreachable", reason, may_charge=may_charge) from None
         try:
             return parse(json.loads(content.decode("utf-8", "replace")))
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            reason = self._one_line(f"the reply cannot be used: {type(error).__name__}: {error}")
+            reason = self._redact_line(f"the reply cannot be used: {type(error).__name__}: {error}")
             raise CallFailed("malformed", reason, may_charge=True) from None
 
     def _refuse(self, response: Any) -> None:
@@ -218,7 +220,7 @@ class ApiClient:
             return
         status = response.status_code
         if response.has_redirect_location:
-            location = self._one_line(response.headers["location"])
+            location = self._redact_line(response.headers["location"])
             reason = f"HTTP {status}: the endpoint is elsewhere: {location}. Set {self._url_setting} to that"
             raise CallFailed("unauthorised", reason, status=status)
         try:
@@ -230,7 +232,7 @@ class ApiClient:
             content = b""
         # A body that is cut off is not quoted: half a key could not be recognised.
         message = f"its body is longer than {_MAX_ERROR_BYTES:,} bytes" if content is None else read_error(content)
-        reason = f"HTTP {status}: {self._one_line(message) or 'it says nothing'}"
+        reason = f"HTTP {status}: {self._redact_line(message) or 'it says nothing'}"
         if status in (401, 403, 404):
             setting_names = f"OPENAI_API_KEY, {self._url_setting} and {self._model_setting}"
             raise CallFailed("unauthorised", f"{reason}. Check {setting_names}", status=status)
@@ -239,7 +241,7 @@ class ApiClient:
             raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait_s=retry_after_s)
         raise CallFailed("too_long" if _TOO_LONG_PATTERN.search(reason) else "refused", reason, status=status)
 
-    def _one_line(self, text: str) -> str:
+    def _redact_line(self, text: str) -> str:
         """The text on one short line. The key is removed before the text is cut, because a truncated key would no
         longer be recognised."""
         return self.redact(flatten(text))[:_MAX_REASON_LENGTH]

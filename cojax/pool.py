@@ -14,8 +14,8 @@ from typing import Annotated, Any
 from cojax.registry.annotations import Range
 from cojax.types import Group, Signal, Task, from_json, to_json
 
-# (mean reward of each of a task's last visits, at most WINDOW, each in [0, 1], oldest first) → a weight above 0. The
-# settings of a curriculum are its keyword-only parameters.
+# (mean reward of each of a task's last visits, at most RECENT_VISITS, each in [0, 1], oldest first) → a weight
+# above 0. The settings of a curriculum are its keyword-only parameters.
 Curriculum = Callable[[Sequence[float]], float]
 RECENT_VISITS = 10
 
@@ -34,14 +34,14 @@ class TaskPool:
     _fresh_count: int = 0
 
     @classmethod
-    def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> "TaskPool":
-        """A pool of these tasks, of which the last `fresh` are the newest addition; None means all of them."""
+    def of(cls, tasks: Iterable[Task], fresh_count: int | None = None) -> "TaskPool":
+        """A pool of these tasks, of which the last `fresh_count` are the newest addition; None means all of them."""
         pool = cls().add(tasks)
-        if fresh is None:
+        if fresh_count is None:
             return pool
-        if not 0 <= fresh <= len(pool):
-            raise ValueError(f"fresh is {fresh}; expected 0 to {len(pool)}, the number of tasks")
-        return dataclasses.replace(pool, _fresh_count=fresh)
+        if not 0 <= fresh_count <= len(pool):
+            raise ValueError(f"fresh is {fresh_count}; expected 0 to {len(pool)}, the number of tasks")
+        return dataclasses.replace(pool, _fresh_count=fresh_count)
 
     def add(self, tasks: Iterable[Task]) -> "TaskPool":
         """A pool with these tasks appended, except those whose id it already has. This pool does not change."""
@@ -63,13 +63,13 @@ class TaskPool:
         return tuple(self._tasks[self._length - self._fresh_count : self._length])
 
     def sample(
-        self, count: int, seed: tuple, fresh_fraction: float = 0.0, weight: Callable[[str], float] | None = None
+        self, count: int, seed: tuple, fresh_fraction: float = 0.0, weigh: Callable[[str], float] | None = None
     ) -> tuple[Task, ...]:
         """Draws `count` different tasks by the seed; a smaller pool is returned whole, in random order.
 
         The share `fresh_fraction` (0 in the paper) comes from the newest addition, or all of that if it is too small.
-        The others come from the whole pool, with equal chances or, given `weight`, in proportion to their weights.
-        `weight` maps a task's id to a finite number above 0 and costs O(tasks in the pool). Raises ValueError on an
+        The others come from the whole pool, with equal chances or, given `weigh`, in proportion to their weights.
+        `weigh` maps a task's id to a finite number above 0 and costs O(tasks in the pool). Raises ValueError on an
         empty pool.
         """
         if not self._length:
@@ -84,19 +84,19 @@ class TaskPool:
         newest_positions = range(self._length - self._fresh_count, self._length)
         positions = rng.sample(newest_positions, min(round(count * fresh_fraction), len(newest_positions)))
         fresh_positions = set(positions)
-        draws = rng.sample(range(self._length), count) if weight is None else self._draw_weighted(count, rng, weight)
-        other_positions = [position for position in draws if position not in fresh_positions]
+        draw = rng.sample(range(self._length), count) if weigh is None else self._draw_weighted(count, rng, weigh)
+        other_positions = [position for position in draw if position not in fresh_positions]
         positions += other_positions[: count - len(positions)]
         rng.shuffle(positions)
         return tuple(self._tasks[position] for position in positions)
 
-    def _draw_weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
+    def _draw_weighted(self, count: int, rng: random.Random, weigh: Callable[[str], float]) -> list[int]:
         """Draws positions without replacement, each in proportion to its weight among those left.
 
         Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
         Spirakis 2006).
         """
-        timed_positions = ((rng.expovariate(1.0) / weight(task.id), index) for index, task in enumerate(self))
+        timed_positions = ((rng.expovariate(1.0) / weigh(task.id), index) for index, task in enumerate(self))
         return [index for _, index in heapq.nsmallest(count, timed_positions)]
 
     def since(self, position: int) -> Iterator[Task]:

@@ -92,7 +92,7 @@ def compute_energy(target_distances: Floats, own_distance: float | None, target_
 
 
 def count_bins(cosines: Floats) -> list[int]:
-    """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
+    """The number of cosines in each of BIN_COUNT equal bins from 0 to 1; negative ones count in the first."""
     # A cosine that only rounding puts below the lower end of a bin belongs to that bin.
     bin_indices = np.floor(cosines * BIN_COUNT + 1e-5).astype(int).clip(0, BIN_COUNT - 1)
     return np.bincount(bin_indices, minlength=BIN_COUNT).tolist()
@@ -255,7 +255,7 @@ def describe_pool(
     tasks          number of tasks compared: all of the pool, or a sample of `max_tasks` sr_at_k        mean cosine of
     each query to its k nearest in the pool; lower is more diverse ed_rel         energy distance to the target queries,
     of their mean pairwise distance; lower is closer max_similarity cosine of each query to its nearest target: `mean`,
-    `max`, and `count_bins`, counts in 20 bins, 0 to 1 turns          mean actions of a solution initial, synthesized
+    `max`, and `histogram`, counts in 20 bins, 0 to 1 turns          mean actions of a solution initial, synthesized
     the same figures for the initial tasks, and for those that evolution added
 
     Undefined figures are left out: those of fewer than two tasks, or without targets. If `embed` is None, all figures
@@ -273,12 +273,12 @@ def describe_pool(
         part: {"tasks": len(sample), **_turns(subsets[part])} for part, sample in samples.items() if sample or not part
     }
     if embed is not None and tasks:
-        for part, figures in _embedding_figures(samples, _sample_tasks(targets, max_tasks), embed, k).items():
+        for part, figures in _compute_embedding_figures(samples, _sample_tasks(targets, max_tasks), embed, k).items():
             description[part] |= figures
     return {**description.pop(""), **description}
 
 
-def _embedding_figures(
+def _compute_embedding_figures(
     samples: dict[str, list[Task]], targets: Sequence[Task], embed: Embed, k: int
 ) -> dict[str, dict[str, Any]]:
     """The figures that need embeddings, of each sample that is not empty. Each task is embedded and compared once."""

@@ -50,11 +50,11 @@ def compute_score(groups: Sequence[Group]) -> Score:
         tasks=len(task_means),
         outcomes=count_outcomes(trajectories),
         lost=sum(not t.valid for t in trajectories) / len(trajectories),
-        bounds=(_average_with(groups, 0.0), _average_with(groups, 1.0)),
+        bounds=(_average_with_lost(groups, 0.0), _average_with_lost(groups, 1.0)),
     )
 
 
-def _average_with(groups: Sequence[Group], lost_reward: float) -> float:
+def _average_with_lost(groups: Sequence[Group], lost_reward: float) -> float:
     """avg@k over all tasks if every lost episode had earned `lost_reward`."""
     reward_lists = [[t.reward if t.valid else lost_reward for t in g.trajectories] for g in groups if g.trajectories]
     return _mean([_mean(task_rewards) for task_rewards in reward_lists])
@@ -73,10 +73,10 @@ def estimate_mean(values: Sequence[float], episode_count: int = 0) -> Estimate:
         raise ValueError("no value to estimate from; every task was left out")
     count = len(values)
     p = min(1.0, max(0.0, sum(values) / count))
-    spread = sum((value - p) ** 2 for value in values) / count
+    variance = sum((value - p) ** 2 for value in values) / count
     # Tasks with equal scores carry at least the information of that many tasks, and at most that of all their episodes.
-    upper = max(count, episode_count)
-    n = min(upper, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (upper if 0 < p < 1 else count)
+    max_n = max(count, episode_count)
+    n = min(max_n, count * max(1.0, p * (1 - p) / variance)) if variance > 1e-12 else (max_n if 0 < p < 1 else count)
     centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half_width = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
     # At 0 and 1 the interval ends at the value itself, which rounding could miss by the last bits.
@@ -111,7 +111,7 @@ def measure_success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 def make_kinds(key: str) -> Callable[[Task], Iterable[str]]:
     """Returns a function from a task to the names under `key` of its setup. It raises ValueError if there is no key."""
 
-    def kinds(task: Task) -> Iterable[str]:
+    def kinds_of(task: Task) -> Iterable[str]:
         if key not in task.setup:
             raise ValueError(
                 f"task {task.id} has no {key!r} in its setup to score it by; it has "
@@ -120,14 +120,14 @@ def make_kinds(key: str) -> Callable[[Task], Iterable[str]]:
         kind_or_kinds = task.setup[key]
         return {kind_or_kinds} if isinstance(kind_or_kinds, str) else set(kind_or_kinds)
 
-    return kinds
+    return kinds_of
 
 
-def measure_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
+def measure_by_kind(groups: Sequence[Group], kinds_of: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
     """For each kind of task, sorted: avg@k as `success`, and the number of its `tasks` that have a valid episode."""
     scores_by_kind: dict[str, list[float]] = {}
     for group in groups:
-        for kind in kinds(group.task):
+        for kind in kinds_of(group.task):
             if group.valid:
                 scores_by_kind.setdefault(kind, []).append(group.score)
     return {kind: {"success": _mean(scores), "tasks": len(scores)} for kind, scores in sorted(scores_by_kind.items())}
@@ -145,7 +145,7 @@ def pass_at_k(success_count: int, sample_count: int, k: int) -> float:
 
 
 def describe(
-    groups: Sequence[Group], sample_count: int, kinds: Callable[[Task], Iterable[str]] = lambda task: ()
+    groups: Sequence[Group], sample_count: int, kinds_of: Callable[[Task], Iterable[str]] = lambda task: ()
 ) -> dict[str, Any]:
     """The figures of a split, as in result.json.
 
@@ -164,5 +164,5 @@ def describe(
         "turns": sum(len(trajectory.turns) for trajectory in valid_episodes) / len(valid_episodes),
         "avg_at_k": compute_average_at_k(groups),
         "pass_at_k": {str(k): chance for k in ks if (chance := compute_pass_at_k(groups, k))},
-        "by": measure_by_kind(groups, kinds),
+        "by": measure_by_kind(groups, kinds_of),
     }

@@ -122,8 +122,8 @@ class NearDuplicates:
             for index_number, (_, wordings) in enumerate(indexes)
             for cosine, position in wordings.find_above(query, self.threshold)
         ]
-        for cosine, index_number, index in sorted(ranked_matches):
-            task_id, other_query, other_calls, other_values = indexes[index_number][0][index]
+        for cosine, index_number, position in sorted(ranked_matches):
+            task_id, other_query, other_calls, other_values = indexes[index_number][0][position]
             # The calls may differ only by which argument or call each value goes to.
             is_permuted = value_texts == other_values and len(set(value_texts)) > 1
             if calls == other_calls or (not is_permuted and _compare_word_order(query, other_query) > self.threshold):
@@ -225,11 +225,11 @@ class Wordings:
         """The places of all texts whose cosine may be above the threshold, in order."""
         empty_posting = array("i"), array("d")
         postings = [self._postings.get(ngram_id, empty_posting) for ngram_id in ngram_ids.tolist()]
-        by_frequency = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
-        norms = np.sqrt(np.cumsum(np.square(weights[by_frequency])))
+        frequency_order = sorted(range(len(postings)), key=lambda i: -len(postings[i][0]))
+        norms = np.sqrt(np.cumsum(np.square(weights[frequency_order])))
         skip_count = int(np.searchsorted(norms, threshold / 4, side="right"))
         partial_cosines = np.zeros(len(self._ngram_ids))
-        for i in by_frequency[skip_count:]:
+        for i in frequency_order[skip_count:]:
             positions, text_weights = postings[i]
             partial_cosines[np.frombuffer(positions, np.int32)] += weights[i] * np.frombuffer(text_weights, np.float64)
         bound = float(norms[skip_count - 1]) if skip_count else 0.0

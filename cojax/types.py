@@ -147,10 +147,10 @@ class Evaluation:
     partial: float = NOT_GIVEN
 
     def __post_init__(self) -> None:
-        _fill_partial(self)
+        _fill_partial_reward(self)
 
 
-def _fill_partial(verdict: "Evaluation | Trajectory") -> None:
+def _fill_partial_reward(verdict: "Evaluation | Trajectory") -> None:
     """Fills in the partial reward if the environment gave none."""
     if verdict.partial == NOT_GIVEN:
         checks = verdict.checks
@@ -178,7 +178,7 @@ class Trajectory:
     verdict_seconds: float = dataclasses.field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
-        _fill_partial(self)
+        _fill_partial_reward(self)
 
     @property
     def valid(self) -> bool:
@@ -330,23 +330,23 @@ def to_json(record: Any) -> Any:
     return record
 
 
-def from_json(kind: Any, value: Any, check: Callable[[Any, Any], Any] = lambda kind, value: value) -> Any:
-    """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError.
+def from_json(value_type: Any, value: Any, check: Callable[[Any, Any], Any] = lambda value_type, value: value) -> Any:
+    """The record of type `value_type` that `to_json` wrote as `value`. Unknown keys raise TypeError.
 
     `check` gets the type and the value of every part that is not itself a record. It returns the value or raises.
     """
-    generic_type = typing.get_origin(kind)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        field_types = _field_types(kind)
+    generic_type = typing.get_origin(value_type)
+    if isinstance(value_type, type) and dataclasses.is_dataclass(value_type):
+        field_types = _field_types(value_type)
         if unknown_keys := set(check(dict, value)) - set(field_types):
-            raise TypeError(f"{kind.__name__} has no field {sorted(unknown_keys)}; it has {sorted(field_types)}")
-        return kind(**{name: from_json(field_types[name], item, check) for name, item in value.items()})
+            raise TypeError(f"{value_type.__name__} has no field {sorted(unknown_keys)}; it has {sorted(field_types)}")
+        return value_type(**{name: from_json(field_types[name], item, check) for name, item in value.items()})
     if generic_type is tuple:
-        return tuple(from_json(typing.get_args(kind)[0], item, check) for item in check(list, value))
+        return tuple(from_json(typing.get_args(value_type)[0], item, check) for item in check(list, value))
     if generic_type in (types.UnionType, typing.Union):
-        inner_type = next(member for member in typing.get_args(kind) if member is not type(None))
+        inner_type = next(member for member in typing.get_args(value_type) if member is not type(None))
         return None if value is None else from_json(inner_type, value, check)
-    return check(kind, value)
+    return check(value_type, value)
 
 
 _field_types = functools.cache(typing.get_type_hints)
@@ -361,7 +361,7 @@ def parse_json(
     `hook` builds an object from its pairs. Raises ValueError, with the reason, for a text that is not JSON.
     """
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_float if finite else None, object_pairs_hook=hook)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite if finite else None, object_pairs_hook=hook)
     except RecursionError as error:
         raise ValueError("its JSON is too deep") from error
 
@@ -370,7 +370,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _float(number: str) -> float:
+def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise ValueError(f"{number} is too large")

@@ -11,7 +11,7 @@ Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 # allows at most this many in a row.
 _MAX_MARKS = 30
 # Characters of combining class 0 that decompose into marks.
-_DECOMPOSING = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
+_DECOMPOSING_LETTERS = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
 _BEYOND_LATIN_PATTERN = re.compile(r"[^\x00-\u02ff]+")
 
 
@@ -32,7 +32,7 @@ def normalise_form(form: Form, text: str) -> str:
 
 def _has_mark_run(text: str) -> bool:
     """Whether more than _MAX_MARKS marks stand in a row."""
-    runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _DECOMPOSING)
+    runs = itertools.groupby(text, lambda letter: unicodedata.combining(letter) > 0 or letter in _DECOMPOSING_LETTERS)
     return any(is_mark and next(itertools.islice(run, _MAX_MARKS, None), None) is not None for is_mark, run in runs)
 
 

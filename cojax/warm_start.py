@@ -150,12 +150,12 @@ def train_policy(
     `on_check` after every check.
     """
     checks: list[Score] = []
-    demonstration_ids: set[int] = set()
-    shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
+    learned_indices: set[int] = set()
+    sorted_demonstrations = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
     for batch_number in range(1, schedule.steps + 1):
         indices = schedule.draw_batch(seed, batch_number, len(demonstrations))
-        demonstration_ids.update(indices)
-        batch = pack_sequences([shortest_first[index] for index in indices], learner.shape)
+        learned_indices.update(indices)
+        batch = pack_sequences([sorted_demonstrations[index] for index in indices], learner.shape)
         state, metrics = learner.update(state, StepBatches([batch]))
         advance()
         if batch_number % schedule.check_every == 0 or batch_number == schedule.steps:
@@ -166,7 +166,7 @@ def train_policy(
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1]["success"] >= schedule.target:
                 break
-    return state, checks, len(demonstration_ids)
+    return state, checks, len(learned_indices)
 
 
 def _random(seed: int, *purpose: int | str) -> random.Random:
@@ -175,14 +175,15 @@ def _random(seed: int, *purpose: int | str) -> random.Random:
 
 def obtain(
     key: Mapping[str, Any],
-    make: Callable[[], tuple[Params, Mapping[str, Any]]],
+    make_params: Callable[[], tuple[Params, Mapping[str, Any]]],
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
     """The model folder of this key, and whether this call made it. A new folder appears whole or not at all.
 
-    `key` holds every setting that decides the result; the versions of packages are added. `make` returns the parameters
-    and the other entries of `read_record`. Raises OSError, naming COJAX_CACHE, if the cache cannot be written.
+    `key` holds every setting that decides the result; the versions of packages are added. `make_params` returns the
+    parameters and the other entries of `read`. Raises OSError, naming COJAX_CACHE, if the cache cannot be
+    written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = find_cache() / "warm-start" / content_hash(key)
@@ -196,7 +197,7 @@ def obtain(
             f"cannot write the cache {partial_folder.parent}: {error}. Set COJAX_CACHE to a writable folder."
         ) from error
     try:
-        params, record = make()
+        params, record = make_params()
         save_model(partial_folder, config, params, tokenizer)
         write_json(partial_folder / "warm_start.json", {"key": key, **record})
         sync_folder(partial_folder)

@@ -88,8 +88,8 @@ def maker(name: str) -> Callable[..., Environment]:
     if "." not in name and ":" not in name and not _is_module(name):
         hint = registry.suggest_names(name, available())
         raise registry.RegistryError(
-            f"environment {name!r} not found; {hint}available: {', '.join(available())}, or package.module:make from "
-            f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
+            f"environment {name!r} not found; {hint}available: {', '.join(available())}, or package.module:make"
+            f" from outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
     make: Callable[..., Environment] = registry.find("environment", complete_name(name), {})
     CALLS_IN_TEXT[name] = vars(sys.modules[complete_name(name).partition(":")[0]]).get("CALL_IN_TEXT", "")
@@ -121,12 +121,12 @@ def find_function(setting: str, function_name: str) -> Callable[..., Any]:
     return registry.find(setting, function_name, {})
 
 
-def parse_settings(environment_name: str, texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_settings(environment_name: str, text_by_setting: Mapping[str, str]) -> dict[str, Any]:
     """Parses settings of an environment from the texts of flags. Raises RegistryError for one that it does not take."""
     declarations = registry.settings(maker(environment_name))
     value_by_setting = {
         setting: registry.from_text(declarations[setting].annotation, text) if setting in declarations else text
-        for setting, text in texts.items()
+        for setting, text in text_by_setting.items()
     }
     return registry.check_settings("environment", environment_name, maker(environment_name), value_by_setting)
 

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "check" in namespace and options.name in environment_names:
             if settings or options.cluster:
                 raise ValueError(f"{options.name!r} has its own check, which takes neither --set nor --cluster")
-            return int(namespace["check"](count, every=options.mutations == "all", **settings))
+            return int(namespace["check"](count, drops_each_call=options.mutations == "all", **settings))
         fault_count = 0
         for case_label, case in namespace.get("cases", lambda settings: {"": settings})(settings).items():
             full_name = worlds.complete_name(options.name)

@@ -68,8 +68,8 @@ class SplitReport:
         """Plays the task's solution twice, then without one call or, if `drops_all` is set, without each in turn."""
         self.tasks += 1
         states: list[str] = []
-        trial = _play(environment, task, task.solution, states)
-        retrial = _play(environment, task, task.solution)
+        trial = _play_actions(environment, task, task.solution, states)
+        retrial = _play_actions(environment, task, task.solution)
         if trial.outcome != "finished" or trial.reward != 1.0:
             ending = f"{trial.outcome} with reward {trial.reward} {trial.error}".strip()
             self.faults.append(f"{task.id}: the solution ends {ending}")
@@ -84,7 +84,7 @@ class SplitReport:
         for index, remaining_actions, tool in drops:
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
-            mutant = _play(environment, task, remaining_actions)
+            mutant = _play_actions(environment, task, remaining_actions)
             if mutant.outcome not in ("finished", "truncated"):
                 self.faults.append(f"{task.id}: without {tool} of action {index + 1}: {mutant.outcome} {mutant.error}")
             elif mutant.reward < 1.0:
@@ -94,21 +94,27 @@ class SplitReport:
             else:
                 self.let_through.append(f"{task.id}: {tool} of action {index + 1}")
 
-    def throw(self, environment: Environment, task: Task, name: str, action: Action, *, asks: bool = True) -> None:
+    def throw(
+        self, environment: Environment, task: Task, action_name: str, action: Action, *, asks: bool = True
+    ) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
         The next episode plays the solution, if the task has one. An action that is not garbage never ends, and must be
         cut off instead. If the task `asks` for something, garbage must not solve it.
         """
         self.thrown += 1
-        thrown_play = _play(environment, task, (action,))
-        next_play = _play(environment, task, task.solution) if task.solution else None
-        if thrown_play.outcome == "environment_error" or (thrown_play.outcome == "timeout") != (name not in GARBAGE):
-            self.faults.append(f"{task.id}: {name} ends {thrown_play.outcome} {thrown_play.error}")
+        thrown_play = _play_actions(environment, task, (action,))
+        next_play = _play_actions(environment, task, task.solution) if task.solution else None
+        if thrown_play.outcome == "environment_error" or (thrown_play.outcome == "timeout") != (
+            action_name not in GARBAGE
+        ):
+            self.faults.append(f"{task.id}: {action_name} ends {thrown_play.outcome} {thrown_play.error}")
         elif asks and thrown_play.reward >= 1.0:
-            self.faults.append(f"{task.id}: {name} earns reward 1")
+            self.faults.append(f"{task.id}: {action_name} earns reward 1")
         elif next_play is not None and next_play.reward < 1.0:
-            self.faults.append(f"{task.id}: after {name} the solution earns {next_play.reward} {next_play.error}")
+            self.faults.append(
+                f"{task.id}: after {action_name} the solution earns {next_play.reward} {next_play.error}"
+            )
         else:
             self.answered += 1
 
@@ -123,13 +129,13 @@ class SplitReport:
 
 def explain_loss(environment: Environment, task: Task) -> str:
     """Says why a play of the task's solution has no verdict; "" if it has one."""
-    trajectory = _play(environment, task, task.solution)
+    trajectory = _play_actions(environment, task, task.solution)
     return "" if trajectory.outcome in ("finished", "truncated") else f"{trajectory.outcome} {trajectory.error}"
 
 
 def asks_for_something(environment: Environment, task: Task) -> bool:
     """Whether the last action of the task's solution, which ends the episode, does not solve the task by itself."""
-    return _play(environment, task, task.solution[-1:]).reward < 1.0
+    return _play_actions(environment, task, task.solution[-1:]).reward < 1.0
 
 
 @contextlib.contextmanager
@@ -149,7 +155,7 @@ def _drop_calls(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action,
             yield action_index, (*solution[:action_index], *remainder, *solution[action_index + 1 :]), call.name
 
 
-def _play(
+def _play_actions(
     environment: Environment, task: Task, actions: Sequence[Action], states: list[str] | None = None
 ) -> Trajectory:
     """Plays these actions; returns their trajectory, and appends the state before each of them to `states`."""
@@ -210,18 +216,18 @@ class SetupReport:
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
         """Checks these setups, and throws garbage at the first."""
         for setup_index, setup in enumerate(setups):
-            self.check_setup(environment, setup, garbage=setup_index == 0)
+            self.check_setup(environment, setup, throws_garbage=setup_index == 0)
 
-    def check_setup(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
+    def check_setup(self, environment: Environment, setup: Task, *, throws_garbage: bool = False) -> None:
         """Checks one setup: it must open twice alike, and a walk must replay alike and need each of its calls.
 
-        With `garbage`, no garbage may change the state, the walk must be sound after each, and no episode may show what
-        another was told.
+        With `throws_garbage`, no garbage may change the state, the walk must be sound after each, and no episode may
+        show what another was told.
         """
         self.setup_count += 1
         try:
-            for reason in self._find_faults(environment, setup, garbage):
-                self.plays.faults.append(f"setup {setup.id}: {reason}")
+            for fault in self._find_faults(environment, setup, throws_garbage):
+                self.plays.faults.append(f"setup {setup.id}: {fault}")
         except EnvironmentFailure as failure:
             self.plays.faults.append(f"setup {setup.id}: {failure}")
 
@@ -229,7 +235,7 @@ class SetupReport:
         if reason := _compare_starts(environment, setup):
             yield reason
             return
-        task = self._walk(environment, setup)
+        task = self._make_walk_task(environment, setup)
         if task is None:
             yield "no offered action works"
             return
@@ -264,7 +270,7 @@ class SetupReport:
         untried_tools = sorted(self.offered_tools - self.working_tools - self.ending_tools)
         return line | ({"untried": untried_tools} if untried_tools else {})
 
-    def _walk(self, environment: Environment, setup: Task) -> Task | None:
+    def _make_walk_task(self, environment: Environment, setup: Task) -> Task | None:
         """Makes a task whose solution is a walk over working actions, then the last offer, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
         for _ in range(_MAX_WALKS):

@@ -55,11 +55,11 @@ def test_visits_remember_the_last_ten_and_only_valid_ones():
 def test_tasks_are_drawn_in_proportion_to_their_weights():
     tasks = [task(str(number)) for number in range(4)]
     pool, weights = TaskPool.of(tasks), {tasks[0].id: 6.0, tasks[1].id: 3.0, tasks[2].id: 1.0, tasks[3].id: 1e-9}
-    first = Counter(pool.sample(1, (seed,), weight=weights.__getitem__)[0].query for seed in range(4_000))
+    first = Counter(pool.sample(1, (seed,), weigh=weights.__getitem__)[0].query for seed in range(4_000))
     assert {name: round(count / 400) for name, count in first.items()} == {"0": 6, "1": 3, "2": 1}
-    assert pool.sample(3, (7,), weight=weights.__getitem__) == pool.sample(3, (7,), weight=weights.__getitem__)
-    assert {task.query for task in pool.sample(3, (7,), weight=weights.__getitem__)} == {"0", "1", "2"}
-    assert len(set(pool.sample(9, (7,), weight=weights.__getitem__))) == 4
+    assert pool.sample(3, (7,), weigh=weights.__getitem__) == pool.sample(3, (7,), weigh=weights.__getitem__)
+    assert {task.query for task in pool.sample(3, (7,), weigh=weights.__getitem__)} == {"0", "1", "2"}
+    assert len(set(pool.sample(9, (7,), weigh=weights.__getitem__))) == 4
 
 
 def test_the_newest_come_first_whatever_they_weigh():

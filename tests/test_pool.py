@@ -36,9 +36,9 @@ def test_two_pools_grown_from_one_do_not_see_each_other() -> None:
 def test_adding_nothing_new_keeps_the_newest_addition() -> None:
     pool = TaskPool.of(tasks(0, 2)).add(tasks(2, 3)).add(()).add(tasks(0, 1))
     assert [t.query for t in pool.fresh] == ["task 2"]
-    assert [t.query for t in TaskPool.of(pool, fresh=1).fresh] == ["task 2"]
+    assert [t.query for t in TaskPool.of(pool, fresh_count=1).fresh] == ["task 2"]
     with pytest.raises(ValueError, match="fresh is 4; expected 0 to 3"):
-        TaskPool.of(pool, fresh=4)
+        TaskPool.of(pool, fresh_count=4)
 
 
 def test_a_sample_has_different_tasks_and_depends_on_its_seed_alone() -> None:

@@ -208,7 +208,7 @@ def test_calls_are_those_between_an_opening_and_the_next_closing(text):
 def test_calls_are_those_outside_of_thoughts(thought, text):
     expected = OLD_CALL.findall(text)
     assert chat._find_call_bodies(f"<think>{thought}</think>{text}") == expected
-    assert chat._find_call_bodies(f"{thought}</think>{text}", thinks=True) == expected
+    assert chat._find_call_bodies(f"{thought}</think>{text}", is_thinking=True) == expected
     assert chat._find_call_bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
 
 
@@ -218,7 +218,7 @@ WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1",
 @settings(deadline=None)
 @given(WORDS, WORDS)
 def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
-    if said and not shown_answers._NUMBER.fullmatch(shown_answers._GROUPING.sub("", said)):
+    if said and not shown_answers._NUMBER.fullmatch(shown_answers._COMMAS.sub("", said)):
         old = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text)
         assert shown_answers._Text(text).shows(said) == bool(old)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cojax.unicode_forms import _DECOMPOSING, normalise_form
+from cojax.unicode_forms import _DECOMPOSING_LETTERS, normalise_form
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 MARKS = "\u0315\u0300\u0327\u0f73\u0344\u0f71\u3099\uff9e"
@@ -35,7 +35,7 @@ def test_every_letter_that_hides_a_mark_is_known():
         for letter in map(chr, range(sys.maxunicode + 1))
         if not unicodedata.combining(letter) and unicodedata.combining(unicodedata.normalize("NFKD", letter)[0])
     }
-    assert hiding == _DECOMPOSING
+    assert hiding == _DECOMPOSING_LETTERS
 
 
 @pytest.mark.parametrize(

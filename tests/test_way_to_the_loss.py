@@ -74,8 +74,19 @@ def stacks_of(way: list[str], needed: str, folder: Path, cache: Path, commands: 
 def test_few_functions_lie_between_a_command_and_the_loss(
     tmp_path: Path, shared_cache: Path, commands: Commands
 ) -> None:
-    stacks = stacks_of(["cojax", "run"], "coevolve,_add", tmp_path, shared_cache, commands)
-    way = ["main", "train", "run", "coevolve", "update", "update", "_add", "score_micro", "loss", "grpo"]
+    stacks = stacks_of(["cojax", "run"], "coevolve,_add_micro_batch", tmp_path, shared_cache, commands)
+    way = [
+        "main",
+        "train",
+        "run",
+        "coevolve",
+        "update",
+        "update",
+        "_add_micro_batch",
+        "score_micro_batch",
+        "loss",
+        "grpo",
+    ]
     assert stacks[-1] == way
     # Wherever else the loss is traced: as the settings are checked, as the learner is made, and in the rehearsal.
     assert max(map(len, stacks)) <= MOST, max(stacks, key=len)

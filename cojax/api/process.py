@@ -93,7 +93,7 @@ class Child:
     def raise_if_failed(self) -> None:
         """Raises RunFailed if the command has ended with an error. A command that was asked to stop has no error."""
         status, was_stopped = self.process.returncode, self.stopped.is_set()
-        lines = self._last_lines()
+        lines = self._read_last_lines()
         self.stop()
         if status in (0, None) or was_stopped:
             return
@@ -107,7 +107,7 @@ class Child:
         output = "\n".join(lines) or "it printed nothing"
         raise RunFailed(f"the command ended with status {status}:\n{output}", status, lines)
 
-    def _last_lines(self) -> list[str]:
+    def _read_last_lines(self) -> list[str]:
         try:
             output_size = self._output_file.seek(0, os.SEEK_END)
             self._output_file.seek(max(0, output_size - _MAX_OUTPUT_BYTES))

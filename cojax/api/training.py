@@ -51,19 +51,19 @@ class OpenRun:
 
     def metrics(self) -> Records:
         """What each step measured, as in metrics.jsonl."""
-        return self._log("metrics")
+        return self._read_log("metrics")
 
     def tasks(self) -> Records:
         """The tasks of the pool, in the order of their arrival, each with its lineage where it was synthesized."""
-        return self._log("tasks")
+        return self._read_log("tasks")
 
     def drafts(self) -> Records:
         """The proposed tasks of every evolution with their verdicts, accepted or not."""
-        return self._log("drafts")
+        return self._read_log("drafts")
 
     def signals(self) -> Records:
         """Where the policy was weak: step, kind, task, episode and evidence."""
-        return self._log("signals")
+        return self._read_log("signals")
 
     def episodes(self, step: int | None = None) -> Records:
         """The stored episodes of a step, or of all steps, which may be as large as the run's folder."""
@@ -106,7 +106,7 @@ class OpenRun:
             finish(["export", f"--workdir={self.workdir}", *step_flag, str(model_folder)])
             return load(model_folder)
 
-    def _log(self, log_name: str) -> Records:
+    def _read_log(self, log_name: str) -> Records:
         return Records(Log(self.workdir / f"{log_name}.jsonl").read())
 
 
@@ -173,13 +173,13 @@ class Training:
         self._child = Child(["run", *arguments], is_shown=show)
         self._records: deque[StepRecord] = deque()
         self._workdir: Path | None = None
-        self._last_step, self._read_bytes = 0, 0
+        self._last_step, self._bytes_read = 0, 0
 
     @property
     def workdir(self) -> Path:
         """The run's folder. Raises RuntimeError while the command has not yet said which it is."""
         if self._workdir is None:
-            self._listen()
+            self._read_progress()
         if self._workdir is None:
             raise RuntimeError("the run has not begun: its folder is known once the first record is there")
         return self._workdir
@@ -191,7 +191,7 @@ class Training:
         try:
             while not self._records:
                 has_ended = self._child.wait(_POLL_S)
-                self._listen()
+                self._read_progress()
                 if has_ended and not self._records:
                     self._resources.close()
                     self._child.raise_if_failed()
@@ -214,19 +214,19 @@ class Training:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def _listen(self) -> None:
+    def _read_progress(self) -> None:
         """Reads what the command has reported and written since the last call."""
         self._child.show_output()
         for status_report in self._child.read_reports():
-            self._workdir, self._last_step, self._read_bytes = Path(status_report["workdir"]), status_report["step"], 0
+            self._workdir, self._last_step, self._bytes_read = Path(status_report["workdir"]), status_report["step"], 0
         if self._workdir is None:
             return
         with contextlib.suppress(FileNotFoundError), open_file(self._workdir / "metrics.jsonl") as metrics_file:
-            metrics_file.seek(self._read_bytes)
+            metrics_file.seek(self._bytes_read)
             for line in read_lines(metrics_file):
                 if not line.endswith(b"\n"):
                     break
-                self._read_bytes += len(line)
+                self._bytes_read += len(line)
                 record = parse_record(line)
                 if record["step"] > self._last_step:
                     self._last_step = record["step"]

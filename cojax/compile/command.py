@@ -38,11 +38,11 @@ def prepare_environment() -> None:
 def main(argv: Sequence[str]) -> None:
     absl_logging.set_verbosity(absl_logging.ERROR)
     if _TARGET_FLAG.value is None:
-        _fail(f"no target; name one: --target={' or --target='.join(targets.TARGETS)}")
+        _exit_with_error(f"no target; name one: --target={' or --target='.join(targets.TARGETS)}")
     try:
         target = targets.find_target(_TARGET_FLAG.value)
     except ValueError as error:
-        _fail(str(error))
+        _exit_with_error(str(error))
     import jax  # now, so that a wrong flag need not wait for it
 
     from cojax.compile import programs
@@ -54,9 +54,9 @@ def main(argv: Sequence[str]) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             report = programs.report_target(config, target)
     except jax.errors.JaxRuntimeError as error:
-        _fail(f"the compiler for {target.name} failed: {str(error).splitlines()[0]}")
+        _exit_with_error(f"the compiler for {target.name} failed: {str(error).splitlines()[0]}")
     except (ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError) as error:
-        _fail(str(error))
+        _exit_with_error(str(error))
     if _JSON_FLAG.value:
         print(json.dumps(report))
     else:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(0 if report["fits"] else UNFIT_STATUS)
 
 
-def _fail(reason: str) -> NoReturn:
+def _exit_with_error(reason: str) -> NoReturn:
     CONSOLE.print(f"error: {reason}", style="bold red")
     sys.exit(1)
 

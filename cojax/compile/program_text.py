@@ -128,22 +128,25 @@ def list_array_axes(program: Program) -> set[tuple[int, ...]]:
     return {axes for instruction in program.instructions() for _, axes in _parse_arrays(instruction.shape_text)}
 
 
-def _walk_program(program: Program, counts: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
+def _walk_program(program: Program, round_counts: Sequence[int]) -> Iterator[tuple[str, Instruction, int, int]]:
     """Yields (computation, instruction, runs, enclosing loops) for everything that the entry reaches."""
 
-    def walk(caller: str, runs: int, loop_depth: int, open_loops: int) -> Iterator[tuple[str, Instruction, int, int]]:
+    def walk(caller: str, runs: int, loop_depth: int, open_count: int) -> Iterator[tuple[str, Instruction, int, int]]:
         for instruction in program.computations.get(caller, ()):
             yield caller, instruction, runs, loop_depth
             if instruction.opcode == "while":
                 body_match = re.search(r"\bbody=%?([\w.\-]+)", instruction.line)
-                round_count, inner_open = _read_round_count(program, instruction), open_loops
+                round_count, inner_open = _read_round_count(program, instruction), open_count
                 if round_count is None:
-                    round_count, inner_open = (counts[open_loops] if open_loops < len(counts) else 1), open_loops + 1
+                    round_count, inner_open = (
+                        (round_counts[open_count] if open_count < len(round_counts) else 1),
+                        open_count + 1,
+                    )
                 if body_match:
                     yield from walk(body_match[1], runs * round_count, loop_depth + 1, inner_open)
                 continue
             for callee in _list_callees(instruction.line):
-                yield from walk(callee, runs, loop_depth, open_loops)
+                yield from walk(callee, runs, loop_depth, open_count)
 
     yield from walk(program.entry_name, 1, 0, 0)
 

@@ -46,7 +46,7 @@ _LARGEST_MEMORY_SHARE = 0.92
 _MIN_ROW_LENGTH = 1024
 _LORA_RANK = 16
 Settings = dict[str, Any]
-# A configuration → its learner, and the outline of its first state.
+# A configuration → its learner, and its abstract first state.
 MakeLearner = Callable[[ConfigDict], tuple[Learner, TrainState]]
 
 
@@ -58,12 +58,12 @@ def report_target(config: ConfigDict, target: Target) -> dict[str, Any]:
     """
     config = methods.apply_method(config)
     checks.check_settings(config)
-    model = shape(config)
+    model_config = shape(config)
     mesh = make_mesh(**settings(config.mesh), devices=targets.make_devices(target))
     check_rows(config, mesh)
-    check_divides(model, mesh)
-    learner, state_outline = make_outline(config, model, mesh)
-    figures = report(learner, state_outline, methods.list_sizes(config), target.chip, agents=methods.agents(config))
+    check_divides(model_config, mesh)
+    learner, abstract_state = make_outline(config, model_config, mesh)
+    figures = report(learner, abstract_state, methods.list_sizes(config), target.chip, agents=methods.agents(config))
     if not figures["fits"]:
         devices = list(mesh.devices.flat)
         figures["suggestion"] = suggestion(
@@ -85,10 +85,10 @@ def shape(config: ConfigDict) -> ModelConfig:
     return policies.read_model(config, environment)[1]
 
 
-def make_outline(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:
-    """The learner and the outline of its first state. Nothing is computed on the mesh."""
-    params = jax.eval_shape(lambda: initialize(model, 0))
-    learner = assemble.make_learner(config, model, mesh, params)
+def make_outline(config: ConfigDict, model_config: ModelConfig, mesh: Mesh) -> tuple[Learner, TrainState]:
+    """The learner and its abstract first state. Nothing is computed on the mesh."""
+    params = jax.eval_shape(lambda: initialize(model_config, 0))
+    learner = assemble.make_learner(config, model_config, mesh, params)
     return learner, learner.init(params)
 
 
@@ -208,15 +208,17 @@ _PREFIXES: Mapping[str, str] = targets.TARGET_TABLES["kernels"]
 _BYTES_BY_UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip, *, agents: int = 1) -> dict[str, Any]:
+def report(
+    learner: Learner, state: TrainState, group_sizes: Sequence[int], chip: Chip, *, agents: int = 1
+) -> dict[str, Any]:
     """The report of all programs of a step, compiled for the batch of the memory rehearsal.
 
-    `state` is a state or its outline; `sizes` are as in `rehearse`. Memory holds the states of `agents` agents. Bytes
-    are those of one device. Collectives, FLOPs and the bound are those of a step, or of an update where a step is a
-    round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the compiler's figure, and the
-    program's collectives are missing.
+    `state` is a state or an abstract one; `group_sizes` are as in `rehearse`. Memory holds the states of
+    `agents` agents. Bytes are those of one device. Collectives, FLOPs and the bound are those of a step, or of an
+    update where a step is a round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the
+    compiler's figure, and the program's collectives are missing.
     """
-    step_batch, pairs = make_full_batches(learner, sizes)
+    step_batch, pairs = make_full_batches(learner, group_sizes)
     frozen = None if learner.lora is None else learner.reference
     # The arguments of each program; all else that a step holds stays in memory beside them.
     arguments_by_program = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
@@ -230,7 +232,7 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
         lowerings = {name: lower() for name, lower in learner.lower_programs(state, step_batch, pairs).items()}
     for name, lowering in lowerings.items():
         argument_bytes = count_device_bytes(arguments_by_program[name])
-        program_report = _compile(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
+        program_report = _compile_program(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
         programs[name] = {**program_report, "bytes_beside": resident_bytes - argument_bytes}
     peak_bytes = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
@@ -277,11 +279,11 @@ def count_step_flops(learner: Learner, step_batch: TrainBatch, pairs: TrainBatch
 
 
 def count_device_bytes(tree: Any) -> int:
-    """Bytes that arrays or outlines of arrays take on each device."""
+    """Bytes that arrays or their ShapeDtypeStructs take on each device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _compile(
+def _compile_program(
     lowering: jax.stages.Lowered, learner: Learner, step_batch: TrainBatch, device_count: int, argument_bytes: int
 ) -> dict[str, Any]:
     """Compiles and measures one program; if the compiler refuses it for lack of memory, gives its sizes alone.
@@ -345,8 +347,8 @@ def read_refusal(message: str, argument_bytes: int) -> dict[str, int]:
 
 def find_families(kernels: Iterable[str]) -> list[str]:
     """The families of these kernels, each once; a kernel of no family appears under its own name."""
-    labels = {next((family for stem, family in _PREFIXES.items() if name.startswith(stem)), name) for name in kernels}
-    return sorted(labels)
+    families = {next((family for stem, family in _PREFIXES.items() if name.startswith(stem)), name) for name in kernels}
+    return sorted(families)
 
 
 def sum_by_kind(collectives: Sequence[Collective]) -> dict[str, dict[str, int]]:
@@ -403,26 +405,26 @@ def _sum_collectives(programs: Mapping[str, Mapping[str, Any]], learner: Learner
 def render_table(figures: Mapping[str, Any]) -> Table:
     """The report as a table with a row for each figure; bytes are those of one device."""
     title = f"{figures['target']}: {figures['devices']} × {figures['chip']}"
-    grid = Table(title=title, title_justify="left", show_header=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column()
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
     mesh_text = " × ".join(f"{name} {size}" for name, size in figures["mesh"].items()) or "one device"
-    grid.add_row("mesh", mesh_text)
-    grid.add_row("learner", f"{figures['method']}, {figures['loss']}, remat {figures['remat']}")
-    grid.add_row("micro-batch", f"{figures['micro_rows']} rows of {figures['row_length']:,} tokens")
-    grid.add_row("fits", "yes" if figures["fits"] else "no")
+    table.add_row("mesh", mesh_text)
+    table.add_row("learner", f"{figures['method']}, {figures['loss']}, remat {figures['remat']}")
+    table.add_row("micro-batch", f"{figures['micro_rows']} rows of {figures['row_length']:,} tokens")
+    table.add_row("fits", "yes" if figures["fits"] else "no")
     for name in ("argument", "temporary", "peak", "limit"):
-        grid.add_row(name, f"{figures[f'bytes_{name}'] / GIB:.2f} GiB")
+        table.add_row(name, f"{figures[f'bytes_{name}'] / GIB:.2f} GiB")
     for kind, sums in figures["collectives"].items():
-        grid.add_row(kind, f"{sums['count']:,} a step, {sums['bytes'] / GIB:,.1f} GiB sent by each device")
-    grid.add_row("kernels", ", ".join(figures["kernels"]) or "none")
-    grid.add_row("computed twice by XLA", f"{figures['silent_remat']:,} operations")
+        table.add_row(kind, f"{sums['count']:,} a step, {sums['bytes'] / GIB:,.1f} GiB sent by each device")
+    table.add_row("kernels", ", ".join(figures["kernels"]) or "none")
+    table.add_row("computed twice by XLA", f"{figures['silent_remat']:,} operations")
     for name, program in figures["programs"].items():
-        grid.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
-    grid.add_row("operations", f"{figures['flops'] / 1e15:,.2f} PFLOP a step")
+        table.add_row(f"{name}: compiled in", f"{program['seconds']:.0f} s")
+    table.add_row("operations", f"{figures['flops'] / 1e15:,.2f} PFLOP a step")
     bounds_text = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures["bounds"].items())
-    grid.add_row("at least", f"{figures['bound_seconds']:.2f} s a step ({bounds_text})")
-    return grid
+    table.add_row("at least", f"{figures['bound_seconds']:.2f} s a step ({bounds_text})")
+    return table
 
 
 def describe_in_one_line(figures: Mapping[str, Any]) -> str:

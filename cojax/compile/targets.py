@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 # The variable for the share of a card's memory that JAX takes, and JAX's default.
-_SHARE, _DEFAULT_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
+_SHARE, _DEFAULT_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Chip:
         """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
         if self.platform == "tpu":
             return self.memory
-        share = os.environ.get(_SHARE, "") or str(_DEFAULT_SHARE)
+        share = os.environ.get(_SHARE, "") or str(_DEFAULT_MEMORY_SHARE)
         try:
             return int(self.memory * float(share))
         except ValueError:
@@ -120,8 +120,8 @@ def lowered_for(device: "jax.Device") -> Iterator[None]:
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
     abstract_device = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
-    default = jax.default_device(device) if isinstance(device, jax.Device) else contextlib.nullcontext()
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract_device)), default:
+    device_context = jax.default_device(device) if isinstance(device, jax.Device) else contextlib.nullcontext()
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=abstract_device)), device_context:
         yield
 
 

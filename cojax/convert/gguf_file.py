@@ -89,7 +89,7 @@ def read_gguf(path: Path) -> GgufFile:
             if metadata_key in metadata:
                 raise header.make_error(f"{metadata_key} appears twice")
             metadata[metadata_key] = header.read_value()
-        entries = [_read_entry(header) for _ in range(tensor_count)]
+        tensor_entries = [_read_entry(header) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise header.make_error(f"general.alignment is {alignment!r:.80}, expected a power of 2")
@@ -100,13 +100,13 @@ def read_gguf(path: Path) -> GgufFile:
             "`llama-gguf-split --merge FIRST OUT`"
         )
     arrays: dict[str, StoredArray] = {}
-    for entry in entries:
-        if entry.name in arrays:
-            raise header.make_error(f"tensor {entry.name} appears twice")
-        arrays[entry.name] = array = dataclasses.replace(entry, offset=data_start + entry.offset)
+    for tensor_entry in tensor_entries:
+        if tensor_entry.name in arrays:
+            raise header.make_error(f"tensor {tensor_entry.name} appears twice")
+        arrays[tensor_entry.name] = array = dataclasses.replace(tensor_entry, offset=data_start + tensor_entry.offset)
         if array.offset + array.byte_count > file_size:
             raise ValueError(
-                f"{path} is truncated: it has {file_size} bytes, and {entry.name} ends at byte "
+                f"{path} is truncated: it has {file_size} bytes, and {tensor_entry.name} ends at byte "
                 f"{array.offset + array.byte_count}; copy or download it again"
             )
     if (total_bytes := sum(array.byte_count for array in arrays.values())) > file_size:
@@ -153,18 +153,18 @@ class _Header:
 
     def read_value(self) -> Any:
         """A number, bool, str or a list of one of these; a single float32 becomes the shortest decimal for it."""
-        kind = self._kind()
+        kind = self._read_kind()
         if kind == GGUFValueType.FLOAT32:
             return float(str(np.float32(self._read_scalars(kind, 1)[0])))
         if kind != GGUFValueType.ARRAY:
             return self.text() if kind == GGUFValueType.STRING else self._read_scalars(kind, 1)[0]
-        kind, count = self._kind(), self.read_number("<Q")
+        kind, count = self._read_kind(), self.read_number("<Q")
         if kind == GGUFValueType.ARRAY:
             raise self.make_error("it has a list of lists")
         # A text takes at least 8 bytes, so a forged count ends with the file.
         return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._read_scalars(kind, count)
 
-    def _kind(self) -> GGUFValueType:
+    def _read_kind(self) -> GGUFValueType:
         code = self.read_number("<I")
         try:
             return GGUFValueType(code)
@@ -182,7 +182,7 @@ def _read_entry(header: _Header) -> StoredArray:
         raise header.make_error(f"{tensor_name} has {axis_count} axes, expected 1 to {_MAX_AXES}")
     shape = tuple(reversed([header.read_number("<Q") for _ in range(axis_count)]))
     type_code, start = header.read_number("<I"), header.read_number("<Q")
-    quantisation = _readable_type(type_code)
+    quantisation = _find_readable_type(type_code)
     if quantisation is None:
         raise ValueError(
             f"tensor {tensor_name} has quantisation {type_code}, which the package gguf cannot read; "
@@ -195,7 +195,7 @@ def _read_entry(header: _Header) -> StoredArray:
 
 
 @functools.cache
-def _readable_type(type_code: int) -> GGMLQuantizationType | None:
+def _find_readable_type(type_code: int) -> GGMLQuantizationType | None:
     """The type with that number, or None if the package cannot dequantise it; the package has no list of these."""
     try:
         quantisation = GGMLQuantizationType(type_code)

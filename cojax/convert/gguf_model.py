@@ -30,7 +30,7 @@ _PRE_TOKENIZERS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
     "smollm": [pre_tokenizers.Digits(individual_digits=True)],
 }
 _MAX_TEMPLATE = 100_000  # characters
-_LONGEST_TOKEN = 1_000  # characters
+_MAX_TOKEN = 1_000  # characters
 _MARKS = ("<tool_call>", "</tool_call>")
 # Control tokens that no conversation needs: reserved ones, and those that mark repositories' files in pretraining.
 _SPARE_PATTERN = re.compile(
@@ -110,17 +110,17 @@ def _list_arrays(config: ModelConfig) -> Iterator[tuple[str, str, tuple[int, ...
 
 
 def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
-    shapes = {gguf_name: shape for _, gguf_name, shape in _list_arrays(config)}
-    faults = [f"{name} is missing" for name in shapes if name not in file.arrays]
+    shape_by_name = {gguf_name: shape for _, gguf_name, shape in _list_arrays(config)}
+    faults = [f"{name} is missing" for name in shape_by_name if name not in file.arrays]
     for name, array in file.arrays.items():
         if name == "rope_freqs.weight":
             raise ValueError(
                 f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {ADVICE}"
             )
-        if name not in shapes:
+        if name not in shape_by_name:
             faults.append(f"{name} is not part of a Llama model without biases and experts")
-        elif array.shape != shapes[name]:
-            faults.append(f"{name} has shape {array.shape}, expected {shapes[name]}")
+        elif array.shape != shape_by_name[name]:
+            faults.append(f"{name} has shape {array.shape}, expected {shape_by_name[name]}")
     if faults:
         more_text = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more_text}; {ADVICE}")
@@ -160,17 +160,17 @@ def make_tokenizer(file: GgufFile, token_count: int, position_count: int) -> Pre
     Raises ValueError for another kind of tokenizer, and for lists that are missing, damaged or do not fit the model.
     """
     _refuse_tokenizer(file)
-    tokens, types = list(_read_list(file, "tokens", str)), list(_read_list(file, "token_type", int))
-    if not len(tokens) == len(types) == token_count == len(set(tokens)):
+    tokens, token_types = list(_read_list(file, "tokens", str)), list(_read_list(file, "token_type", int))
+    if not len(tokens) == len(token_types) == token_count == len(set(tokens)):
         raise ValueError(
-            f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(types)} types of "
-            f"tokens; expected {token_count} of each, one for each row of the embedding"
+            f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(token_types)} types "
+            f"of tokens; expected {token_count} of each, one for each row of the embedding"
         )
-    if any(len(token) > _LONGEST_TOKEN for token in tokens):
-        raise ValueError(f"{file.path} has a token of more than {_LONGEST_TOKEN:,} characters; the file is damaged")
+    if any(len(token) > _MAX_TOKEN for token in tokens):
+        raise ValueError(f"{file.path} has a token of more than {_MAX_TOKEN:,} characters; the file is damaged")
     for token_id, mark in choose_tool_marks(file).items():
         # Not special, as in Qwen's vocabularies: decoding without special tokens then keeps the calls.
-        tokens[token_id], types[token_id] = mark, TokenType.USER_DEFINED
+        tokens[token_id], token_types[token_id] = mark, TokenType.USER_DEFINED
     merges = [tuple(merge.split(" ")) for merge in _read_list(file, "merges", str)]
     try:
         tokenizer = Tokenizer(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, merges))
@@ -184,7 +184,7 @@ def make_tokenizer(file: GgufFile, token_count: int, position_count: int) -> Pre
     tokenizer.add_tokens(
         [
             AddedToken(token, special=special_by_type[TokenType(token_type)], normalized=False)
-            for token, token_type in zip(tokens, types, strict=True)
+            for token, token_type in zip(tokens, token_types, strict=True)
             if token_type in special_by_type
         ]
     )

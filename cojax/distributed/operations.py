@@ -1,4 +1,4 @@
-"""Operations that all processes run at the same time: process 0 names each (`Lead`), the others follow (`Follower`).
+"""Operations that all processes run at the same time: process 0 names each (`Leader`), the others follow (`Follower`).
 
 Arrays that are spread over all hosts cannot be sent: each process holds its own part. A command therefore names such an
 argument by the command whose result it was. Before the next operation, the others drop the results that process 0 no
@@ -48,21 +48,21 @@ class Lead:
         # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
         self._results: dict[_LeafIds, tuple[ResultKey, list[weakref.ref[Any]]]] = {}
         # Filled by any thread that drops a result.
-        self._free_results = collections.deque[ResultKey]()
+        self._freed_keys = collections.deque[ResultKey]()
         # When the current operation began, for the watch over its deadline.
         self.busy_since: float | None = None
 
     @contextlib.contextmanager
-    def operation(self, name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
+    def operation(self, operation_name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
         """As `Hosts.operation`. Raises RuntimeError on any thread but the main one."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                f"{name} was called on the thread {threading.current_thread().name!r}; what all processes compute "
-                "together must be called on the main thread: read the arrays of Weights within Engine.load"
+                f"{operation_name} was called on the thread {threading.current_thread().name!r}; what all processes "
+                "compute together must be called on the main thread: read the arrays of Weights within Engine.load"
             )
         host_arrays: list[np.ndarray] = []
         argument_specs = [self._encode(argument, host_arrays) for argument in arguments]
-        keys = [self._free_results.popleft() for _ in range(len(self._free_results))]
+        freed_keys = [self._freed_keys.popleft() for _ in range(len(self._freed_keys))]
         self._command_number += 1
         serial, results = self._command_number, list[Any]()
 
@@ -75,8 +75,8 @@ class Lead:
         try:
             self._wire.send(
                 {
-                    "kind": "run", "operation": name, "number": serial, "arguments": argument_specs, "freed": keys,
-                    "data": [describe_array(array) for array in host_arrays],
+                    "kind": "run", "operation": operation_name, "number": serial, "arguments": argument_specs,
+                    "freed": freed_keys, "data": [describe_array(array) for array in host_arrays],
                 }
             )  # fmt: skip
             self._await_others()
@@ -87,7 +87,7 @@ class Lead:
             self.busy_since = None
         result = results.pop() if results else None
         for index, output in enumerate(result if isinstance(result, tuple) else (result,)):
-            self._remember((serial, index), output)
+            self._remember_result((serial, index), output)
 
     def _await_others(self) -> None:
         """Waits until all other processes are about to run this operation; they may still be compiling."""
@@ -114,21 +114,21 @@ class Lead:
             raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
         return {"result": sent_result[0]}
 
-    def _remember(self, result_key: ResultKey, result: Any) -> None:
+    def _remember_result(self, result_key: ResultKey, result: Any) -> None:
         leaves = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
         if not leaves:
-            self._free_results.append(result_key)
+            self._freed_keys.append(result_key)
             return
         leaf_ids, leaf_refs = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
         def forget_result(_leaf_ref: weakref.ref[Any]) -> None:
             """Once one of its arrays is gone, nobody holds the whole result, so nobody can name it."""
             if (entry := self._results.get(leaf_ids)) and entry[1] is leaf_refs and self._results.pop(leaf_ids, None):
-                self._free_results.append(result_key)
+                self._freed_keys.append(result_key)
 
         leaf_refs += [weakref.ref(leaf, forget_result) for leaf in leaves]
         if entry := self._results.get(leaf_ids):
-            self._free_results.append(entry[0])  # the arrays name the newer result from now on
+            self._freed_keys.append(entry[0])  # the arrays name the newer result from now on
         self._results[leaf_ids] = (result_key, leaf_refs)
 
 
@@ -213,23 +213,25 @@ def receive_arrays(descriptions: Sequence[ArrayDescription]) -> list[np.ndarray]
     return arrays
 
 
-def _split_bytes(total: int) -> list[tuple[int, int]]:
-    """(start, bytes) of the parts in which `total` bytes travel."""
-    large = max(0, math.ceil((total - 16 * _SMALL_BYTES) / _LARGE_BYTES))
-    sizes = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(0, math.ceil((total - large * _LARGE_BYTES) / _SMALL_BYTES))
+def _split_bytes(byte_count: int) -> list[tuple[int, int]]:
+    """(start, bytes) of the parts in which `byte_count` bytes travel."""
+    large = max(0, math.ceil((byte_count - 16 * _SMALL_BYTES) / _LARGE_BYTES))
+    sizes = [_LARGE_BYTES] * large + [_SMALL_BYTES] * max(
+        0, math.ceil((byte_count - large * _LARGE_BYTES) / _SMALL_BYTES)
+    )
     return list(zip(itertools.accumulate(sizes, initial=0), sizes, strict=False))
 
 
-def make_array_files(lead: Lead) -> ArrayFiles:
+def make_array_files(leader: Lead) -> ArrayFiles:
     """The array files of process 0: of a state, or of a state and that of the second agent."""
 
     def save_together(folder: Path, arrays: Any) -> None:
         target_state, second_state = split_states(arrays)
-        with lead.operation("save", str(folder), target_state, second_state):
+        with leader.operation("save", str(folder), target_state, second_state):
             save_arrays(folder, arrays)
 
     def restore_together(folder: Path, like: Any) -> Any:
-        with lead.operation("restore", str(folder), split_states(like)[1] is not None) as finish:
+        with leader.operation("restore", str(folder), split_states(like)[1] is not None) as finish:
             return join_states(*finish(split_states(restore_arrays(folder, like))))
 
     return save_together, restore_together

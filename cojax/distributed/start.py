@@ -171,7 +171,7 @@ def _explain(error: Exception) -> str:
     return message[:1].lower() + message[1:]
 
 
-_POLL_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
 def admit(
@@ -194,12 +194,12 @@ def admit(
     try:
         answers = _collect_answers(wire, process_count, "facts", timeout_s)
         faults = [
-            f"process {process} has other settings, versions or code than process 0: {difference}"
-            for process in sorted(answers)
-            if (difference := list_differences(facts, answers[process]["facts"]))
+            f"process {process_id} has other settings, versions or code than process 0: {difference}"
+            for process_id in sorted(answers)
+            if (difference := list_differences(facts, answers[process_id]["facts"]))
         ]
         for setting, folder in folders.items():
-            faults = faults or _find_unseen(wire, process_count, setting, folder, timeout_s)
+            faults = faults or _find_folder_faults(wire, process_count, setting, folder, timeout_s)
         wire.send({"kind": "verdict", "fault": "; ".join(faults)})
         if faults:
             raise DistributedError("; ".join(faults))
@@ -210,7 +210,7 @@ def admit(
         remove_empty_folders(absent_folders)
 
 
-def _find_unseen(wire: Wire, process_count: int, setting: str, folder: Path, timeout_s: float) -> list[str]:
+def _find_folder_faults(wire: Wire, process_count: int, setting: str, folder: Path, timeout_s: float) -> list[str]:
     """Which of the other processes do not see the folder of this setting."""
     probe_file = folder / f".seen-{secrets.token_hex(8)}"
     try:
@@ -218,9 +218,9 @@ def _find_unseen(wire: Wire, process_count: int, setting: str, folder: Path, tim
         probe_file.write_text(probe_file.name)
         wire.send({"kind": "read", "path": str(probe_file.absolute())})
         return [
-            f"process {process} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
+            f"process {process_id} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
             "folder that all hosts share under one path"
-            for process, answer in sorted(_collect_answers(wire, process_count, "seen", timeout_s).items())
+            for process_id, answer in sorted(_collect_answers(wire, process_count, "seen", timeout_s).items())
             if answer["fault"]
         ]
     finally:
@@ -254,7 +254,7 @@ def unseen(path: Path, timeout_s: float) -> str:
         except OSError as error:
             if time.monotonic() > end_time:
                 return f"{path.name}, which process 0 wrote there, is missing ({error.strerror})"
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _collect_answers(wire: Wire, count: int, message_kind: str, timeout_s: float) -> dict[int, Mapping[str, Any]]:

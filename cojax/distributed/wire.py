@@ -4,8 +4,8 @@ Every process but 0 holds one connection to process 0. A message is the length o
 ends send a sign of life twice a second. A connection that ends without a farewell, or is silent for too long, is a lost
 process.
 
-Process 0 admits a connection that greets with the token and its number (`accept`). Greetings are read side by side, and
-each has one deadline as a whole, so a slow one keeps nobody out.
+Process 0 admits a connection that greets with the token and its number (`accept`). Greetings are read side
+by side, and each has one deadline as a whole, so a slow one keeps nobody out.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from cojax.host.background import run_on_thread
 Message = Mapping[str, Any]
 _LENGTH_STRUCT = struct.Struct(">I")
 _MAX_MESSAGE_BYTES = 2**24  # bytes of a message
-_BEAT_INTERVAL_S = 0.5  # seconds
-_LIFE_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
+_HEARTBEAT_INTERVAL_S = 0.5  # seconds
+_HEARTBEAT, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 # Bytes of a greeting, seconds for a whole one, and how many more may be under way than there are processes.
 _MAX_GREETING_BYTES, _GREETING_TIMEOUT_S, _SPARE_GREETINGS = 2**12, 5.0, 64
 _CHECK_INTERVAL_S = 0.05  # seconds between two checks of the greetings
@@ -50,17 +50,17 @@ class Wire:
         connections: Mapping[int, socket.socket],
         max_silence_s: float,
         on_loss: Callable[[int, str], None],
-        on_beat: Callable[[], None] = lambda: None,
+        on_heartbeat: Callable[[], None] = lambda: None,
         on_message: Callable[[int, Message], bool] = lambda process, message: False,
     ) -> None:
-        self._connections, self._silence_s = connections, max_silence_s
-        self._on_loss, self._on_beat, self._on_message = on_loss, on_beat, on_message
+        self._connections, self._max_silence_s = connections, max_silence_s
+        self._on_loss, self._on_heartbeat, self._on_message = on_loss, on_heartbeat, on_message
         self._locks = {process: threading.Lock() for process in connections}
         self._messages = queue.SimpleQueue[tuple[int, Message]]()
         self._parting_event = threading.Event()
         for process_id in connections:
             threading.Thread(target=self._listen, args=(process_id,), name=f"process {process_id}", daemon=True).start()
-        threading.Thread(target=self._send_signs, name="signs of life", daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, name="signs of life", daemon=True).start()
 
     def send(self, message: Message, target_process: int | None = None) -> None:
         """Sends a message to one process, or to all. One that cannot be reached is lost."""
@@ -90,16 +90,16 @@ class Wire:
                 if message.get("kind") != "sign" and not self._on_message(process_id, message):
                     self._messages.put((process_id, message))
         except TimeoutError:
-            self._report_loss(process_id, f"it has been silent for {self._silence_s:g} s")
+            self._report_loss(process_id, f"it has been silent for {self._max_silence_s:g} s")
         except OSError as error:
             self._report_loss(process_id, f"its connection ended ({error.strerror})")
         except WireError as error:
             self._report_loss(process_id, str(error))
 
-    def _send_signs(self) -> None:
-        while not self._parting_event.wait(_BEAT_INTERVAL_S):
-            self._on_beat()
-            self.send(_LIFE_SIGN)
+    def _send_heartbeats(self) -> None:
+        while not self._parting_event.wait(_HEARTBEAT_INTERVAL_S):
+            self._on_heartbeat()
+            self.send(_HEARTBEAT)
 
     def _report_loss(self, process_id: int, reason: str) -> None:
         if not self._parting_event.is_set():
@@ -107,7 +107,7 @@ class Wire:
             threading.Thread(target=self._on_loss, args=(process_id, reason), daemon=True).start()
 
 
-def connect(host: str, port: int, token: str, process_id: int, timeout_s: float, silence_s: float) -> socket.socket:
+def connect(host: str, port: int, token: str, process_id: int, timeout_s: float, max_silence_s: float) -> socket.socket:
     """Connects to process 0 and greets it. Raises WireError after `timeout_s` seconds."""
     end_time = time.monotonic() + timeout_s
     while True:
@@ -119,7 +119,7 @@ def connect(host: str, port: int, token: str, process_id: int, timeout_s: float,
                 raise WireError(f"process 0 at {host} cannot be reached on port {port}: {error}") from error
             time.sleep(0.2)
     _write_message(connection, {"token": token, "process": process_id})
-    return configure_connection(connection, silence_s)
+    return configure_connection(connection, max_silence_s)
 
 
 def configure_connection(connection: socket.socket, max_silence_s: float) -> socket.socket:
@@ -136,15 +136,15 @@ def _write_message(connection: socket.socket, message: Message) -> None:
     connection.sendall(_LENGTH_STRUCT.pack(len(payload)) + payload)
 
 
-def read_message(connection: socket.socket, largest: int = _MAX_MESSAGE_BYTES, until: float | None = None) -> Message:
+def read_message(connection: socket.socket, limit: int = _MAX_MESSAGE_BYTES, until: float | None = None) -> Message:
     """The next message.
 
-    Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message of
-    at most `largest` bytes.
+    Raises OSError; TimeoutError, also at `until`; WireError if the connection ends or sends anything but a message
+    of at most `limit` bytes.
     """
     (byte_count,) = _LENGTH_STRUCT.unpack(_read_exactly(connection, _LENGTH_STRUCT.size, until))
-    if byte_count > largest:
-        raise WireError(f"it sent a message of {byte_count} bytes; expected at most {largest}")
+    if byte_count > limit:
+        raise WireError(f"it sent a message of {byte_count} bytes; expected at most {limit}")
     payload = _read_exactly(connection, byte_count, until)
     try:
         message = json.loads(payload)
@@ -171,16 +171,16 @@ def _read_exactly(connection: socket.socket, byte_count: int, end_time: float | 
 
 def _read_greeting(connection: socket.socket, token: str) -> int:
     """The number of the process that greets, 0 if it is none. Nothing after the greeting is read."""
-    deadline = time.monotonic() + _GREETING_TIMEOUT_S
+    end_time = time.monotonic() + _GREETING_TIMEOUT_S
     try:
-        greeting = read_message(connection, _MAX_GREETING_BYTES, deadline)
+        greeting = read_message(connection, _MAX_GREETING_BYTES, end_time)
     except (OSError, WireError):
         return 0
     is_authentic = hmac.compare_digest(str(greeting.get("token")).encode("utf-8", "replace"), token.encode())
     return greeting["process"] if is_authentic and type(greeting.get("process")) is int else 0
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _close_connection(connection: socket.socket) -> None:
     """Ends a connection, and with it what another thread reads from it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -188,9 +188,9 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def accept(
-    server: socket.socket, token: str, count: int, timeout_s: float, max_silence_s: float
+    server: socket.socket, token: str, process_count: int, timeout_s: float, max_silence_s: float
 ) -> dict[int, socket.socket]:
-    """The connections of processes 1 … `count` − 1, once all have greeted with the token.
+    """The connections of processes 1 … `process_count` − 1, once all have greeted with the token.
 
     A connection that greets otherwise, or too late, is closed. Raises WireError, which names the missing ones, after
     `timeout_s` seconds.
@@ -200,9 +200,11 @@ def accept(
     end_time = time.monotonic() + timeout_s
     server.settimeout(_CHECK_INTERVAL_S)
     try:
-        while len(connections) < count - 1:
+        while len(connections) < process_count - 1:
             if time.monotonic() > end_time:
-                missing_text = ", ".join(str(process) for process in range(1, count) if process not in connections)
+                missing_text = ", ".join(
+                    str(process) for process in range(1, process_count) if process not in connections
+                )
                 raise WireError(f"no connection from process {missing_text} within {timeout_s:g} s")
             with contextlib.suppress(OSError):  # nobody called, or the caller has hung up
                 connection, _ = server.accept()
@@ -210,14 +212,14 @@ def accept(
             for connection in [connection for connection, future in greetings.items() if future.done()]:
                 future = greetings.pop(connection)
                 process_id = 0 if future.exception() else future.result()
-                if 0 < process_id < count and process_id not in connections:
+                if 0 < process_id < process_count and process_id not in connections:
                     connections[process_id] = configure_connection(connection, max_silence_s)
                 else:
-                    _hang_up(connection)
-            if len(greetings) > count + _SPARE_GREETINGS:  # the oldest has to go
-                _hang_up(oldest_connection := next(iter(greetings)))
+                    _close_connection(connection)
+            if len(greetings) > process_count + _SPARE_GREETINGS:  # the oldest has to go
+                _close_connection(oldest_connection := next(iter(greetings)))
                 del greetings[oldest_connection]
     finally:
         for connection in greetings:
-            _hang_up(connection)
+            _close_connection(connection)
     return connections

@@ -194,10 +194,10 @@ class Abandoned(BaseException):
 class Progress:
     """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
 
-    `since` is `running()` at the start of the phase. The watcher sets `is_abandoned`. `turns` includes the current
-    turn, whose observation is still empty. `result` is the trajectory, known before the episode is closed. `is_suspect`
-    says that the environment failed in a way that the actions may have caused: after one of them, in `step` or
-    `evaluate`, by anything but a plain `EnvironmentFailure`.
+    `since` is `running()` at the start of the phase. The watcher sets `is_abandoned`. `turns` includes the
+    current turn, whose observation is still empty. `result` is the trajectory, known before the episode is closed.
+    `is_suspect` says that the environment failed in a way that the actions may have caused: after one of them, in
+    `step` or `evaluate`, by anything but a plain `EnvironmentFailure`.
     """
 
     phase: str = "queued"

@@ -33,8 +33,8 @@ class Replay:
 
 def follow(actions: Sequence[Action]) -> Actor:
     """An actor that takes these actions in order; play it with `max_turns=len(actions)`."""
-    remaining = iter(actions)
-    return lambda episode, messages: Turn(next(remaining))
+    remaining_actions = iter(actions)
+    return lambda episode, messages: Turn(next(remaining_actions))
 
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:

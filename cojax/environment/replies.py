@@ -7,7 +7,7 @@ from cojax.types import ROLES, Check, Evaluation, Message, Observation
 # At most this many messages are kept of one observation, and of the opening.
 MAX_MESSAGES = 256
 # A verdict has at most this many checks. At most this many characters of a check's name are kept.
-_MAX_CHECKS, _LONGEST_NAME = 10_000, 10_000
+_MAX_CHECKS, _MAX_NAME_LENGTH = 10_000, 10_000
 
 
 def bound_messages(reply: Sequence[Message], max_characters: int) -> tuple[Message, ...]:
@@ -46,7 +46,7 @@ def bound_evaluation(reply: Evaluation) -> Evaluation:
             raise ValueError(f"{figure_name} {reward_value!r}; expected a number in [0, 1]")
     if len(reply.checks) > _MAX_CHECKS:
         raise ValueError(f"{len(reply.checks):,} checks; expected at most {_MAX_CHECKS:,}")
-    checks = tuple(Check(_encodable(str(check.name)[:_LONGEST_NAME]), bool(check.passed)) for check in reply.checks)
+    checks = tuple(Check(_encodable(str(check.name)[:_MAX_NAME_LENGTH]), bool(check.passed)) for check in reply.checks)
     return Evaluation(reward, checks, partial)
 
 

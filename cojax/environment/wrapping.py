@@ -66,16 +66,16 @@ class WrappedEpisode:
 def interruptible(environment: Environment, is_over: Callable[[], bool]) -> Environment:
     """Wraps the environment: once `is_over` turns true, starting or acting in an episode raises EnvironmentFailure."""
 
-    def check() -> None:
+    def raise_if_over() -> None:
         if is_over():
             raise EnvironmentFailure("the evolution was asked to stop")
 
     def start(task: Task) -> Episode:
-        check()
+        raise_if_over()
         episode = environment.start(task)
 
         def step(action: Action) -> Observation:
-            check()
+            raise_if_over()
             return episode.step(action)
 
         return WrappedEpisode(episode, step=step)

@@ -259,13 +259,13 @@ def play_splits(
 
     if stored_count == len(ids):
         return {split: play_split(None, split, subset, lambda: None) for split, subset in tasks.items()}
-    groups = {}
+    groups_by_split = {}
     with open_actors(subject, config, directory.folder) as actors:
         for split, subset in tasks.items():
             missing_count = sum(f"{split}-{task.id}-{k}" not in episodes for task in subset for k in range(samples))
             with show_bar(f"episodes of {split}", missing_count) as advance:
-                groups[split] = play_split(actors, split, subset, advance)
-    return groups
+                groups_by_split[split] = play_split(actors, split, subset, advance)
+    return groups_by_split
 
 
 def tasks_of(config: ConfigDict, environment: Environment, split: str, extras: Sequence[Task] = ()) -> tuple[Task, ...]:
@@ -274,7 +274,7 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, extras: S
     Raises ValueError for a split without tasks.
     """
     section = config.evaluation
-    task_counts = {
+    count_by_split = {
         # First the split names of every environment, then those of the configuration.
         "challenge": section.challenge_tasks or section.tasks,
         "dev": section.dev_tasks,
@@ -283,7 +283,7 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, extras: S
         section.split: section.tasks,
     }
     seed = section.seed if split == section.split else 0
-    tasks = environment.tasks(split, task_counts.get(split, section.tasks), seed)
+    tasks = environment.tasks(split, count_by_split.get(split, section.tasks), seed)
     if not tasks and split == section.split:
         tasks = tuple(task for task in extras if task.environment == environment.name)
     if not tasks:

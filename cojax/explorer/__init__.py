@@ -99,8 +99,8 @@ def make_context(
     """The context of one trajectory: what was done, what went wrong, and where to explore.
 
     The focus is the signal's. Without a signal it is every tool called, or, if nothing was called, the tools of the
-    task's solution. It never contains `ending`. `guides` is the guidance for contexts of each kind. Raises ValueError
-    for a kind without guidance.
+    task's solution. It never contains `ending`. `guides` is the guidance for contexts of each kind. Raises
+    ValueError for a kind without guidance.
     """
     if kind not in guides:
         raise ValueError(
@@ -108,8 +108,8 @@ def make_context(
             "an expedition with a plan (cojax.synthesis.reflect_on) needs none of its own"
         )
     weak_tools = signal.focus if signal else ()
-    solution = (call.name for action in trajectory.task.solution for call in action.calls)
-    focus = tuple(dict.fromkeys(tool for tool in weak_tools or tools_called(trajectory) or solution if tool != ending))
+    fallback = (call.name for action in trajectory.task.solution for call in action.calls)
+    focus = tuple(dict.fromkeys(tool for tool in weak_tools or tools_called(trajectory) or fallback if tool != ending))
     failed_turns = [turn for turn in trajectory.turns if not turn.observation.ok]
     focus_text = ", ".join(focus) or "the tools of the task"
     calls_text = ", ".join(tools_called(trajectory)) or "no call"

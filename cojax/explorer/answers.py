@@ -20,13 +20,13 @@ from cojax.types import Triplet
 from cojax.unicode_forms import normalise_form
 
 # The most characters of an action's code and of an answer, the deepest brackets in code, the most values in an answer.
-_MAX_CODE_LENGTH, _LONGEST_ANSWER, _MAX_BRACKETS, _MAX_ANSWER_VALUES = 20_000, 4_000, 80, 100
+_MAX_CODE_LENGTH, _LONGEST_ANSWER, _MAX_BRACKET_DEPTH, _MAX_ANSWER_VALUES = 20_000, 4_000, 80, 100
 # The block of code that is run: the first one.
 _CODE_BLOCK_PATTERN = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
-_GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
+_COMMAS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
 _WORD_EDGE_PATTERN = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
 # A name of one of these counts as computed, because values may be added to it after it was set.
@@ -64,8 +64,10 @@ def list_written_answers(steps: Sequence[Triplet], ending: str, parameter: str |
 
 def states_value(text: str, value: Any) -> bool:
     """Whether a text contains a value: as whole words, in any case and character width; a number by its value."""
-    word, folded_text = str(value).strip(), normalise_form("NFKC", text).casefold()
-    return 0 < len(word) <= _LONGEST_ANSWER and _Text(folded_text).shows(normalise_form("NFKC", word).casefold())
+    value_text, folded_text = str(value).strip(), normalise_form("NFKC", text).casefold()
+    return 0 < len(value_text) <= _LONGEST_ANSWER and _Text(folded_text).shows(
+        normalise_form("NFKC", value_text).casefold()
+    )
 
 
 def _read_answers(
@@ -80,8 +82,8 @@ def _read_answers(
         end_calls = [call for call in step.action.calls if ending and call.name == ending]
         answers = [value for call in end_calls for value in list_values(call.arguments)]
         for call in _find_top_level_calls(tree) if answer_parameter else ():
-            answers += _call_answers(call, ending.rpartition(".")[2], answer_parameter, ends_episode, bindings)
-        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _list_printed(tree, bindings)))))
+            answers += _find_answers(call, ending.rpartition(".")[2], answer_parameter, ends_episode, bindings)
+        yield answers, (_Text(step.observation.text), _Text("\n".join(map(str, _printed_literals(tree, bindings)))))
 
 
 def _list_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
@@ -90,10 +92,10 @@ def _list_objections(steps: Sequence[Triplet], ending: str, parameter: str | Non
         if len(answers) > _MAX_ANSWER_VALUES:
             yield f"its answer holds more than {_MAX_ANSWER_VALUES} values"
         for value in answers[:_MAX_ANSWER_VALUES]:
-            yield from _object_unless_shown(value, [*shown_texts, *_list_texts_before_end(step, ending)])
+            yield from _check_shown(value, [*shown_texts, *_list_texts_before_end(step, ending)])
         shown_texts.append(step_texts)
     if answer:
-        yield from _object_unless_shown(answer, shown_texts)
+        yield from _check_shown(answer, shown_texts)
 
 
 def _list_texts_before_end(step: Triplet, ending: str) -> "Iterator[tuple[_Text, _Text]]":
@@ -112,14 +114,14 @@ class _Text:
 
     @functools.cached_property
     def numbers(self) -> set[Decimal]:
-        return {Decimal(token) for text in (self.text, _GROUPING.sub("", self.text)) for token in _NUMBER.findall(text)}
+        return {Decimal(token) for text in (self.text, _COMMAS.sub("", self.text)) for token in _NUMBER.findall(text)}
 
     @functools.cached_property
     def marked_text(self) -> str:
         return _mark_edges(self.text)
 
     def shows(self, value: str) -> bool:
-        if _NUMBER.fullmatch(plain_number := _GROUPING.sub("", value)):
+        if _NUMBER.fullmatch(plain_number := _COMMAS.sub("", value)):
             return Decimal(plain_number) in self.numbers
         if value.lower() in ("true", "false"):
             return bool(re.search(rf"(?<!\w){value}(?!\w)", self.text, re.IGNORECASE))
@@ -132,7 +134,7 @@ def _mark_edges(text: str) -> str:
     return _WORD_EDGE_PATTERN.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
-def _object_unless_shown(answer: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
+def _check_shown(answer: Any, texts: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
     """An objection unless one of the steps showed the value and did not itself print it as a literal."""
     if answer is None:
         return
@@ -151,8 +153,8 @@ def parse_code(step: Triplet) -> ast.Module:
     block = _CODE_BLOCK_PATTERN.search(action_text)
     code = block[1] if block else "" if step.action.calls else action_text
     depths = accumulate((char in "([{") - (char in ")]}") for char in code)
-    if len(code) > _MAX_CODE_LENGTH or max(depths, default=0) > _MAX_BRACKETS:
-        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_MAX_BRACKETS} brackets")
+    if len(code) > _MAX_CODE_LENGTH or max(depths, default=0) > _MAX_BRACKET_DEPTH:
+        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_MAX_BRACKET_DEPTH} brackets")
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):
@@ -188,7 +190,7 @@ def _find_top_level_calls(tree: ast.Module) -> Iterator[ast.Call]:
             yield statement.value
 
 
-def _call_answers(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
+def _find_answers(call: ast.Call, tool: str, parameter: str, ends_episode: bool, bindings: Bindings) -> Iterator[Any]:
     """The written values that a call gives as an answer: a call of `tool`, or one with `parameter` in the last step."""
     func = call.func
     callee = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
@@ -253,7 +255,7 @@ def _add_literals(left: Any, right: Any, sign: int = 1) -> Any:
     raise _NotLiteral
 
 
-def _list_printed(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
+def _printed_literals(tree: ast.Module, bindings: Bindings) -> Iterator[Any]:
     """The literals that a block prints or ends in. To show them does not prove that the block found them."""
     for node in ast.walk(tree):
         expressions: Sequence[ast.AST] = ()
@@ -285,8 +287,8 @@ def list_values(value: Any) -> Iterator[Any]:
 
     def walk(value: Any) -> Iterator[Any]:
         if isinstance(value, Mapping | list | tuple):
-            for inner in value.values() if isinstance(value, Mapping) else value:
-                yield from walk(inner)
+            for element in value.values() if isinstance(value, Mapping) else value:
+                yield from walk(element)
         else:
             yield value
 
@@ -297,10 +299,10 @@ def list_leaves(value: Any) -> Iterator[Any]:
     """The values within nested mappings and lists, in order."""
     stack = [value]
     while stack:
-        inner = stack.pop()
-        if isinstance(inner, Mapping):
-            stack += reversed([*inner.values()])
-        elif isinstance(inner, list | tuple):
-            stack += reversed(inner)
+        element = stack.pop()
+        if isinstance(element, Mapping):
+            stack += reversed([*element.values()])
+        elif isinstance(element, list | tuple):
+            stack += reversed(element)
         else:
-            yield inner
+            yield element

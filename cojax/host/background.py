@@ -18,7 +18,7 @@ _BACKGROUND_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # th
 _CALL_INTERVAL_S = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
-_READ_INTERVAL_S, _LONGEST_GAP_S = 0.1, 0.5
+_READ_INTERVAL_S, _MAX_GAP_S = 0.1, 0.5
 
 
 class Interrupted(Exception):
@@ -90,14 +90,14 @@ def make_clock() -> Callable[[], float]:
         nonlocal last_reading, stopped_s
         with lock:
             previous_reading, last_reading = last_reading, time.monotonic()
-            stopped_s += max(0.0, last_reading - previous_reading - _LONGEST_GAP_S)
+            stopped_s += max(0.0, last_reading - previous_reading - _MAX_GAP_S)
             return last_reading - stopped_s
 
     return read_clock
 
 
 @functools.cache
-def _make_process_clock() -> Callable[[], float]:
+def _get_shared_clock() -> Callable[[], float]:
     """The clock of this process, which a thread reads often."""
     read_clock = make_clock()
 
@@ -112,8 +112,8 @@ def _make_process_clock() -> Callable[[], float]:
 
 def running() -> float:
     """Seconds on a clock that stands still while this process is stopped, or so starved that no thread of it runs."""
-    return _make_process_clock()()
+    return _get_shared_clock()()
 
 
 # In a forked process the thread is gone, and the lock may be held for ever.
-os.register_at_fork(after_in_child=_make_process_clock.cache_clear)
+os.register_at_fork(after_in_child=_get_shared_clock.cache_clear)

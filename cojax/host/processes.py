@@ -29,7 +29,7 @@ _POLL_S = 0.02  # seconds
 GRACE_S, KILL_S = 5.0, 10.0
 _REPORT_PIPES: list[int] = []  # the pipe to the owner
 _GUARD_PROGRAM = Path(__file__)
-_GUARD_POLL_S, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks of a guard: while its command runs, while it ends
+_GUARD_POLL_S, _CLOSING_POLL_S = 0.2, 0.05  # between two checks: while its command runs, while it ends
 _GUARD_GRACE_S = 3.0  # seconds that the command has after SIGTERM
 # Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
 _GUARD_STOP_TIMEOUT_S = 15.0
@@ -104,7 +104,7 @@ def end_pids(list_pids: Callable[[], Iterable[int]], grace_s: float = 0.0, kill_
 
 def end_all(grace_s: float | None = None) -> None:
     """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
-    after `grace_s` seconds, GRACE by default, are killed."""
+    after `grace_s` seconds, GRACE_S by default, are killed."""
     own_pid = os.getpid()
     for child_pid in list_children(own_pid):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -248,7 +248,7 @@ def run_guarded(arguments: list[str]) -> None:
 
     end_time = time.monotonic() + _GUARD_GRACE_S
     while list_descendants(os.getpid()) and signal.SIGUSR1 not in received_signals and time.monotonic() < end_time:
-        time.sleep(_CLOSING_POLL)
+        time.sleep(_CLOSING_POLL_S)
     if survivors := end_pids(lambda: list_descendants(os.getpid())):
         print(f"processes {sorted(survivors)} could not be ended", file=sys.stderr, flush=True)
     reap_children()

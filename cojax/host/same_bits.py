@@ -33,8 +33,8 @@ def _has_flag(flag_name: str) -> bool:
     """Whether the installed jaxlib has a flag of that name."""
     spec = importlib.util.find_spec("jaxlib")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
-    for library in (path for folder in folders for path in folder.glob("*.so") if path.stat().st_size > 2**24):
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped_file:
+    for library_path in (path for folder in folders for path in folder.glob("*.so") if path.stat().st_size > 2**24):
+        with library_path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped_file:
             if mapped_file.find(flag_name.encode()) >= 0:
                 return True
     return False

@@ -27,24 +27,24 @@ class Stopwatch:
     @contextlib.contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         """Charges the time inside the `with` block to `part`."""
-        self._charge()
+        self._charge_time()
         self._open_parts.append(self._expect_part(part))
         try:
             yield
         finally:
-            self._charge()
+            self._charge_time()
             self._open_parts.pop()
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Moves seconds that were charged to `source` to `target`, at most as many as `source` has."""
-        self._charge()
+        self._charge_time()
         seconds = min(seconds, self._part_seconds[self._expect_part(source)])
         self._part_seconds[source] -= seconds
         self._part_seconds[self._expect_part(target)] += seconds
 
     def summary(self, outside: Sequence[str] = ("warm_start",)) -> dict[str, float]:
         """Seconds of every part so far, and `total`, which does not include the parts in `outside`."""
-        self._charge()
+        self._charge_time()
         return {**self._part_seconds, "total": self._total - sum(self._part_seconds.get(part, 0.0) for part in outside)}
 
     def lap(self) -> dict[str, float]:
@@ -56,18 +56,18 @@ class Stopwatch:
 
     def state(self) -> dict[str, Any]:
         """All seconds so far as JSON, for a checkpoint."""
-        self._charge()
+        self._charge_time()
         return {"parts": dict(self._part_seconds), "total": self._total}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Adds the seconds of a `state()` saved before an interruption; the time in between does not count."""
-        self._charge()
+        self._charge_time()
         for part, seconds in state["parts"].items():
             self._part_seconds[self._expect_part(part)] += seconds
         self._total += state["total"]
         self._lap_summary = self.summary()
 
-    def _charge(self) -> None:
+    def _charge_time(self) -> None:
         reading = self._read_clock()
         # The system clock may be set back; time spent is never negative.
         seconds = max(0.0, reading - self._last_reading)

@@ -87,10 +87,10 @@ def turn_level(
     mean and deviation are over all turns of the group (after MT-GRPO, arXiv 2505.11821, which rewards turns itself).
     """
     outcome_advantages = _normalise(rewards(trajectories), epsilon)
-    flags_by_episode = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
-    all_flags = np.concatenate(flags_by_episode)
+    ok_flags = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
+    all_flags = np.concatenate(ok_flags)
     credit = coefficient * _normalise(all_flags, epsilon) if all_flags.size >= 2 else np.zeros_like(all_flags)
-    boundaries = np.cumsum([len(flags) for flags in flags_by_episode])[:-1]
+    boundaries = np.cumsum([len(flags) for flags in ok_flags])[:-1]
     return [value + credits for value, credits in zip(outcome_advantages, np.split(credit, boundaries), strict=True)]
 
 
@@ -102,16 +102,16 @@ def spread_entries(entries: Any, trajectories: Sequence[Trajectory]) -> list[tup
     """
     if len(entries) != len(trajectories):
         raise ValueError(f"the advantage returned {len(entries)} entries for {len(trajectories)} trajectories")
-    return [_trajectory_advantages(entry, trajectory) for entry, trajectory in zip(entries, trajectories, strict=True)]
+    return [_spread_entry(entry, trajectory) for entry, trajectory in zip(entries, trajectories, strict=True)]
 
 
-def _trajectory_advantages(own_entry: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def _spread_entry(trajectory_entry: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     turns = trajectory.turns
-    entries = [own_entry] * len(turns) if _is_scalar(own_entry) else list(own_entry)
+    entries = [trajectory_entry] * len(turns) if _is_scalar(trajectory_entry) else list(trajectory_entry)
     label = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{label} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
-    credit, mask_parts = [np.zeros(0)], [np.zeros(0, bool)]
+    credits, mask_parts = [np.zeros(0)], [np.zeros(0, bool)]
     for entry, turn in zip(entries, turns, strict=True):
         prompt_size, action_size = len(turn.prompt_tokens), len(turn.action_tokens)
         data, entry_mask = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
@@ -119,10 +119,10 @@ def _trajectory_advantages(own_entry: Any, trajectory: Trajectory) -> tuple[np.n
             raise ValueError(
                 f"{label} has {len(data)} entries for {action_size} tokens of a turn; expected a number, or one a token"
             )
-        fill, prompt_mask = (data, entry_mask) if _is_scalar(entry) else (0.0, False)
-        credit += [np.full(prompt_size, fill, np.float64), np.broadcast_to(np.asarray(data, np.float64), action_size)]
+        value, prompt_mask = (data, entry_mask) if _is_scalar(entry) else (0.0, False)
+        credits += [np.full(prompt_size, value, np.float64), np.broadcast_to(np.asarray(data, np.float64), action_size)]
         mask_parts += [np.full(prompt_size, np.logical_not(prompt_mask)), np.broadcast_to(~entry_mask, action_size)]
-    values, learned_mask = np.concatenate(credit), np.concatenate(mask_parts)
+    values, learned_mask = np.concatenate(credits), np.concatenate(mask_parts)
     if not np.isfinite(values[learned_mask]).all():
         raise ValueError(f"{label} is not finite: {values[learned_mask]}; mask the entries to leave out with numpy.ma")
     return np.where(learned_mask, values, 0.0), learned_mask

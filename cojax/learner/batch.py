@@ -73,13 +73,13 @@ DTYPES = {
 }
 
 
-def assert_columns(batch: TrainBatch, axes: int) -> None:
-    """Raises AssertionError unless every column has the dtype of DTYPES and one shape, of `axes` axes, as [M, b, T].
+def assert_columns(batch: TrainBatch, axis_count: int) -> None:
+    """Raises AssertionError unless columns have the dtypes of DTYPES and one shape of `axis_count` axes, as [M, b, T].
 
     Shapes and dtypes are known while a program is traced: it costs nothing when the program runs.
     """
     columns = [getattr(batch, column_name) for column_name in DTYPES]
-    chex.assert_rank(columns, axes)
+    chex.assert_rank(columns, axis_count)
     chex.assert_equal_shape(columns)
     chex.assert_type(columns, list(DTYPES.values()))
     if batch.routes is not None:
@@ -153,35 +153,36 @@ def assign_rows(segments: Sequence[Segment], shape: RowShape) -> list[list[int]]
 
     Raises ValueError for a sequence longer than a row, and for a unit that no micro-batch holds.
     """
-    units: dict[int, list[int]] = {}
+    indices_by_unit: dict[int, list[int]] = {}
     for index, segment in enumerate(segments):
-        units.setdefault(segment.unit_id, []).append(index)
+        indices_by_unit.setdefault(segment.unit_id, []).append(index)
         if len(segment.tokens) > shape.length:
             raise ValueError(
                 f"{segment.name} has {len(segment.tokens)} tokens, but a row holds {shape.length}; "
                 "raise row_length to the engine's context length, or allow fewer turns or tokens an episode"
             )
-    size = [len(segment.tokens) for segment in segments]
-    shared = _shared_lengths(segments) if shape.shares else {}
+    sizes = [len(segment.tokens) for segment in segments]
+    prefixes = _find_prefix_lengths(segments) if shape.shares else {}
     group_sizes = collections.Counter[int]()
-    for segment, length in zip(segments, size, strict=True):
-        group_sizes[segment.group if shared.get(segment.group) else -1] += length
+    for segment, length in zip(segments, sizes, strict=True):
+        group_sizes[segment.group if prefixes.get(segment.group) else -1] += length
 
-    def by_size(unit: Sequence[int]) -> tuple[int, int, int]:
+    def make_sort_key(unit: Sequence[int]) -> tuple[int, int, int]:
         group = segments[unit[0]].group
-        group_order = (-group_sizes[group], group) if shared.get(group) else (0, 0)
-        return (*group_order, -sum(size[index] for index in unit))
+        group_order = (-group_sizes[group], group) if prefixes.get(group) else (0, 0)
+        return (*group_order, -sum(sizes[index] for index in unit))
 
     rows: list[_Row] = []
-    for unit in sorted(units.values(), key=by_size):
-        placed = _fit_unit(sorted(unit, key=lambda index: -size[index]), segments, shared, rows, shape)
-        if placed is None:
+    for unit in sorted(indices_by_unit.values(), key=make_sort_key):
+        fit = _fit_unit(sorted(unit, key=lambda index: -sizes[index]), segments, prefixes, rows, shape)
+        if fit is None:
             raise ValueError(
-                f"{segments[unit[0]].name} and those it is compared with have {sum(size[i] for i in unit)} tokens, and "
-                f"must share a micro-batch of {shape.micro} × {shape.length}; raise micro_rows to {len(unit)} or more"
+                f"{segments[unit[0]].name} and those it is compared with have {sum(sizes[i] for i in unit)} "
+                f"tokens, and must share a micro-batch of {shape.micro} × {shape.length}; raise micro_rows to "
+                f"{len(unit)} or more"
             )
-        first_row, micro_rows = placed
-        rows[first_row : first_row + shape.micro] = micro_rows
+        first_row, batch_rows = fit
+        rows[first_row : first_row + shape.micro] = batch_rows
     while rows and not rows[-1].indices:
         rows.pop()
     return [list(row.indices) for row in rows]
@@ -197,49 +198,49 @@ class _Row:
 
 
 def _fit_unit(
-    unit: Sequence[int], segments: Sequence[Segment], shared: Mapping[int, int], rows: Sequence[_Row], shape: RowShape
+    unit: Sequence[int], segments: Sequence[Segment], prefixes: Mapping[int, int], rows: Sequence[_Row], shape: RowShape
 ) -> tuple[int, list[_Row]] | None:
     """The first row of a micro-batch that holds all segments of a unit, and its rows with them; None if none does."""
 
-    def cost(index: int, row: _Row) -> int:
+    def count_added(index: int, row: _Row) -> int:
         segment = segments[index]
-        return len(segment.tokens) - (shared.get(segment.group, 0) if segment.group in row.groups else 0)
+        return len(segment.tokens) - (prefixes.get(segment.group, 0) if segment.group in row.groups else 0)
 
-    def lacks_beginning(first_row: int) -> bool:
+    def lacks_prefix(first_row: int) -> bool:
         return not any(row.groups & groups for row in rows[first_row : first_row + shape.micro])
 
-    groups = {segments[index].group for index in unit if shared}
-    for first_row in sorted(range(0, len(rows) + shape.micro, shape.micro), key=lacks_beginning):
-        micro_rows = [*rows[first_row : first_row + shape.micro]]
-        micro_rows += [_Row(shape.length)] * (shape.micro - len(micro_rows))
+    groups = {segments[index].group for index in unit if prefixes}
+    for first_row in sorted(range(0, len(rows) + shape.micro, shape.micro), key=lacks_prefix):
+        batch_rows = [*rows[first_row : first_row + shape.micro]]
+        batch_rows += [_Row(shape.length)] * (shape.micro - len(batch_rows))
         for index in unit:
-            spacious = [number for number, row in enumerate(micro_rows) if row.free >= cost(index, row)]
-            if not spacious:
+            candidates = [number for number, row in enumerate(batch_rows) if row.free >= count_added(index, row)]
+            if not candidates:
                 break
             group = segments[index].group
-            number = min(spacious, key=lambda number: bool(shared) and group not in micro_rows[number].groups)
-            row = micro_rows[number]
-            micro_rows[number] = _Row(row.free - cost(index, row), (*row.indices, index), row.groups | {group})
+            number = min(candidates, key=lambda number: bool(prefixes) and group not in batch_rows[number].groups)
+            row = batch_rows[number]
+            batch_rows[number] = _Row(row.free - count_added(index, row), (*row.indices, index), row.groups | {group})
         else:
-            return first_row, micro_rows
+            return first_row, batch_rows
     return None
 
 
-def _shared_lengths(segments: Sequence[Segment]) -> dict[int, int]:
+def _find_prefix_lengths(segments: Sequence[Segment]) -> dict[int, int]:
     """For each group the number of tokens that all its segments begin with, before the one that predicts the first
     learned token."""
-    members: dict[int, list[Segment]] = {}
+    segments_by_group: dict[int, list[Segment]] = {}
     for segment in segments:
-        members.setdefault(segment.group, []).append(segment)
-    shared = {}
-    for group, group_segments in members.items():
+        segments_by_group.setdefault(segment.group, []).append(segment)
+    prefix_lengths = {}
+    for group, group_segments in segments_by_group.items():
         first, *others = group_segments
         length = min(int(np.argmax(segment.weights > 0)) for segment in group_segments) - 1
         for other in others:
-            differing = (index for index in range(length) if first.tokens[index] != other.tokens[index])
-            length = next(differing, length)
-        shared[group] = length if others and length > 0 else 0
-    return shared
+            indices = (index for index in range(length) if first.tokens[index] != other.tokens[index])
+            length = next(indices, length)
+        prefix_lengths[group] = length if others and length > 0 else 0
+    return prefix_lengths
 
 
 def pack(
@@ -249,14 +250,14 @@ def pack(
     *,
     weighting: Callable[[Sequence[np.ndarray]], Any] = group_token_mean,
     skip_flat: bool = True,
-    stays_together: bool = False,
+    keep_together: bool = False,
     row_count: int | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Packs the batch of one step, and counts what went into it.
 
     Only valid trajectories count, and only groups with two or more of them. `weighting` gives their tokens weights, as
     its module says. Groups whose advantages are all 0 get weights like the others; `skip_flat` leaves them out of the
-    arrays, which is right only for a loss that is 0 at advantage 0. With `stays_together` the trajectories of a group
+    arrays, which is right only for a loss that is 0 at advantage 0. With `keep_together` the trajectories of a group
     share a micro-batch.
 
     B is `row_count`, or else the number of trajectories, in whole micro-batches. It does not depend on what was
@@ -265,7 +266,7 @@ def pack(
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
     an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
-    usable = _select_comparable(groups)
+    usable = _select_comparable_groups(groups)
     credits = [_compute_credits(group.valid, advantage) for group in usable]
     lengths = [np.array([int(mask.sum()) for _, mask in group], np.int64) for group in credits]
     weights = check_weights(weighting(lengths), lengths)
@@ -278,7 +279,7 @@ def pack(
             if mask.any():
                 columns = {"tasks": task_numbers[group.task.id], "groups": group_id, "group_sizes": len(group.valid)}
                 segment = make_segment(trajectory, mask, weight, credit, len(segments), shape.routes, **columns)
-                segments.append(dataclasses.replace(segment, unit_id=group_id) if stays_together else segment)
+                segments.append(dataclasses.replace(segment, unit_id=group_id) if keep_together else segment)
     if row_count is None:
         row_count = sum(len(group.trajectories) for group in groups)
     batch = pack_segments(segments, shape, row_count)
@@ -287,7 +288,7 @@ def pack(
 
 def count_groups(groups: Sequence[Group]) -> dict[str, float]:
     """Counts groups with two valid trajectories, the live ones among them (rewards differ), and what was dropped."""
-    usable_groups = _select_comparable(groups)
+    usable_groups = _select_comparable_groups(groups)
     counts = {
         "groups": len(usable_groups),
         "groups_live": sum(group.live for group in usable_groups),
@@ -315,12 +316,12 @@ def pack_sequences(sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], sh
         )
     segments = []
     for index, (tokens, mask) in enumerate(sequences):
-        loss_mask = _drop_first(np.asarray(mask, bool))
-        fields = {
+        loss_mask = _drop_first_token(np.asarray(mask, bool))
+        columns = {
             "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(loss_mask.sum()),
             "group_sizes": 1,
         }  # fmt: skip
-        segments.append(Segment(f"sequence {index}", tokens, np.multiply(loss_mask, 1.0 / loss_count), fields, index))
+        segments.append(Segment(f"sequence {index}", tokens, np.multiply(loss_mask, 1.0 / loss_count), columns, index))
     return pack_segments(segments, shape, len(segments))
 
 
@@ -350,7 +351,7 @@ def measure_staleness(batch: TrainBatch, version: int) -> dict[str, float]:
 def mark_sampled(trajectory: Trajectory) -> np.ndarray:
     """bool[n]: true for tokens that the policy sampled, except the sequence's first, which nothing predicts."""
     token_runs = [run for turn in trajectory.turns for run in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
-    return _drop_first(np.array([is_action for tokens, is_action in token_runs for _ in tokens], bool))
+    return _drop_first_token(np.array([is_action for tokens, is_action in token_runs for _ in tokens], bool))
 
 
 def make_segment(
@@ -358,7 +359,7 @@ def make_segment(
     mask: np.ndarray,
     weight: np.ndarray,
     credit: np.ndarray,
-    unit: int,
+    unit_id: int,
     routes: RouteShape | None,
     **further_columns: float,
 ) -> Segment:
@@ -389,13 +390,13 @@ def make_segment(
         )
     weights = np.zeros(len(tokens))
     weights[mask] = weight
-    fields = {
-        "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit,
+    columns = {
+        "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit_id,
         "lengths": int(mask.sum()), "rewards": trajectory.reward, **further_columns,
     }  # fmt: skip
     if routes is not None:
-        fields["routes"] = decode_routes(trajectory, routes)
-    return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
+        columns["routes"] = decode_routes(trajectory, routes)
+    return Segment(f"episode {trajectory.episode!r}", tokens, weights, columns, unit_id)
 
 
 def pack_segments(segments: Sequence[Segment], shape: RowShape, row_count: int) -> TrainBatch:
@@ -404,12 +405,12 @@ def pack_segments(segments: Sequence[Segment], shape: RowShape, row_count: int) 
     columns = {name: np.full(batch_shape, -1 if name in ID_COLUMNS else 0, dtype) for name, dtype in DTYPES.items()}
     if shape.routes is not None:
         columns["routes"] = shape.routes.make_unknown(*batch_shape)
-    shared = _shared_lengths(segments) if shape.shares else {}
+    prefixes = _find_prefix_lengths(segments) if shape.shares else {}
     for row, indices in enumerate(assign_rows(segments, shape)):
         start = 0
-        for segment_id, (segment, part, prefix_id) in enumerate(_split_row([segments[i] for i in indices], shared), 1):
+        for part_id, (segment, part, prefix_id) in enumerate(_split_row([segments[i] for i in indices], prefixes), 1):
             positions = np.arange(len(segment.tokens))
-            values: dict[str, Any] = {"tokens": segment.tokens, "positions": positions, "segment_ids": segment_id}
+            values: dict[str, Any] = {"tokens": segment.tokens, "positions": positions, "segment_ids": part_id}
             if prefix_id is not None:  # not the beginning of several sequences
                 values |= {"prefix_ids": prefix_id, "weights": segment.weights, **segment.columns}
             end = start + len(positions[part])
@@ -419,24 +420,24 @@ def pack_segments(segments: Sequence[Segment], shape: RowShape, row_count: int) 
     return TrainBatch(**columns)
 
 
-def _split_row(segments: Sequence[Segment], shared: Mapping[int, int]) -> list[tuple[Segment, slice, int | None]]:
+def _split_row(segments: Sequence[Segment], prefixes: Mapping[int, int]) -> list[tuple[Segment, slice, int | None]]:
     """The parts of a row: a segment, its tokens in this part, and the number of the part that they continue.
 
     That number is 0 for a part that is a whole segment, and None for the beginning of several.
     """
-    counts = collections.Counter(segment.group for segment in segments)
+    segment_counts = collections.Counter(segment.group for segment in segments)
     parts: list[tuple[Segment, slice, int | None]] = []
-    beginnings: dict[int, int] = {}
+    prefix_id_by_group: dict[int, int] = {}
     for segment in segments:
-        length = shared.get(segment.group, 0) if counts[segment.group] > 1 else 0
-        if length and segment.group not in beginnings:
+        length = prefixes.get(segment.group, 0) if segment_counts[segment.group] > 1 else 0
+        if length and segment.group not in prefix_id_by_group:
             parts.append((segment, slice(length), None))
-            beginnings[segment.group] = len(parts)
-        parts.append((segment, slice(length, None), beginnings[segment.group] if length else 0))
+            prefix_id_by_group[segment.group] = len(parts)
+        parts.append((segment, slice(length, None), prefix_id_by_group[segment.group] if length else 0))
     return parts
 
 
-def _select_comparable(groups: Sequence[Group]) -> list[Group]:
+def _select_comparable_groups(groups: Sequence[Group]) -> list[Group]:
     """The groups with at least two valid trajectories: an advantage compares them."""
     return [group for group in groups if len(group.valid) >= 2]
 
@@ -449,7 +450,7 @@ def _compute_credits(
     return [(credit, mask & mark_sampled(t)) for (credit, mask), t in zip(credits, trajectories, strict=True)]
 
 
-def _drop_first(mask: np.ndarray) -> np.ndarray:
+def _drop_first_token(mask: np.ndarray) -> np.ndarray:
     """The mask without the sequence's first token, which nothing predicts."""
     return mask & (np.arange(len(mask)) > 0)
 

@@ -106,8 +106,8 @@ class Learner:
         shares = find_platform(self.mesh) not in KERNELS and route_shape is None and self.config.layer_windows is None
         object.__setattr__(self, "shape", RowShape(self.row_length, self.micro_rows, route_shape, shares))
         if self.reference is not None:
-            reference_params = cast_for_compute(self.config, self.reference)
-            object.__setattr__(self, "reference", self.placement.params(reference_params, parameters(self.config)))
+            reference = cast_for_compute(self.config, self.reference)
+            object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
 
     @functools.cached_property
     def objective(self) -> Objective:
@@ -124,8 +124,8 @@ class Learner:
     @functools.cached_property
     def compensated_optimizer(self) -> optax.GradientTransformation:
         """The optimiser; for parameters stored as bfloat16 it also keeps the bits that rounding would lose."""
-        stores_half = self.lora is None and self.config.param_dtype == "bfloat16"
-        return compensate_rounding(self.optimizer) if stores_half else self.optimizer
+        stores_bfloat16 = self.lora is None and self.config.param_dtype == "bfloat16"
+        return compensate_rounding(self.optimizer) if stores_bfloat16 else self.optimizer
 
     @property
     def reads_reference(self) -> bool:
@@ -140,16 +140,16 @@ class Learner:
         """The state before the first update. It holds copies, so that the caller's arrays survive the donation.
 
         With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
-        reference. On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
+        reference. On a mesh, `params` may be ShapeDtypeStructs; the state then consists of such too.
         """
-        with self.hosts.operation("init", params, seed) as finish:
+        with self.hosts.operation("init", params, seed) as record:
             if self.lora is None:
                 params, table = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
             else:
                 lora = self.lora
                 params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
                 table = tuple(factor for matrix in list_adapted(self.config, lora) for factor in make_factors(matrix))
-            return finish(self.placement.state(params, table, self.compensated_optimizer))
+            return record(self.placement.state(params, table, self.compensated_optimizer))
 
     def update(
         self, state: TrainState, groups: Sequence[Group] | StepBatches, group_sizes: Sequence[int] = ()
@@ -176,15 +176,15 @@ class Learner:
             batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
                 continue
-            with self.hosts.operation("update", state, batch, micro_count, pairs) as finish:
+            with self.hosts.operation("update", state, batch, micro_count, pairs) as record:
                 shardings = self.placement.list_shardings(state)
-                state, sums = finish(self._update(state, self._frozen, batch, micro_count, pairs, shardings=shardings))
+                state, sums = record(self._update_fn(state, self._base, batch, micro_count, pairs, shardings=shardings))
             update_metrics.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([update_metrics[-1]["loss"], update_metrics[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, host_batch, update_metrics[-1], len(update_metrics) - 1)
-        with self.hosts.operation("advance", state) as finish:
-            state = finish(advance_step(state))
+        with self.hosts.operation("advance", state) as record:
+            state = record(advance_step(state))
         return state, {**step_batches.counts, **arithmetic.combine_updates(update_metrics)}
 
     def pack(self, groups: Sequence[Group], step: int, sizes: Sequence[int] = ()) -> StepBatches:
@@ -193,9 +193,9 @@ class Learner:
             return StepBatches((), (), counts=skipped_metrics(groups))
         seed = self.seed, step
         batches, counts = self.objective.pack_batches(groups, seed, self.shape, sizes)
-        pairs, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
+        pair_batch, pair_counts = (None, {}) if self.hard is None else self.hard.pack(groups, seed, self.shape, sizes)
         batch_order = [update_number % len(batches) for update_number in range(self.updates_per_batch)]
-        return StepBatches(batches, batch_order, pairs, {**counts, **pair_counts})
+        return StepBatches(batches, batch_order, pair_batch, {**counts, **pair_counts})
 
     def pack_examples(self, examples: Sequence[Example], max_examples: int) -> TrainBatch:
         """Packs pairs or trajectories into a batch with rows for `max_examples` of them."""
@@ -211,28 +211,28 @@ class Learner:
 
         In a batch of `hard` negatives the reference is the policy in `state`.
         """
-        with self.hosts.operation("prepare", state, batch, live_count, hard) as finish:
+        with self.hosts.operation("prepare", state, batch, live_count, hard) as record:
             device_batch = self.placement.split_batch(batch, self.micro_rows)
             if hard:
-                reference_logprobs = self._forward(self._frozen, state.params, device_batch, live_count)
-                return finish(dataclasses.replace(device_batch, reference_logprobs=reference_logprobs))
+                reference_logprobs = self._forward_fn(self._base, state.params, device_batch, live_count)
+                return record(dataclasses.replace(device_batch, reference_logprobs=reference_logprobs))
             if not self.on_policy:
-                old_logprobs = self._forward(self._frozen, state.params, device_batch, live_count)
+                old_logprobs = self._forward_fn(self._base, state.params, device_batch, live_count)
                 device_batch = dataclasses.replace(device_batch, old_logprobs=old_logprobs)
             if self.reads_reference:
-                reference_logprobs = self._forward(self.reference, None, device_batch, live_count)
+                reference_logprobs = self._forward_fn(self.reference, None, device_batch, live_count)
                 device_batch = dataclasses.replace(device_batch, reference_logprobs=reference_logprobs)
             elif self.round_reference == "round":
                 device_batch = dataclasses.replace(device_batch, reference_logprobs=device_batch.old_logprobs)
-            return finish(device_batch)
+            return record(device_batch)
 
     def update_once(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: tuple[TrainBatch, np.int32] | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of `update`, from the first `count` micro-batches of a prepared batch, and of pairs."""
-        with self.hosts.operation("update", state, batch, count, pairs) as finish:
+        with self.hosts.operation("update", state, batch, count, pairs) as record:
             shardings = self.placement.list_shardings(state)
-            return finish(self._update(state, self._frozen, batch, count, pairs, shardings=shardings))
+            return record(self._update_fn(state, self._base, batch, count, pairs, shardings=shardings))
 
     def lower_programs(
         self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
@@ -241,35 +241,35 @@ class Learner:
         batch, count = self.placement.outline_batch(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.outline_batch(pairs, self.micro_rows), count)
         defer, shardings = functools.partial, self.placement.list_shardings(state)
-        programs = {"update": defer(self._update.lower, state, self._frozen, batch, count, extra, shardings=shardings)}
+        programs = {"update": defer(self._update_fn.lower, state, self._base, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
-            programs["reference"] = defer(self._forward.lower, self.reference, None, batch, count)
+            programs["reference"] = defer(self._forward_fn.lower, self.reference, None, batch, count)
         if not self.on_policy:
-            programs["old"] = defer(self._forward.lower, self._frozen, state.params, batch, count)
+            programs["old"] = defer(self._forward_fn.lower, self._base, state.params, batch, count)
         if extra is not None:
-            programs["pairs"] = defer(self._forward.lower, self._frozen, state.params, *extra)
+            programs["pairs"] = defer(self._forward_fn.lower, self._base, state.params, *extra)
         return programs
 
     def policy(self, state: TrainState) -> Params:
         """The policy with adapters merged into their matrices, which have `config.dtype`."""
-        with self.hosts.operation("policy", state) as finish:
+        with self.hosts.operation("policy", state) as record:
             if self.lora is None:
-                return finish(cast_for_compute(self.config, state.params))
+                return record(cast_for_compute(self.config, state.params))
             assert self.reference is not None
-            return finish(merge(self.config, self.lora, self.reference, state.params))
+            return record(merge(self.config, self.lora, self.reference, state.params))
 
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which donates `state`."""
-        make_policy, make_digest = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
-        return make_weights(self.config, make_policy, self.hosts, version, make_digest)
+        make_policy, hash_policy = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
+        return make_weights(self.config, make_policy, self.hosts, version, hash_policy)
 
     def fingerprint(self, state: TrainState) -> str:
         """A string that is equal for equal policies."""
-        with self.hosts.operation("policy_fingerprint", state) as finish:
-            return finish(hash_leaves((state.params, None if self.lora is None else self.reference)))
+        with self.hosts.operation("policy_fingerprint", state) as record:
+            return record(hash_leaves((state.params, None if self.lora is None else self.reference)))
 
     @functools.cached_property
-    def _update(self) -> Wrapped:
+    def _update_fn(self) -> Wrapped:
         """`arithmetic.update`, jitted: (state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics)."""
         loss = self.objective.loss
         update = functools.partial(
@@ -280,24 +280,24 @@ class Learner:
         return jax.jit(update, donate_argnums=0, static_argnames="shardings")
 
     @functools.cached_property
-    def _forward(self) -> Wrapped:
-        """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond `count`."""
+    def _forward_fn(self) -> Wrapped:
+        """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond the count."""
 
-        def forward(frozen: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:
-            score = functools.partial(self._scores, frozen, self._cast(params), entropy="none")
+        def forward(base: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:
+            score = functools.partial(self._scores, base, self._cast(params), entropy="none")
             return compute_logprobs(score, batch, count)
 
         return jax.jit(forward, out_shardings=self.placement.batch)
 
-    def _scores(self, frozen: Params | None, params: Params | None, batch: TrainBatch, *, entropy: str) -> TokenScores:
+    def _scores(self, base: Params | None, params: Params | None, batch: TrainBatch, *, entropy: str) -> TokenScores:
         """Scores float32[b, T] of a policy.
 
-        The policy is `params` or `frozen`, whichever is given; if both are, it is `frozen` with adapters `params`.
+        The policy is `params` or `base`, whichever is given; if both are, it is `base` with adapters `params`.
         """
-        policy_params = frozen if params is None else params
-        if frozen is not None and params is not None:
+        policy_params = base if params is None else params
+        if base is not None and params is not None:
             assert self.lora is not None
-            policy_params = add_adapters(self.config, self.lora, frozen, params)
+            policy_params = add_adapters(self.config, self.lora, base, params)
         assert policy_params is not None
         inputs = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
@@ -311,7 +311,7 @@ class Learner:
         return params if params is None or self.lora is not None else cast_for_compute(self.config, params)
 
     @property
-    def _frozen(self) -> Params | None:
+    def _base(self) -> Params | None:
         """The base of adapters, which an update reads but does not change; None without adapters."""
         return None if self.lora is None else self.reference
 
@@ -372,10 +372,10 @@ def learn_round(
     """
     if int(state.step) + 1 in learner.skip_steps:
         examples = ()
-    permutation = random.Random(repr(("round", seed))).sample(list(examples), len(examples))
+    shuffled_examples = random.Random(repr(("round", seed))).sample(list(examples), len(examples))
     batches = [
-        learner.pack_examples(permutation[start : start + batch_size], batch_size)
-        for start in range(0, len(permutation), batch_size)
+        learner.pack_examples(shuffled_examples[start : start + batch_size], batch_size)
+        for start in range(0, len(shuffled_examples), batch_size)
     ]
     batch_order = [
         batch_number

@@ -49,10 +49,10 @@ def bounded_exp(log_ratio: jax.Array) -> jax.Array:
     Value and slope stay finite. The slope is at most e^B ≈ 22,026 and never falls, so that a token with a large ratio
     is still pulled back. A log-ratio of 10 nats is beyond any sound update; float32's exponential is infinite at 89.
     """
-    largest = LARGEST_LOG_RATIO
+    limit = LARGEST_LOG_RATIO
     # Not by a minimum: where its arguments are equal, it halves the slope.
-    bounded = jnp.exp(jnp.where(log_ratio > largest, largest, log_ratio))
-    return jnp.where(log_ratio > largest, math.exp(largest) * (1.0 + log_ratio - largest), bounded)
+    bounded_ratio = jnp.exp(jnp.where(log_ratio > limit, limit, log_ratio))
+    return jnp.where(log_ratio > limit, math.exp(limit) * (1.0 + log_ratio - limit), bounded_ratio)
 
 
 def where_learned(learned: jax.Array, x: jax.Array) -> jax.Array:

@@ -94,13 +94,13 @@ def bind_loss(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any])
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     if faults:
         raise ValueError(faults[0])
-    uses, loss_inputs = (_trace_inputs(loss_program.jaxpr, input_names, output_count) for output_count in (None, 1))
+    used_inputs, loss_inputs = (_trace_inputs(loss_program.jaxpr, input_names, count) for count in (None, 1))
     if not loss_inputs & {"logprobs", "entropy"}:
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, learns_from_flat = _read_declaration(function)
     uses_flat = not pairs and ("advantages" not in loss_inputs or bool(loss_inputs & {"reference_logprobs", "entropy"}))
     uses_flat = uses_flat or learns_from_flat(**_select_settings(learns_from_flat, function, settings))
-    return BoundLoss(name, function, settings, input_names, uses, loss_inputs, pairs, uses_flat)
+    return BoundLoss(name, function, settings, input_names, used_inputs, loss_inputs, pairs, uses_flat)
 
 
 def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
@@ -142,8 +142,8 @@ def _find_faults(name: str, output: Any) -> list[str]:
     per_token, facts = output
     arrays = {"its loss": per_token, **{f"its fact {fact_name!r}": array for fact_name, array in facts.items()}}
     return [
-        f"loss {name!r}: {fact} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
-        for fact, array in arrays.items()
+        f"loss {name!r}: {label} is {_outline(array)} of arrays {list(_TRACE_SHAPE)}; expected one float for each token"
+        for label, array in arrays.items()
         if getattr(array, "shape", None) != _TRACE_SHAPE or not jnp.issubdtype(array.dtype, jnp.floating)
     ]
 
@@ -188,13 +188,13 @@ class Objective:
         """
         results = []
         row_count = self.rows(group_sizes or [len(group.trajectories) for group in groups], shape)
-        for split_groups in self._deal(groups, seed):
+        for split_groups in self._deal_groups(groups, seed):
             if self.loss.is_paired:
                 batch, counts = packing.pack_pairs(split_groups, seed, shape, row_count)
             else:
                 batch, counts = packing.pack(
                     split_groups, self.advantage, shape, weighting=self.weighting, skip_flat=not self.loss.takes_flat,
-                    stays_together=self.loss.needs_groups, row_count=row_count,
+                    keep_together=self.loss.needs_groups, row_count=row_count,
                 )  # fmt: skip
             results.append((batch, counts | packing.measure_staleness(batch, version=seed[1])))
         return [batch for batch, _ in results], _sum_counts([counts for _, counts in results], shape.length)
@@ -207,7 +207,7 @@ class Objective:
         max_trajectories = sum(sorted(group_sizes, reverse=True)[:groups_per_batch])
         return shape.rows_for(max_trajectories, 2) if self.loss.is_paired else shape.round_up(max_trajectories)
 
-    def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
+    def _deal_groups(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
         """Deals whole groups to the splits; if there is more than one, the seed draws which."""
         if self.splits == 1:
             return [list(groups)]
@@ -254,14 +254,14 @@ def _sum_counts(parts: Sequence[Mapping[str, float]], row_length: int) -> dict[s
     if len(parts) == 1:
         return dict(parts[0])
     names = dict.fromkeys(name for part in parts for name in part if name not in ("fill", "staleness", "staleness_max"))
-    totals = {name: sum(part[name] for part in parts) for name in names}
-    totals["fill"] = totals["tokens_processed"] / (totals["rows"] * row_length) if totals["rows"] else 0.0
-    stale_parts = [part for part in parts if "staleness" in part]
-    if stale_parts:
-        token_count = sum(part["tokens_trained"] for part in stale_parts)
-        totals["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in stale_parts) / token_count
-        totals["staleness_max"] = max(part["staleness_max"] for part in stale_parts)
-    return totals
+    sums = {name: sum(part[name] for part in parts) for name in names}
+    sums["fill"] = sums["tokens_processed"] / (sums["rows"] * row_length) if sums["rows"] else 0.0
+    stale_counts = [part for part in parts if "staleness" in part]
+    if stale_counts:
+        token_count = sum(part["tokens_trained"] for part in stale_counts)
+        sums["staleness"] = sum(part["staleness"] * part["tokens_trained"] for part in stale_counts) / token_count
+        sums["staleness_max"] = max(part["staleness_max"] for part in stale_counts)
+    return sums
 
 
 @dataclasses.dataclass(frozen=True)

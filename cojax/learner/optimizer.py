@@ -50,24 +50,24 @@ def adamw(
 
     adam = optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=mask_decay)
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm), _store_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
+        optax.clip_by_global_norm(clip_norm), _store_state_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
     )
 
 
-def _store_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _store_state_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Computes `inner` in float32, and stores the floating arrays of its state as `dtype`."""
 
     def init(params: Params) -> Any:
-        return _cast(inner.init(params), dtype)
+        return _cast_floats(inner.init(params), dtype)
 
     def update(updates: Any, state: Any, params: Params = None) -> tuple[Any, Any]:
-        updates, state = inner.update(_cast(updates, jnp.float32), _cast(state, jnp.float32), params)
-        return updates, _cast(state, dtype)
+        updates, state = inner.update(_cast_floats(updates, jnp.float32), _cast_floats(state, jnp.float32), params)
+        return updates, _cast_floats(state, dtype)
 
     return optax.GradientTransformation(init, update)
 
 
-def _cast(tree: Any, dtype: Any) -> Any:
+def _cast_floats(tree: Any, dtype: Any) -> Any:
     """Casts the tree's floating arrays to `dtype`."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
@@ -90,9 +90,7 @@ def compensate_rounding(inner: optax.GradientTransformation) -> optax.GradientTr
     """
 
     def init(params: Params) -> CompensatedState:
-        return CompensatedState(
-            inner.init(params), jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.int16), params)
-        )
+        return CompensatedState(inner.init(params), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int16), params))
 
     def update(updates: Any, state: CompensatedState, params: Params = None) -> tuple[Any, CompensatedState]:
         exact = exact_values(params, state.low)

@@ -64,14 +64,14 @@ class Placement:
         """The result of `split_batch` as ShapeDtypeStructs."""
         lead_shape = len(batch.tokens) // row_count, row_count
         return jax.tree.map(
-            lambda array: jax.ShapeDtypeStruct((*lead_shape, *array.shape[1:]), array.dtype, sharding=self.batch), batch
+            lambda x: jax.ShapeDtypeStruct((*lead_shape, *x.shape[1:]), x.dtype, sharding=self.batch), batch
         )
 
     def params(self, params: Params, table: Sequence[Parameter]) -> Params:
         """Spreads the parameters, whose leaves `table` describes, over the mesh."""
         if self.mesh is None:
             return params
-        return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, table))
+        return jax.tree.map(self._canonicalise_sharding, shard(self.config, params, self.mesh, table))
 
     def state(self, params: Params, table: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update; moments are laid out like their parameters.
@@ -97,7 +97,7 @@ class Placement:
         """The sharding of each leaf of the state; None on one device."""
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
 
-    def _canonicalise(self, leaf: jax.Array) -> jax.Array:
+    def _canonicalise_sharding(self, leaf: jax.Array) -> jax.Array:
         """The same layout, written as the compiler writes it: any other form would compile again."""
         assert self.mesh is not None
         assert isinstance(leaf.sharding, NamedSharding)
@@ -140,13 +140,13 @@ def advance_step(state: TrainState) -> TrainState:
 
 def fetch(hosts: Hosts, arrays: Any) -> Any:
     """Fetches arrays to this host as NumPy arrays; all processes gather them."""
-    with hosts.operation("replicate", arrays) as finish:
-        return to_host(finish(replicate(arrays)))
+    with hosts.operation("replicate", arrays) as record:
+        return to_host(record(replicate(arrays)))
 
 
 def replicate(tree: Any) -> Any:
     """The same arrays, each whole on every host."""
-    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather_whole(_replicated_sharding(leaf))(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _make_gather(_replicated_sharding(leaf))(leaf), tree)
 
 
 def to_host(tree: Any) -> Any:
@@ -172,12 +172,12 @@ def _replicated_sharding(leaf: jax.Array) -> Sharding:
 
 
 @functools.cache
-def _gather_whole(layout: Sharding) -> Callable[[jax.Array], jax.Array]:
+def _make_gather(layout: Sharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda leaf: leaf, out_shardings=layout)
 
 
 @functools.cache
-def _gather_layer(layout: Sharding) -> Callable[[jax.Array, int], jax.Array]:
+def _make_layer_gather(layout: Sharding) -> Callable[[jax.Array, int], jax.Array]:
     return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=layout)
 
 
@@ -191,32 +191,32 @@ def gather_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Host
         layer_indices = range(config.num_hidden_layers) if "layers" in parameter.lead_axes else (None,)
         stacked_names = parameter.hf_names(config)
         for layer in layer_indices:
-            with hosts.operation("gather_leaf", params, parameter_index, layer) as finish:
-                array = to_host(finish(gather_leaf(config, params, parameter_index, layer)))
+            with hosts.operation("gather_leaf", params, parameter_index, layer) as record:
+                array = to_host(record(gather_leaf(config, params, parameter_index, layer)))
             array_count = 1 if layer is None else int(np.prod(parameter.shape(config)[1 : len(parameter.lead_axes)]))
             for stack_index, hf_name in itertools.islice(stacked_names, array_count):
                 yield hf_name, parameter.to_hf(array[stack_index[1:]], config)
 
 
-def gather_leaf(config: ModelConfig, params: Params, index: int, layer: int | None) -> jax.Array:
+def gather_leaf(config: ModelConfig, params: Params, parameter_index: int, layer: int | None) -> jax.Array:
     """One layer of the leaf with that number, or the whole leaf for None; it is complete on every host."""
-    leaf = get_leaf(params, parameters(config)[index])
-    return replicate(leaf) if layer is None else _gather_layer(_replicated_sharding(leaf))(leaf, layer)
+    leaf = get_leaf(params, parameters(config)[parameter_index])
+    return replicate(leaf) if layer is None else _make_layer_gather(_replicated_sharding(leaf))(leaf, layer)
 
 
 def make_weights(
-    config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
+    config: ModelConfig, make_policy: Callable[[], Params], hosts: Hosts, version: int, hash_policy: Callable[[], str]
 ) -> Weights:
     """The policy for an engine. One of several processes that computes alone gets no `save`: Orbax waits for all."""
     is_alone = hosts is ONE_PROCESS and jax.process_count() > 1
-    save_folder = None if is_alone else functools.partial(_save, config, policy, hosts)
-    return Weights(version, functools.partial(gather_arrays, config, policy, hosts), None, fingerprint, save_folder)
+    save = None if is_alone else functools.partial(_save_policy, config, make_policy, hosts)
+    return Weights(version, functools.partial(gather_arrays, config, make_policy, hosts), None, hash_policy, save)
 
 
-def _save(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
-    params = policy()
-    with hosts.operation("finite", params, dtype) as finish:
-        is_finite = to_host(finish(check_finite(config, params, dtype)))
+def _save_policy(config: ModelConfig, make_policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:
+    params = make_policy()
+    with hosts.operation("finite", params, dtype) as record:
+        is_finite = to_host(record(check_finite(config, params, dtype)))
     if not is_finite.all():
         parameter_name = parameters(config)[int(np.argmin(is_finite))].name
         raise ValueError(f"{parameter_name} is not finite in {dtype}; training has diverged, nothing was written")
@@ -232,10 +232,10 @@ def check_finite(config: ModelConfig, params: Params, dtype: str) -> jax.Array:
 
 def _infinity_bound(dtype: str) -> np.float32:
     """The smallest number that rounds to infinity."""
-    largest = np.asarray(jnp.finfo(dtype).max)
-    next_largest = np.nextafter(largest, np.zeros_like(largest))
+    max_value = np.asarray(jnp.finfo(dtype).max)
+    next_value = np.nextafter(max_value, np.zeros_like(max_value))
     with np.errstate(over="ignore"):
-        return np.float32(np.float64(largest) + (np.float64(largest) - np.float64(next_largest)) / 2)
+        return np.float32(np.float64(max_value) + (np.float64(max_value) - np.float64(next_value)) / 2)
 
 
 @jax.jit

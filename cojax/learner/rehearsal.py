@@ -1,8 +1,8 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
-So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `choose_fastest`
-compiles updates too, to choose what the backward pass keeps. The functions below measure free memory and the memory
-that a compiled update takes.
+So a run that does not fit into memory ends in its first minute, with advice, and not hours later.
+`choose_fastest` compiles updates too, to choose what the backward pass keeps. The functions below measure free
+memory and the memory that a compiled update takes.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            local_count = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(estimate_min_bytes(learner) * local_count // len(devices), advice)
+            local_device_count = sum(device.process_index == jax.process_index() for device in devices)
+            check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
             programs = [lower().compile() for lower in learner.lower_programs(state, step_batch, pairs).values()]
-            check_fits(count_needed(programs, local_count, _count_batch_bytes(step_batch, pairs)), advice)
+            check_fits(count_needed(programs, local_device_count, _count_batch_bytes(step_batch, pairs)), advice)
         batch = learner.prepare(state, step_batch, live_count)
         pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is finite.
@@ -115,8 +115,8 @@ def estimate_min_bytes(learner: Learner) -> int:
     """
     config, row_count, row_length = learner.config, learner.micro_rows, learner.row_length
     inputs = config.num_hidden_layers * row_count * row_length * config.hidden_size * jnp.dtype(config.dtype).itemsize
-    on_cpu = all(device.platform == "cpu" for device in learner.placement.devices)
-    return max(inputs, row_count * config.num_attention_heads * count_block_bytes(row_length) if on_cpu else 0)
+    is_on_cpu = all(device.platform == "cpu" for device in learner.placement.devices)
+    return max(inputs, row_count * config.num_attention_heads * count_block_bytes(row_length) if is_on_cpu else 0)
 
 
 def _count_batch_bytes(*batches: TrainBatch | None) -> int:
@@ -189,12 +189,12 @@ def measure_free_bytes(devices: Sequence[jax.Device]) -> int | None:
         return None
     if all(device.platform == "cpu" for device in devices):
         return measure_available_bytes()
-    free_by_device = []
+    free_bytes = []
     for device in devices:
         memory_stats = device.memory_stats()
         if memory_stats and "bytes_limit" in memory_stats and "bytes_in_use" in memory_stats:
-            free_by_device.append(memory_stats["bytes_limit"] - memory_stats["bytes_in_use"])
-    return len(devices) * min(free_by_device) if free_by_device else None
+            free_bytes.append(memory_stats["bytes_limit"] - memory_stats["bytes_in_use"])
+    return len(devices) * min(free_bytes) if free_bytes else None
 
 
 def measure_available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -79,7 +79,7 @@ class NonFiniteUpdate(RuntimeError):
 
 def update(
     state: TrainState,
-    frozen: Params | None,
+    base: Params | None,
     batch: TrainBatch,
     micro_count: jax.Array,
     pairs: tuple[TrainBatch, jax.Array] | None = None,
@@ -95,7 +95,7 @@ def update(
     """One optimiser update from the sum of the gradients of the first `micro_count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
-    `score` gives the log-probs and entropies of the policy, `cast(state.params)` upon `frozen`: parameters are cast for
+    `score` gives the log-probs and entropies of the policy, `cast(state.params)` upon `base`: parameters are cast for
     their products once, and their gradients are summed in float32 (`cojax.policy.gradient_sums`). With `on_policy` the
     old log-probs are the current ones without gradient; without it they are read from the batch. `pairs` is another
     batch and the number of its live micro-batches; their `pair_loss` is added, and is the metric `hard_loss`.
@@ -110,13 +110,13 @@ def update(
         terms.append((*pairs, pair_loss, True))
     params, term_sums = cast(state.params), list[LossAndFacts]()
     gradients = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), params)
-    for batches, live_count, term, current in terms:
-        assert_columns(batches, axes=3)
-        term_loss = functools.partial(score_micro, score=functools.partial(score, frozen), loss=term, on_policy=current)
-        shapes = jax.eval_shape(term_loss, gradients, params, take_micro_batch(batches, 0))
+    for term_batch, live_count, term, current in terms:
+        assert_columns(term_batch, axis_count=3)
+        term_loss = functools.partial(score_micro, score=functools.partial(score, base), loss=term, on_policy=current)
+        shapes = jax.eval_shape(term_loss, gradients, params, take_micro_batch(term_batch, 0))
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        add = functools.partial(_add, term_loss, params, batches)
-        sums, gradients = jax.lax.fori_loop(0, live_count, add, (zeros, gradients))
+        add_micro_batch = functools.partial(_add_micro_batch, term_loss, params, term_batch)
+        sums, gradients = jax.lax.fori_loop(0, live_count, add_micro_batch, (zeros, gradients))
         term_sums.append(sums)
     loss_sum, fact_sums = term_sums[0]
     for pair_sum, _ in term_sums[1:]:
@@ -133,7 +133,7 @@ def update(
     return new_state, {"loss": loss_sum, "grad_norm": gradient_norm, **fact_sums}
 
 
-def _add(
+def _add_micro_batch(
     loss: Callable[[Params, Params, TrainBatch], LossAndFacts],
     params: Params,
     batch: TrainBatch,
@@ -142,20 +142,20 @@ def _add(
 ) -> tuple[LossAndFacts, Params]:
     """Adds micro-batch `index` to the sums of loss, facts and gradient."""
     (loss_sum, fact_sums), totals = sums
-    # The gradient with respect to the totals is the new totals.
-    gradient = jax.value_and_grad(loss, has_aux=True)
-    (micro_loss_value, micro_facts), totals = gradient(totals, params, take_micro_batch(batch, index))
+    # The gradient with respect to the sums is the new sums.
+    compute_gradients = jax.value_and_grad(loss, has_aux=True)
+    (micro_loss, micro_facts), totals = compute_gradients(totals, params, take_micro_batch(batch, index))
     micro_facts = {
         name: jnp.maximum(fact_sums[name], fact) if name.endswith("_max") else fact_sums[name] + fact
         for name, fact in micro_facts.items()
     }
-    return (loss_sum + micro_loss_value, micro_facts), totals
+    return (loss_sum + micro_loss, micro_facts), totals
 
 
 def score_micro(
     totals: Params,
     params: Params,
-    micro: TrainBatch,
+    batch: TrainBatch,
     *,
     score: Callable[[Params, TrainBatch], TokenScores],
     loss: BoundLoss,
@@ -167,29 +167,29 @@ def score_micro(
     sampler acted and 0 elsewhere; and, if the batch holds routes, `routes_differing` and `routes_known` of
     `TokenScores`. Only the loss has a gradient, which goes to the `totals` of the parameters.
     """
-    scores = score(jax.tree.map(Summed, params, totals), micro)
+    scores = score(jax.tree.map(Summed, params, totals), batch)
     if on_policy:
-        micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(scores.logprobs))
-    per_token, facts = loss.function(*loss.select_inputs(scores, micro), **loss.settings)
-    mask = micro.weights > 0
-    mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
+        batch = dataclasses.replace(batch, old_logprobs=jax.lax.stop_gradient(scores.logprobs))
+    per_token, facts = loss.function(*loss.select_inputs(scores, batch), **loss.settings)
+    mask = batch.weights > 0
+    mismatch = jnp.where(batch.versions >= 0, jnp.abs(batch.old_logprobs - batch.sampler_logprobs), 0.0)
     facts = {"entropy": scores.entropy, "logprob_mismatch": mismatch, **facts}
-    chex.assert_shape([per_token, scores.logprobs, *facts.values()], micro.tokens.shape)
+    chex.assert_shape([per_token, scores.logprobs, *facts.values()], batch.tokens.shape)
     if scores.routes_differing is not None and scores.routes_known is not None:
         facts |= {"routes_differing": scores.routes_differing, "routes_known": scores.routes_known}
     sums = {name: jnp.sum(jnp.where(mask, fact, 0.0)) for name, fact in facts.items()}
     peaks = {f"{name}_max": jnp.max(jnp.where(mask, facts[name], 0.0)) for name in PEAK_FACTS if name in facts}
-    return reach(jnp.sum(micro.weights * per_token), scores.logprobs), jax.lax.stop_gradient({**sums, **peaks})
+    return reach(jnp.sum(batch.weights * per_token), scores.logprobs), jax.lax.stop_gradient({**sums, **peaks})
 
 
 def compute_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:
     """float32[M, b, T]: log-probs of the first `count` of M micro-batches, 0 beyond."""
-    assert_columns(batch, axes=3)
+    assert_columns(batch, axis_count=3)
 
-    def fill(index: jax.Array, filled: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_index_in_dim(filled, score(take_micro_batch(batch, index)).logprobs, index, 0)
+    def fill_micro_batch(index: jax.Array, logprobs: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(logprobs, score(take_micro_batch(batch, index)).logprobs, index, 0)
 
-    return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
+    return jax.lax.fori_loop(0, count, fill_micro_batch, jnp.zeros(batch.tokens.shape, jnp.float32))
 
 
 def take_micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
@@ -197,14 +197,14 @@ def take_micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
     return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
 
 
-def combine_updates(updates: Sequence[Metrics]) -> Metrics:
+def combine_updates(update_metrics: Sequence[Metrics]) -> Metrics:
     """Combines the metrics of a step's updates: their number as `updates`, the largest `…_max`, means of all others.
 
     Each is over the updates that have it.
     """
-    metrics: Metrics = {"updates": float(len(updates))}
-    for metric_name in dict.fromkeys(metric_name for update in updates for metric_name in update):
-        values = [update[metric_name] for update in updates if metric_name in update]
+    metrics: Metrics = {"updates": float(len(update_metrics))}
+    for metric_name in dict.fromkeys(metric_name for update in update_metrics for metric_name in update):
+        values = [update[metric_name] for update in update_metrics if metric_name in update]
         metrics[metric_name] = max(values) if metric_name.endswith("_max") else sum(values) / len(values)
     return metrics
 
@@ -217,10 +217,10 @@ def mean_metrics(sums: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
     """
     mask = np.asarray(batch.weights) > 0
     token_count, sampled_count = float(mask.sum()), float((mask & (np.asarray(batch.versions) >= 0)).sum())
-    unaveraged = {name for name in sums if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
+    unaveraged_names = {name for name in sums if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
     divisors = {"routes_differing": max(1.0, float(sums.get("routes_known", 0.0))), "logprob_mismatch": sampled_count}
     return {
-        name: float(value) if name in unaveraged else float(value) / divisors.get(name, token_count)
+        name: float(value) if name in unaveraged_names else float(value) / divisors.get(name, token_count)
         for name, value in sums.items()
         if sampled_count or not name.startswith("logprob_mismatch")
     }

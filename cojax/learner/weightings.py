@@ -37,8 +37,8 @@ def constant_length(lengths: Sequence[np.ndarray], *, length: Annotated[int, Ran
 
     `length` is that of the longest possible answer (Dr. GRPO, arXiv 2503.20783, §3.2).
     """
-    trajectory_count = sum(len(group) for group in lengths)
-    return [np.full(len(group), 1.0 / (trajectory_count * length)) for group in lengths]
+    trajectory_count = sum(len(group_lengths) for group_lengths in lengths)
+    return [np.full(len(group_lengths), 1.0 / (trajectory_count * length)) for group_lengths in lengths]
 
 
 WEIGHTINGS: Mapping[str, Weighting] = {

@@ -67,29 +67,29 @@ def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
 
 def list_adapted(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
     """Rows of the table that get adapters. Raises ValueError for a target that the model does not have."""
-    by_target = {
+    matrices = {
         row.path[2]: row for row in parameters(config) if row.lead_axes and row.input_axes and "router" not in row.axes
     }
-    if unknown_targets := [target for target in lora.targets if target not in by_target]:
-        raise ValueError(f"lora.targets has {unknown_targets[0]!r}; the model's matrices are {', '.join(by_target)}")
-    return tuple(row for target, row in by_target.items() if target in (lora.targets or by_target))
+    if unknown_targets := [target for target in lora.targets if target not in matrices]:
+        raise ValueError(f"lora.targets has {unknown_targets[0]!r}; the model's matrices are {', '.join(matrices)}")
+    return tuple(row for target, row in matrices.items() if target in (lora.targets or matrices))
 
 
 def make_factors(matrix: Parameter) -> tuple[Parameter, Parameter]:
     """The table rows of a matrix's A and B: they have its axes and the axis `rank`, which no sharding rule splits."""
     assert matrix.input_axes
     lead_axes, inputs_end = matrix.lead_axes, len(matrix.lead_axes) + matrix.input_axes
-    a = Parameter((*matrix.path, "a"), (*matrix.axes[:inputs_end], "rank"), "")
-    return a, Parameter((*matrix.path, "b"), (*lead_axes, "rank", *matrix.axes[inputs_end:]), "")
+    a_parameter = Parameter((*matrix.path, "a"), (*matrix.axes[:inputs_end], "rank"), "")
+    return a_parameter, Parameter((*matrix.path, "b"), (*lead_axes, "rank", *matrix.axes[inputs_end:]), "")
 
 
 def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
     """Adapters that do not change the policy yet: A from N(0, 1 / inputs), B zero; float32, as {path: {a, b}}."""
-    return _initialize(config, lora, jax.random.key(seed))
+    return _initialize_from_key(config, lora, jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _initialize(config: ModelConfig, lora: Lora, random_key: jax.Array) -> Params:
+def _initialize_from_key(config: ModelConfig, lora: Lora, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     adapters: Params = {}
     for index, matrix in enumerate(list_adapted(config, lora)):

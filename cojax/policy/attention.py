@@ -34,14 +34,14 @@ def run_tokamax(
 
         operation = PallasMosaicGpuFlashAttention()
     # A segment's tokens are neighbours: what a token sees begins where its segment does.
-    is_first = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-    starts = jax.lax.cummax(jnp.where(is_first, jnp.arange(segment_ids.shape[1]), 0), axis=1)
-    return _tokamax(operation, query, key, value, starts)
+    is_segment_start = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    starts = jax.lax.cummax(jnp.where(is_segment_start, jnp.arange(segment_ids.shape[1]), 0), axis=1)
+    return _attend_tokamax(operation, query, key, value, starts)
 
 
 # A rule of our own, because tokamax's keeps query, key and value beside the results.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tokamax(operation: Any, query: jax.Array, key: jax.Array, value: jax.Array, starts: jax.Array) -> jax.Array:
+def _attend_tokamax(operation: Any, query: jax.Array, key: jax.Array, value: jax.Array, starts: jax.Array) -> jax.Array:
     return operation(query, key, value, **_make_tokamax_settings(query, starts))  # type: ignore[no-any-return]
 
 
@@ -59,20 +59,20 @@ def _tokamax_forward(operation: Any, *arrays: jax.Array) -> tuple[jax.Array, Any
 
 def _tokamax_backward(operation: Any, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
     (query, key, value, starts), output, statistics = residuals
-    bound = operation.bind(query, key, value, **_make_tokamax_settings(query, starts))
-    settings = {name: setting for name, setting in bound.kwargs.items() if name != "return_residuals"}
-    gradients = operation.vjp(statistics, output, cotangent, *bound.args, **settings)
+    bound_arguments = operation.bind(query, key, value, **_make_tokamax_settings(query, starts))
+    settings = {name: setting for name, setting in bound_arguments.kwargs.items() if name != "return_residuals"}
+    gradients = operation.vjp(statistics, output, cotangent, *bound_arguments.args, **settings)
     return gradients["q"], gradients["k"], gradients["v"], None
 
 
-_tokamax.defvjp(_tokamax_forward, _tokamax_backward)
+_attend_tokamax.defvjp(_tokamax_forward, _tokamax_backward)
 
 
 def tokamax_serves(device: jax.Device, dtype: jnp.dtype) -> bool:
     """Whether tokamax is there, and has a kernel: for numbers of 16 bits, from Hopper on, since JAX 0.11.1."""
     capability = float(getattr(device, "compute_capability", None) or 0)
-    is_there = jax.__version_info__ >= (0, 11, 1) and importlib.util.find_spec("tokamax") is not None
-    return is_there and capability >= 9 and dtype.itemsize == 2
+    is_installed = jax.__version_info__ >= (0, 11, 1) and importlib.util.find_spec("tokamax") is not None
+    return is_installed and capability >= 9 and dtype.itemsize == 2
 
 
 def run_triton(
@@ -82,12 +82,12 @@ def run_triton(
     # Imported here: the package cannot be used on another platform.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
-    head_count, head_size = query.shape[2:]
+    head_count, head_dim = query.shape[2:]
     key, value = (jnp.repeat(x, head_count // x.shape[2], axis=2) for x in (key, value))
-    # In float32, blocks of 128 need more shared memory than an H100 has, where head_count have 128 numbers.
-    block = KERNEL_BLOCK if query.dtype.itemsize == 2 else KERNEL_BLOCK // 2
-    block_sizes = BlockSizes(block, block, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
-    return mha(query, key, value, segment_ids, head_size**-0.5, True, block_sizes=block_sizes, interpret=interpret)
+    # In float32, blocks of 128 need more shared memory than an H100 has, where heads have 128 numbers.
+    block_size = KERNEL_BLOCK if query.dtype.itemsize == 2 else KERNEL_BLOCK // 2
+    block_sizes = BlockSizes(block_size, block_size, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
+    return mha(query, key, value, segment_ids, head_dim**-0.5, True, block_sizes=block_sizes, interpret=interpret)
 
 
 def run_splash(
@@ -96,10 +96,10 @@ def run_splash(
     """Splash attention, row by row."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    length, head_count, head_size = query.shape[1:]
-    block = next(block for block in (512, 256, KERNEL_BLOCK) if length % block == 0)
+    length, head_count, head_dim = query.shape[1:]
+    size = next(size for size in (512, 256, KERNEL_BLOCK) if length % size == 0)
     block_sizes = splash.BlockSizes(
-        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+        block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size
     )
     kernel: Any = splash.make_splash_mha(
         mask=splash.MultiHeadMask([splash.CausalMask((length, length))] * head_count),
@@ -110,7 +110,7 @@ def run_splash(
     )
 
     def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        query, key, value = (x.swapaxes(0, 1) for x in (query * head_size**-0.5, key, value))
+        query, key, value = (x.swapaxes(0, 1) for x in (query * head_dim**-0.5, key, value))
         return kernel(query, key, value, splash.SegmentIds(segment_ids, segment_ids)).swapaxes(0, 1)
 
     return jax.vmap(attend_row)(query, key, value, segment_ids)
@@ -144,7 +144,7 @@ def packed_attention(
     platform.
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    kernels = [kernel for kernel, serves in KERNELS.get(device.platform, ()) if serves(device, query.dtype)]
+    kernels = [kernel for kernel, supports in KERNELS.get(device.platform, ()) if supports(device, query.dtype)]
     if not kernels or query.shape[1] < KERNEL_BLOCK or not (window is None and prefix_ids is None):
         return attend_blockwise(query, key, value, segment_ids, window, prefix_ids)
     length, kernel = query.shape[1], kernels[0]
@@ -169,63 +169,63 @@ def attend_blockwise(
     prefix_ids: jax.Array | None = None,
 ) -> jax.Array:
     """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once."""
-    row_count, length, head_count, head_size = query.shape
-    kv_heads = key.shape[2]
-    group_size = head_count // kv_heads
+    row_count, length, head_count, head_dim = query.shape
+    kv_head_count = key.shape[2]
+    group_size = head_count // kv_head_count
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
-    query = query.reshape(row_count, length, kv_heads, group_size, head_size).transpose(0, 2, 3, 1, 4)
-    query = query.reshape(row_count * kv_heads, group_size, length, head_size)
-    key, value = (x.transpose(0, 2, 1, 3).reshape(row_count * kv_heads, length, head_size) for x in (key, value))
+    query = query.reshape(row_count, length, kv_head_count, group_size, head_dim).transpose(0, 2, 3, 1, 4)
+    query = query.reshape(row_count * kv_head_count, group_size, length, head_dim)
+    key, value = (x.transpose(0, 2, 1, 3).reshape(row_count * kv_head_count, length, head_dim) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
-    ids = jax.tree.map(lambda ids: jnp.repeat(ids, kv_heads, axis=0), (segment_ids, prefix_ids))
-    visibility = *ids, window
+    repeated_ids = jax.tree.map(lambda ids: jnp.repeat(ids, kv_head_count, axis=0), (segment_ids, prefix_ids))
+    visibility = *repeated_ids, window
     output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
-    output = output.reshape(row_count, kv_heads, group_size, length, head_size).transpose(0, 3, 1, 2, 4)
-    return output.reshape(row_count, length, head_count, head_size)
+    output = output.reshape(row_count, kv_head_count, group_size, length, head_dim).transpose(0, 3, 1, 2, 4)
+    return output.reshape(row_count, length, head_count, head_dim)
 
 
 @jax.custom_vjp
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> jax.Array:
     """query [N, R, T, S], key and value [N, T, S] → [N, R, T, S]: R heads share a key head."""
-    return _forward(query, key, value, visibility)[0]
+    return _attend_fwd(query, key, value, visibility)[0]
 
 
-def _forward(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
+def _attend_fwd(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility) -> tuple[jax.Array, tuple]:
     """The result, and the arrays that the backward pass reads; that pass recomputes the weights by blocks."""
     block_outputs, block_log_sums = [], []
     for start, end in _split_queries(query.shape[2]):
         scores = _compute_scores(query, key, visibility, start, end)
-        largest = jnp.max(scores, axis=-1, keepdims=True)
-        weights = jnp.exp(scores - largest)
+        max_scores = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - max_scores)
         weight_sum = jnp.sum(weights, axis=-1, keepdims=True)
         product = _multiply(weights.astype(value.dtype), value[:, :end], 1)
         block_outputs.append(_split_heads(product / weight_sum.astype(jnp.float32), query).astype(query.dtype))
-        block_log_sums.append(_split_heads(largest + jnp.log(weight_sum), query))
+        block_log_sums.append(_split_heads(max_scores + jnp.log(weight_sum), query))
     output, log_sums = jnp.concatenate(block_outputs, axis=2), jnp.concatenate(block_log_sums, axis=2)
     return output, (query, key, value, visibility, output, log_sums)
 
 
-def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
+def _attend_bwd(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_attend_fwd`."""
     query, key, value, visibility, output, log_sums = residuals
     cotangent = jax.lax.optimization_barrier(cotangent)
-    projection = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
-    query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    cotangent_dots = jnp.sum(cotangent.astype(jnp.float32) * output.astype(jnp.float32), axis=-1, keepdims=True)
+    d_query_blocks, d_key, d_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for start, end in _split_queries(query.shape[2]):
-        queries, output_slopes, shift, log_sum = (
-            _merge_heads(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
+        block_queries, block_cotangents, block_dots, block_log_sums = (
+            _merge_heads(x[:, :, start:end]) for x in (query, cotangent, cotangent_dots, log_sums)
         )
-        weights = jnp.exp(_compute_scores(query, key, visibility, start, end) - log_sum)
-        slopes = weights * (_multiply(output_slopes, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
-        weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
-        query_slopes.append(_split_heads(_multiply(slopes, key[:, :end], 1), query))
-        key_slopes = key_slopes.at[:, :end].add(_multiply_transposed(slopes, queries))
-        value_slopes = value_slopes.at[:, :end].add(_multiply_transposed(weights, output_slopes))
-    query_gradient = jnp.concatenate(query_slopes, axis=2)
-    return query_gradient.astype(query.dtype), key_slopes.astype(key.dtype), value_slopes.astype(value.dtype), None
+        weights = jnp.exp(_compute_scores(query, key, visibility, start, end) - block_log_sums)
+        d_scores = weights * (_multiply(block_cotangents, value[:, :end], 2) - block_dots) * query.shape[-1] ** -0.5
+        weights, d_scores = weights.astype(value.dtype), d_scores.astype(key.dtype)
+        d_query_blocks.append(_split_heads(_multiply(d_scores, key[:, :end], 1), query))
+        d_key = d_key.at[:, :end].add(_multiply_transposed(d_scores, block_queries))
+        d_value = d_value.at[:, :end].add(_multiply_transposed(weights, block_cotangents))
+    d_query = jnp.concatenate(d_query_blocks, axis=2)
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _split_queries(length: int) -> Iterator[tuple[int, int]]:
@@ -249,9 +249,9 @@ def _compute_scores(query: jax.Array, key: jax.Array, visibility: Visibility, st
     is_visible &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
     if window is not None:
         is_visible &= jnp.arange(start, end)[:, None] - jnp.arange(end)[None] < window
-    pair_count, group_size = query.shape[:2]
-    scores = scores.reshape(pair_count, group_size, end - start, end)
-    return jnp.where(is_visible[:, None], scores, _HIDDEN_SCORE).reshape(pair_count, -1, end)
+    batch_size, group_size = query.shape[:2]
+    scores = scores.reshape(batch_size, group_size, end - start, end)
+    return jnp.where(is_visible[:, None], scores, _HIDDEN_SCORE).reshape(batch_size, -1, end)
 
 
 def _merge_heads(x: jax.Array) -> jax.Array:

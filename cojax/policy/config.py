@@ -87,19 +87,19 @@ def compute_frequencies(theta: float, head_dim: int, scaling: RopeScaling | None
         low_turns, high_turns = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
         unscaled_share = np.clip((turn_counts - low_turns) / (high_turns - low_turns), 0, 1)
         return (np.float32(1) - unscaled_share) * rates / np.float32(scaling.factor) + unscaled_share * rates, 1.0
-    interpolation = np.float32(1) / (np.float32(scaling.factor) * periods)
-    plain_share = np.float32(1) - _compute_stretched_share(theta, head_dim, scaling)
-    return interpolation * (np.float32(1) - plain_share) + rates * plain_share, scaling.attention_factor
+    scaled_rates = np.float32(1) / (np.float32(scaling.factor) * periods)
+    unscaled_share = np.float32(1) - _compute_stretched_share(theta, head_dim, scaling)
+    return scaled_rates * (np.float32(1) - unscaled_share) + rates * unscaled_share, scaling.attention_factor
 
 
 def _compute_stretched_share(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
     """float32[head_dim / 2]: 0 where a pair turns often enough to stay as it is, 1 where it is stretched."""
 
-    def pair_turning(n: float) -> float:
+    def find_pair_index(n: float) -> float:
         """The index of the pair that makes `n` turns within the original positions."""
         return head_dim * math.log(scaling.original_max_position_embeddings / (n * 2 * math.pi)) / (2 * math.log(theta))
 
-    first_pair, last_pair = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
+    first_pair, last_pair = find_pair_index(scaling.beta_fast), find_pair_index(scaling.beta_slow)
     if scaling.truncate:
         first_pair, last_pair = math.floor(first_pair), math.ceil(last_pair)
     first_pair, last_pair = max(first_pair, 0), min(last_pair, head_dim - 1)
@@ -113,45 +113,45 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     Newer files hold both in `rope_parameters`, older ones `rope_theta` at the top and the rest in `rope_scaling`.
     Raises ValueError, naming field and value, for a scaling that `compute_frequencies` does not compute.
     """
-    field = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    rope = hf.get(field) or {}
+    key = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    rope = hf.get(key) or {}
     if not isinstance(rope, Mapping):
-        raise ValueError(f"config.json has {field}={rope!r:.80}; expected an object")
+        raise ValueError(f"config.json has {key}={rope!r:.80}; expected an object")
     # Files written while the format was changing have both; the entry's theta wins.
     theta = rope.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in _ROPE_FIELDS:
-        raise ValueError(f"config.json has {field} of type {kind!r:.80}; available: {', '.join(_ROPE_FIELDS)}")
+        raise ValueError(f"config.json has {key} of type {kind!r:.80}; available: {', '.join(_ROPE_FIELDS)}")
     if unknown_names := sorted(set(rope) - _ROPE_FIELDS[kind] - _COMMON_ROPE_FIELDS):
         raise ValueError(
-            f"config.json has {field}.{unknown_names[0]:.80}={rope[unknown_names[0]]!r:.80}, unknown for type {kind!r}"
+            f"config.json has {key}.{unknown_names[0]:.80}={rope[unknown_names[0]]!r:.80}, unknown for type {kind!r}"
         )
     partial_factor = rope.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
     if partial_factor != 1:
         raise ValueError(f"config.json has partial_rotary_factor={partial_factor!r:.80}; only 1 is supported")
-    return float(theta or 10_000.0), None if kind == "default" else _read_scaling(kind, rope, field, hf)
+    return float(theta or 10_000.0), None if kind == "default" else _read_scaling(kind, rope, key, hf)
 
 
-def _read_scaling(kind: str, rope: Mapping[str, Any], field: str, hf: Mapping[str, Any]) -> RopeScaling:
-    longest = hf.get("max_position_embeddings") or 0
-    positions = hf.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or longest
+def _read_scaling(kind: str, rope: Mapping[str, Any], key: str, hf: Mapping[str, Any]) -> RopeScaling:
+    max_length = hf.get("max_position_embeddings") or 0
+    positions = hf.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or max_length
     if kind == "yarn" and positions and rope.get("factor") is None:
-        rope = {**rope, "factor": longest / positions}
+        rope = {**rope, "factor": max_length / positions}
     # transformers has no defaults for these.
     for factor_name in ("factor", "low_freq_factor", "high_freq_factor") if kind == "llama3" else ("factor",):
         if not isinstance(rope.get(factor_name), (int, float)):
-            raise ValueError(f"config.json has {field}.{factor_name}={rope.get(factor_name)!r:.80}; expected a number")
+            raise ValueError(f"config.json has {key}.{factor_name}={rope.get(factor_name)!r:.80}; expected a number")
     factor = float(rope["factor"])
     if kind == "linear":
         return RopeScaling(kind, factor)
     if kind == "llama3":
         low_factor, high_factor = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         return RopeScaling(kind, factor, int(positions), low_freq_factor=low_factor, high_freq_factor=high_factor)
-    attention = _read_attention_factor(factor, rope)
-    if not 0 < attention < math.inf:
-        raise ValueError(f"config.json has {field} with attention factor {attention}; expected a positive number")
+    att_factor = _read_attention_factor(factor, rope)
+    if not 0 < att_factor < math.inf:
+        raise ValueError(f"config.json has {key} with attention factor {att_factor}; expected a positive number")
     beta_fast, beta_slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-    return RopeScaling(kind, factor, int(positions), attention, beta_fast, beta_slow, bool(rope.get("truncate", True)))
+    return RopeScaling(kind, factor, int(positions), att_factor, beta_fast, beta_slow, bool(rope.get("truncate", True)))
 
 
 def _read_attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
@@ -160,12 +160,12 @@ def _read_attention_factor(factor: float, rope: Mapping[str, Any]) -> float:
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 
-    def scale_factor(scale: float) -> float:
+    def compute_factor(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
     if rope.get("mscale") and rope.get("mscale_all_dim"):
-        return scale_factor(rope["mscale"]) / scale_factor(rope["mscale_all_dim"])
-    return scale_factor(1.0)
+        return compute_factor(rope["mscale"]) / compute_factor(rope["mscale_all_dim"])
+    return compute_factor(1.0)
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-_LARGEST_NUMBER = 2**31 - 1  # the largest size
+_MAX_NUMBER = 2**31 - 1  # the largest size
 MAX_HEADER_BYTES = 100_000_000  # bytes of JSON; more is a damaged length, not a header
 # Limits for what is created one by one.
-_LARGEST_COUNTS: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
+_MAX_COUNT_BY_FIELD: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 
 
 class DamagedFile(ValueError):
@@ -252,14 +252,14 @@ class ModelConfig:
 
     @property
     def layer_types(self) -> tuple[str, ...]:
-        """The kind of every layer; all of them are FULL without a window."""
+        """The kind of every layer; all of them are FULL_ATTENTION without a window."""
         layer_kinds = self.family.layers if self.sliding_window else (FULL,)
         return tuple(itertools.islice(itertools.cycle(layer_kinds), self.num_hidden_layers))
 
     @property
     def layer_windows(self) -> tuple[int, ...] | None:
         """The window of every layer, the largest number where it has none; None where no layer has one."""
-        windows = tuple(self.sliding_window if kind == SLIDING else _LARGEST_NUMBER for kind in self.layer_types)
+        windows = tuple(self.sliding_window if kind == SLIDING else _MAX_NUMBER for kind in self.layer_types)
         return windows if self.sliding_window else None
 
     def __post_init__(self) -> None:
@@ -363,9 +363,9 @@ def _check_numbers(config: ModelConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         is_whole, is_real = (isinstance(value, cls) and not isinstance(value, bool) for cls in (Integral, Real))
-        most = _LARGEST_COUNTS.get(field.name, _LARGEST_NUMBER)
-        if field.type is int and not (is_whole and value <= most):
-            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
+        max_value = _MAX_COUNT_BY_FIELD.get(field.name, _MAX_NUMBER)
+        if field.type is int and not (is_whole and value <= max_value):
+            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {max_value:,}")
         if field.type is float and not (is_real and math.isfinite(value)):
             raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
         may_be_0 = field.name in ("head_dim", "sliding_window") or (field.name in _SPARSE_FIELDS and not config.sparse)

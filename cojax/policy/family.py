@@ -16,9 +16,9 @@ Row = tuple[str, str, str, int | None]  # the fields of a `Parameter`, path and 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as in layer_types of a config.json
 
 
-def row(path: str, axes: str, hf_name: str, inputs: int | None = None) -> Row:
+def row(path: str, axes: str, hf_name: str, input_axes: int | None = None) -> Row:
     """A row of a table; inside a layer, the Hugging Face name begins with the layer's."""
-    return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + hf_name, inputs
+    return path, axes, ("model.layers.{layer}." if axes.startswith("layers") else "") + hf_name, input_axes
 
 
 TABLES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ class Family:
     `rows` is the table of their parameters: a model has a bias, a norm of queries and keys, or experts if the table has
     rows for them. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its
     "gelu" is `functools.partial(jax.nn.gelu, approximate=False)`. `layers` lists the kinds of the layers in turn and is
-    repeated over all of them; a token of a SLIDING layer sees only the last `sliding_window` tokens, including itself.
+    repeated over all of them; in a SLIDING_ATTENTION layer a token sees the last `sliding_window` tokens, and itself.
     `rope_theta` holds for a file that names none, and `defaults` gives the other fields of `ModelConfig` that a file
     leaves out. `requirements` are fields that change the arithmetic, each with its only supported value. `extras` are
     fields that our files hold besides the shape.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 class Summed:
     """A learned leaf: its `value`, and `total`, float32 of its shape, the sum of its gradients so far.
 
-    Each total is used by `add_gradient` or `look_up` as often as its leaf is read, from one to the next, and last by
+    Each sum is used by `add_gradient` or `look_up` as often as its leaf is read, from one to the next, and last by
     `finish`.
     """
 
@@ -31,13 +31,13 @@ def _is_summed(leaf: object) -> bool:
 
 
 def separate(tree: Any) -> tuple[Any, list[jax.Array]]:
-    """The tree with values in place of every Summed, and the totals in the order of their leaves."""
+    """The tree with values in place of every SummedLeaf, and their sums of gradients in order."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_summed)
     return strip_totals(tree), [leaf.total for leaf in leaves if _is_summed(leaf)]
 
 
 def strip_totals(tree: Any) -> Any:
-    """The tree with values in place of every Summed."""
+    """The tree with values in place of every SummedLeaf."""
     return jax.tree.map(lambda leaf: leaf.value if _is_summed(leaf) else leaf, tree, is_leaf=_is_summed)
 
 
@@ -47,49 +47,49 @@ def read(tree: Any) -> Any:
 
 
 def add_layer(stack: Any, layer: Any, totals: list[jax.Array], index: jax.Array | None) -> tuple[Any, list[jax.Array]]:
-    """`add_gradient` of one layer's arrays, whose gradients go to `index` in those totals that `stack` has."""
+    """`add_gradient` of one layer's arrays, whose gradients go to `index` in those sums that `stack` has."""
     leaves, structure = jax.tree.flatten(layer)
-    remaining, new_leaves, new_totals = iter(totals), [], []
-    for stacked, leaf in zip(jax.tree.leaves(stack, is_leaf=_is_summed), leaves, strict=True):
-        if _is_summed(stacked):
-            leaf, total = add_gradient(leaf, next(remaining), index)
-            new_totals.append(total)
+    remaining_sums, new_leaves, new_sums = iter(totals), [], []
+    for stack_leaf, leaf in zip(jax.tree.leaves(stack, is_leaf=_is_summed), leaves, strict=True):
+        if _is_summed(stack_leaf):
+            leaf, grad_sum = add_gradient(leaf, next(remaining_sums), index)
+            new_sums.append(grad_sum)
         new_leaves.append(leaf)
-    return jax.tree.unflatten(structure, new_leaves), new_totals
+    return jax.tree.unflatten(structure, new_leaves), new_sums
 
 
 @jax.custom_vjp
 def add_gradient(value: jax.Array, total: jax.Array, index: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """The value and the total; the value's gradient is added to the total, or to `index` along its first axis."""
+    """The value and the sum; the value's gradient is added to the sum, or to `index` along its first axis."""
     return value, total
 
 
-def _add(index: jax.Array | None, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
-    gradient, total = cotangents
-    gradient = gradient.astype(total.dtype)
-    return None, total + gradient if index is None else total.at[index].add(gradient), None
+def _add_gradient_bwd(index: jax.Array | None, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
+    gradient, grad_sum = cotangents
+    gradient = gradient.astype(grad_sum.dtype)
+    return None, grad_sum + gradient if index is None else grad_sum.at[index].add(gradient), None
 
 
-add_gradient.defvjp(lambda value, total, index: ((value, total), index), _add)
+add_gradient.defvjp(lambda value, total, index: ((value, total), index), _add_gradient_bwd)
 
 
 @jax.custom_vjp
 def look_up(table: jax.Array, total: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """table[rows] and the total [V, D]; the gradient of each of the rows int32[N] is added to its row of the total."""
+    """table[rows] and the sum [V, D]; the gradient of each of the rows int32[N] is added to its row of the sum."""
     return jnp.take(table, rows, axis=0), total
 
 
-def _add_rows(rows: jax.Array, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
-    gradient, total = cotangents
-    return None, total.at[rows].add(gradient.astype(total.dtype)), None
+def _look_up_bwd(rows: jax.Array, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
+    gradient, grad_sum = cotangents
+    return None, grad_sum.at[rows].add(gradient.astype(grad_sum.dtype)), None
 
 
-look_up.defvjp(lambda table, total, rows: (look_up(table, total, rows), rows), _add_rows)
+look_up.defvjp(lambda table, total, rows: (look_up(table, total, rows), rows), _look_up_bwd)
 
 
 @jax.custom_vjp
 def finish(x: Any, totals: Sequence[jax.Array]) -> Any:
-    """x; in the backward pass the totals begin here, with their values."""
+    """x; in the backward pass the sums begin here, with their values."""
     return x
 
 
@@ -98,7 +98,7 @@ finish.defvjp(lambda x, totals: (x, totals), lambda totals, gradient: (gradient,
 
 @jax.custom_vjp
 def reach(loss: jax.Array, scores: jax.Array) -> jax.Array:
-    """The loss; its backward pass reaches the totals behind `scores` even if the loss does not depend on them."""
+    """The loss; its backward pass reaches the sums behind `scores` even if the loss does not depend on them."""
     return loss
 
 

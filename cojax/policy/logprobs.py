@@ -96,18 +96,18 @@ def token_scores(
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
     keeps_logits = logits_bytes <= MAX_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
-    setup = _Settings(config, temperature, chunk, entropy, mesh, keeps_logits)
-    total = matrix.total if isinstance(matrix, Summed) else None
+    setup = _Setup(config, temperature, chunk, entropy, mesh, keeps_logits)
+    grad_sum = matrix.total if isinstance(matrix, Summed) else None
     # Cast once, and before the gather, so that devices send each other only the bits that the product reads.
     matrix = strip_totals(matrix).astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, total, hidden[:, :-1], tokens[:, 1:], has_score)
+    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, hidden[:, :-1], tokens[:, 1:], has_score)
     if routes is not None and differing_shares is not None:
         has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, differing_shares[:, :-1], 0.0), has_routes.astype(jnp.float32)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
-class _Settings(NamedTuple):
+class _Setup(NamedTuple):
     """Settings that are static for the compiler; with `keeps_logits` a gradient's forward pass keeps its logits."""
 
     config: ModelConfig
@@ -120,30 +120,30 @@ class _Settings(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _compute_scores(
-    setup: _Settings, matrix: jax.Array, total: jax.Array | None, hidden: jax.Array, targets: jax.Array, mask: jax.Array
+    setup: _Setup, matrix: jax.Array, total: jax.Array | None, hidden: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 outside the mask.
 
-    hidden [B, N, D], targets int32[B, N], mask bool[B, N]; `total` is that of a Summed matrix. The gradient is written
+    hidden [B, N, D], targets int32[B, N], mask bool[B, N]; `total` is that of a SummedLeaf. The gradient is written
     by hand, because the length of the loop depends on the data and JAX has no reverse mode for such loops.
     """
-    return _forward(setup, matrix, total, hidden, targets, mask)[0]
+    return _score_fwd(setup, matrix, total, hidden, targets, mask)[0]
 
 
-def _forward(
-    setup: _Settings,
+def _score_fwd(
+    setup: _Setup,
     matrix: jax.Array,
     total: jax.Array | None,
     hidden: jax.Array,
     targets: jax.Array,
     mask: jax.Array,
     *,
-    keep: bool = False,
+    keep_logits: bool = False,
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    """The scores, and what `_backward` reads; with `keep` this includes the scaled logits."""
+    """The scores, and what `_score_bwd` reads; with `keep_logits` this includes the scaled logits."""
 
     def score_chunks(
-        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, count: jax.Array
     ) -> tuple[jax.Array, ...]:
         order = order_by_mask(mask, setup.chunk)
         state_chunks, target_chunks = gather(hidden, order), gather(targets, order)
@@ -156,16 +156,16 @@ def _forward(
             if setup.entropy != "none":
                 mean_logit = _sum_vocabulary(setup, jnp.sum(jnp.exp(logits - log_sum[..., None]) * logits, axis=-1))
                 scores.append(log_sum - mean_logit)
-            scores += [logits] if keep else []
+            scores += [logits] if keep_logits else []
             return tuple(put_chunk(x, value, index, setup.chunk) for x, value in zip(buffers, scores, strict=True))
 
-        vocabulary = matrix.shape[_list_matrix_axes(setup).index("vocabulary")]
-        shapes = [order.shape] * score_count + [(*order.shape, vocabulary)] * keep
-        return jax.lax.fori_loop(0, chunks, score_chunk, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        vocabulary_size = matrix.shape[_list_matrix_axes(setup).index("vocabulary")]
+        shapes = [order.shape] * score_count + [(*order.shape, vocabulary_size)] * keep_logits
+        return jax.lax.fori_loop(0, count, score_chunk, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     score_count = 2 if setup.entropy == "none" else 3
-    compute = _per_device(setup, score_chunks, "mrrr.", "r" * score_count + "l" * keep)
-    outputs = compute(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk))
+    run = _shard_map(setup, score_chunks, "mrrr.", "r" * score_count + "l" * keep_logits)
+    outputs = run(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk))
     logprobs = jnp.where(mask, ungather(outputs[0], mask), 0.0)
     residuals = matrix, total, hidden, targets, mask, outputs[1:score_count], outputs[score_count:]
     if setup.entropy == "none":
@@ -173,76 +173,76 @@ def _forward(
     return (logprobs, jnp.where(mask, ungather(outputs[2], mask), 0.0)), residuals
 
 
-def _backward(setup: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
+def _score_bwd(setup: _Setup, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
-    matrix, total, hidden, targets, mask, columns, kept_logits = residuals
+    matrix, grad_sum, hidden, targets, mask, statistics, kept_logits = residuals
     with_entropy = setup.entropy == "gradient"
 
-    def add_all(
-        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, chunks: jax.Array, *arrays: jax.Array
+    def add_chunks(
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, mask: jax.Array, count: jax.Array, *arrays: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         order = order_by_mask(mask, setup.chunk)
-        is_real = jnp.arange(order.shape[1]) < jnp.sum(mask, axis=1, keepdims=True)
-        states, goals = gather(hidden, order), gather(targets, order)
-        chunk_logits, (log_sums, *token_columns) = arrays[: len(kept_logits)], arrays[len(kept_logits) :]
-        weights = jnp.where(is_real, gather(token_columns[0], order), 0.0)
+        is_scored = jnp.arange(order.shape[1]) < jnp.sum(mask, axis=1, keepdims=True)
+        states, labels = gather(hidden, order), gather(targets, order)
+        local_logits, (log_sums, *token_columns) = arrays[: len(kept_logits)], arrays[len(kept_logits) :]
+        d_logps = jnp.where(is_scored, gather(token_columns[0], order), 0.0)
         if with_entropy:
-            entropies, entropy_slopes = token_columns[1], jnp.where(is_real, gather(token_columns[2], order), 0.0)
+            entropies, d_entropies = token_columns[1], jnp.where(is_scored, gather(token_columns[2], order), 0.0)
 
         def add_chunk(i: jax.Array, gradients: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, target, log_sum, weight = (take_chunk(x, i, setup.chunk) for x in (states, goals, log_sums, weights))
-            logits = take_chunk(chunk_logits[0], i, setup.chunk) if chunk_logits else _make_logits(setup, matrix, state)
+            state, label, log_sum, d_logp = (take_chunk(x, i, setup.chunk) for x in (states, labels, log_sums, d_logps))
+            logits = take_chunk(local_logits[0], i, setup.chunk) if local_logits else _make_logits(setup, matrix, state)
             log_probs = logits - log_sum[..., None]
-            slopes = (_is_target(setup, target, logits).astype(jnp.float32) - jnp.exp(log_probs)) * weight[..., None]
+            d_logits = (_is_target(setup, label, logits).astype(jnp.float32) - jnp.exp(log_probs)) * d_logp[..., None]
             if with_entropy:
-                entropy, slope = (take_chunk(x, i, setup.chunk)[..., None] for x in (entropies, entropy_slopes))
-                slopes -= jnp.exp(log_probs) * (log_probs + entropy) * slope
+                entropy, d_entropy = (take_chunk(x, i, setup.chunk)[..., None] for x in (entropies, d_entropies))
+                d_logits -= jnp.exp(log_probs) * (log_probs + entropy) * d_entropy
             # In the dtype of the forward products: float32 products are many times slower on an accelerator.
-            slopes = (slopes / setup.temperature).astype(state.dtype)
+            d_logits = (d_logits / setup.temperature).astype(state.dtype)
             tied = setup.config.tie_word_embeddings
-            d_matrix = _multiply_outer(slopes, state) if tied else _multiply_outer(state, slopes)
-            d_state = _sum_vocabulary(setup, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
+            d_matrix = _multiply_outer(d_logits, state) if tied else _multiply_outer(state, d_logits)
+            d_state = _sum_vocabulary(setup, jnp.tensordot(d_logits, matrix.astype(state.dtype), (2, 0 if tied else 1)))
             return gradients[0] + d_matrix, put_chunk(gradients[1], d_state, i, setup.chunk)
 
         zeros = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
-        d_matrix, d_states = jax.lax.fori_loop(0, chunks, add_chunk, zeros)
+        d_matrix, d_states = jax.lax.fori_loop(0, count, add_chunk, zeros)
         return _reduce_gradient(setup, d_matrix), d_states
 
-    arrays = [*kept_logits, columns[0], cotangents[0], *((columns[1], cotangents[1]) if with_entropy else ())]
-    call = _per_device(setup, add_all, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
-    d_matrix, d_states = call(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk), *arrays)
+    arrays = [*kept_logits, statistics[0], cotangents[0], *((statistics[1], cotangents[1]) if with_entropy else ())]
+    run = _shard_map(setup, add_chunks, "mrrr." + "l" * len(kept_logits) + "r" * (len(arrays) - len(kept_logits)), "sr")
+    d_matrix, d_states = run(matrix, hidden, targets, mask, count_chunks(mask, setup.chunk), *arrays)
     d_hidden = jnp.where(mask[..., None], ungather(d_states, mask), 0)
-    if total is not None:
-        return None, total + d_matrix, d_hidden, None, None
+    if grad_sum is not None:
+        return None, grad_sum + d_matrix, d_hidden, None, None
     return d_matrix.astype(matrix.dtype), None, d_hidden, None, None
 
 
-_compute_scores.defvjp(lambda setup, *arrays: _forward(setup, *arrays, keep=setup.keeps_logits), _backward)
+_compute_scores.defvjp(lambda setup, *arrays: _score_fwd(setup, *arrays, keep_logits=setup.keeps_logits), _score_bwd)
 
 
-def _per_device(setup: _Settings, compute: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
+def _shard_map(setup: _Setup, function: Callable[..., Any], in_layouts: str, out_layouts: str) -> Callable[..., Any]:
     """Runs the loop on each device, on its own rows and its part of the vocabulary; without a mesh, the loop as it is.
 
     One letter for each argument and result gives its layout: r by rows, m the matrix with its whole width on each
     device, s the matrix laid out like the parameters, l logits by rows and vocabulary, . replicated.
     """
     if setup.mesh is None:
-        return compute
+        return function
     axes = _list_matrix_axes(setup)
     gathered_spec = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
-    sharded_spec = PartitionSpec(*(RULES[axis] for axis in axes))
+    shard_spec = PartitionSpec(*(RULES[axis] for axis in axes))
     logits_spec = PartitionSpec(ROWS, None, "tensor")
-    specs = {"r": PartitionSpec(ROWS), "m": gathered_spec, "s": sharded_spec, "l": logits_spec, ".": PartitionSpec()}
-    in_specs, out_specs = (tuple(specs[letter] for letter in layouts) for layouts in (arguments, results))
-    return jax.shard_map(compute, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    specs = {"r": PartitionSpec(ROWS), "m": gathered_spec, "s": shard_spec, "l": logits_spec, ".": PartitionSpec()}
+    in_specs, out_specs = (tuple(specs[letter] for letter in letters) for letters in (in_layouts, out_layouts))
+    return jax.shard_map(function, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _list_matrix_axes(setup: _Settings) -> tuple[str, str]:
+def _list_matrix_axes(setup: _Setup) -> tuple[str, str]:
     """Logical axes of `find_scoring_matrix`."""
     return ("vocabulary", "embed") if setup.config.tie_word_embeddings else ("embed", "vocabulary")
 
 
-def _reduce_gradient(setup: _Settings, gradient: jax.Array) -> jax.Array:
+def _reduce_gradient(setup: _Setup, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
     if count_devices(setup.mesh, "fsdp") > 1:
         embed_axis = _list_matrix_axes(setup).index("embed")
@@ -252,23 +252,23 @@ def _reduce_gradient(setup: _Settings, gradient: jax.Array) -> jax.Array:
     return gradient if setup.mesh is None else jax.lax.optimization_barrier(gradient)
 
 
-def _make_logits(setup: _Settings, matrix: jax.Array, states: jax.Array) -> jax.Array:
+def _make_logits(setup: _Setup, matrix: jax.Array, states: jax.Array) -> jax.Array:
     """float32[B, c, V]: logits / temperature of states [B, c, D], over this device's part of the vocabulary."""
     return score_tokens(setup.config, matrix, states) / setup.temperature
 
 
-def _sum_vocabulary(setup: _Settings, x: jax.Array) -> jax.Array:
+def _sum_vocabulary(setup: _Setup, x: jax.Array) -> jax.Array:
     """Adds up sums over parts of the vocabulary."""
     return jax.lax.psum(x, "tensor") if count_devices(setup.mesh, "tensor") > 1 else x
 
 
-def _compute_log_sum(setup: _Settings, logits: jax.Array) -> jax.Array:
-    """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
-    local_sum = jax.nn.logsumexp(logits, axis=-1)
+def _compute_log_sum(setup: _Setup, logits: jax.Array) -> jax.Array:
+    """log Σ_v exp(logits[..., v]) over the whole vocabulary."""
+    local_log_sum = jax.nn.logsumexp(logits, axis=-1)
     if count_devices(setup.mesh, "tensor") == 1:
-        return local_sum
-    largest = jax.lax.pmax(local_sum, "tensor")
-    return largest + jnp.log(jax.lax.psum(jnp.exp(local_sum - largest), "tensor"))
+        return local_log_sum
+    max_log_sum = jax.lax.pmax(local_log_sum, "tensor")
+    return max_log_sum + jnp.log(jax.lax.psum(jnp.exp(local_log_sum - max_log_sum), "tensor"))
 
 
 def _multiply_outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
@@ -277,7 +277,7 @@ def _multiply_outer(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
     return jax.lax.dot_general(lhs, rhs, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _is_target(setup: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
+def _is_target(setup: _Setup, targets: jax.Array, scores: jax.Array) -> jax.Array:
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
     first_token = jax.lax.axis_index("tensor") * scores.shape[-1] if count_devices(setup.mesh, "tensor") > 1 else 0
     return targets[..., None] == first_token + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
@@ -290,8 +290,8 @@ def choose_chunk(rows: int, row_length: int, mesh: Mesh | None) -> int:
     and writes the whole float32 gradient of the matrix, which takes longer than the products of a smaller chunk. It is
     never more than the length − 1 tokens of a row that are scored.
     """
-    least, gpu_tokens = 128, 1024
-    size = least if find_platform(mesh) != "gpu" else max(least, gpu_tokens * count_devices(mesh, *ROWS) // rows)
+    floor, gpu_tokens = 128, 1024
+    size = floor if find_platform(mesh) != "gpu" else max(floor, gpu_tokens * count_devices(mesh, *ROWS) // rows)
     return min(size, row_length - 1)
 
 

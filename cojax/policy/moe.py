@@ -80,11 +80,11 @@ class SparseFeedForward(nnx.Module):
 
     def apply_routing(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] by the given routing of these tokens."""
-        kernels = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
+        matrices = self.gate[...].astype(self.dtype), self.up[...].astype(self.dtype), self.down[...].astype(self.dtype)
         flat_x = x.reshape(-1, x.shape[-1])
-        compute = functools.partial(mix, multiply=choose_product(mesh, self.dtype))
-        arguments = flat_x, routing, kernels
-        output = compute(*arguments) if mesh is None else _mix_over(mesh, compute, *arguments)
+        compute = functools.partial(mix, dot=choose_product(mesh, self.dtype))
+        arguments = flat_x, routing, matrices
+        output = compute(*arguments) if mesh is None else _mix_over_mesh(mesh, compute, *arguments)
         return output.reshape(x.shape)
 
 
@@ -101,28 +101,28 @@ def choose_product(mesh: Mesh | None, dtype: jnp.dtype) -> Product:
 
 
 def mix(
-    x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0, multiply: Product = jax.lax.ragged_dot
+    x: jax.Array, routing: Routing, matrices: Kernels, first: jax.Array | int = 0, dot: Product = jax.lax.ragged_dot
 ) -> jax.Array:
-    """What the experts `first`, `first` + 1, … of these kernels contribute to tokens [N, D], by the grouped product
-    `multiply`.
+    """What the experts `first`, `first` + 1, … of these matrices contribute to tokens [N, D], by the grouped product
+    `dot`.
 
     XLA for CPU computes ragged_dot as one product over all experts, with every token copied k times. On CPU this also
     multiplies by all experts, but without the copies.
     """
-    arrays = x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32)
-    return jax.lax.platform_dependent(*arrays, cpu=mix_dense, default=functools.partial(mix_grouped, multiply=multiply))
+    arrays = x, routing.experts, routing.weights, matrices, jnp.asarray(first, jnp.int32)
+    return jax.lax.platform_dependent(*arrays, cpu=mix_dense, default=functools.partial(mix_grouped, dot=dot))
 
 
 def mix_grouped(
     x: jax.Array,
     experts: jax.Array,
     weights: jax.Array,
-    kernels: Kernels,
+    matrices: Kernels,
     first: jax.Array,
-    multiply: Product = jax.lax.ragged_dot,
+    dot: Product = jax.lax.ragged_dot,
 ) -> jax.Array:
-    """Computes `mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
-    gate, up, down = kernels
+    """`mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
+    gate, up, down = matrices
     local_count, (token_count, top_k) = gate.shape[0], experts.shape
     local_experts = experts.reshape(-1) - first
     local_experts = jnp.where((local_experts >= 0) & (local_experts < local_count), local_experts, local_count)
@@ -131,16 +131,16 @@ def mix_grouped(
     # Rows after the last group belong to other devices; a grouped product leaves them undefined.
     is_local = (jnp.arange(token_count * top_k) < jnp.sum(group_sizes))[:, None]
     visits = jnp.where(is_local, _permute(jnp.repeat(x, top_k, axis=0), order), 0)
-    inner_states = jax.nn.silu(multiply(visits, gate, group_sizes))
-    inner_states = jnp.where(is_local, inner_states * multiply(visits, up, group_sizes), 0)
-    outputs = jnp.where(is_local, multiply(inner_states, down, group_sizes), 0)
+    inner_states = jax.nn.silu(dot(visits, gate, group_sizes))
+    inner_states = jnp.where(is_local, inner_states * dot(visits, up, group_sizes), 0)
+    outputs = jnp.where(is_local, dot(inner_states, down, group_sizes), 0)
     outputs = _permute(outputs, jnp.argsort(order)).reshape(token_count, top_k, -1)
     return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
 
 
-def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
+def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, matrices: Kernels, first: jax.Array) -> jax.Array:
     """Computes `mix` by products over all experts, with weight 0 for the others: no row depends on another."""
-    gate, up, down = kernels
+    gate, up, down = matrices
     local_count, width = gate.shape[0], x.shape[1]
     local_experts = first + jnp.arange(local_count)
     shares = jnp.sum(jnp.where(experts[:, :, None] == local_experts, weights[:, :, None], 0.0), axis=1)
@@ -151,10 +151,10 @@ def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Ker
     return inner_states.reshape(x.shape[0], -1) @ down.reshape(-1, width)
 
 
-def _mix_over(
-    mesh: Mesh, compute: Callable[..., jax.Array], x: jax.Array, routing: Routing, kernels: Kernels
+def _mix_over_mesh(
+    mesh: Mesh, compute: Callable[..., jax.Array], x: jax.Array, routing: Routing, matrices: Kernels
 ) -> jax.Array:
-    """`compute`s the `mix` with experts split over the expert axis and their inner width over the tensor axis."""
+    """`mix` by `compute`, experts split over the expert axis and their inner width over the tensor axis."""
 
     def mix_shard(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         first_expert = jax.lax.axis_index(_EXPERT) * gate.shape[0]
@@ -165,7 +165,7 @@ def _mix_over(
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
     rows, wide, tall = PartitionSpec(ROWS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
     run = jax.shard_map(mix_shard, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
-    return run(x, routing, *kernels)
+    return run(x, routing, *matrices)
 
 
 def _permute(visits: jax.Array, order: jax.Array) -> jax.Array:
@@ -179,8 +179,8 @@ def measure_difference(experts: jax.Array, routes: jax.Array) -> jax.Array:
     It is 0 where the routes are -1. The order of experts does not matter.
     """
     is_route = jnp.any(experts[:, :, None] == routes[:, None, :], axis=-1)
-    share = 1.0 - jnp.mean(is_route.astype(jnp.float32), axis=-1)
-    return jnp.where(routes[:, 0] < 0, 0.0, share)
+    differing_share = 1.0 - jnp.mean(is_route.astype(jnp.float32), axis=-1)
+    return jnp.where(routes[:, 0] < 0, 0.0, differing_share)
 
 
 @dataclasses.dataclass(frozen=True)

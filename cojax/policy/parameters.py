@@ -79,8 +79,8 @@ class Parameter:
 def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """The rows of its family that a model of this config has."""
     return tuple(
-        Parameter(tuple(path.split("/")), tuple(axes.split()), hf_name, input_axes)
-        for path, axes, hf_name, input_axes in config.family.rows
+        Parameter(tuple(path.split("/")), tuple(axes.split()), hf_name, input_ndim)
+        for path, axes, hf_name, input_ndim in config.family.rows
         if not (path == "head/kernel" and config.tie_word_embeddings)
     )
 
@@ -126,18 +126,18 @@ def from_hf(
     memory holds only those still being filled. A tied `lm_head.weight` is ignored. Raises ValueError that names every
     missing, unexpected and misshapen array.
     """
-    destinations = {name: (row, index) for row in parameters(config) for index, name in row.hf_names(config)}
-    remaining_counts = Counter(parameter.path for parameter, _ in destinations.values())
+    destination_by_name = {name: (row, index) for row in parameters(config) for index, name in row.hf_names(config)}
+    remaining_counts = Counter(parameter.path for parameter, _ in destination_by_name.values())
     stacks: dict[tuple[str, ...], np.ndarray] = {}
     faults: list[str] = []
     params: Params = {}
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
         if name == TIED_HEAD and config.tie_word_embeddings:
             continue
-        if name not in destinations:
+        if name not in destination_by_name:
             faults.append(f"{name} is not part of this model")
             continue
-        parameter, index = destinations.pop(name)
+        parameter, index = destination_by_name.pop(name)
         # A leaf of its own: on CPU jnp.asarray may alias the given array, which its owner is free to change.
         if parameter.path not in stacks:
             stacks[parameter.path] = np.empty(parameter.shape(config), jnp.dtype(dtype_of(config, parameter)))
@@ -148,7 +148,7 @@ def from_hf(
         remaining_counts[parameter.path] -= 1
         if not remaining_counts[parameter.path] and not faults:
             params = with_leaf(params, parameter, make_leaf(parameter, stacks.pop(parameter.path)))
-    raise_faults([f"{name} is missing" for name in destinations] + faults)
+    raise_faults([f"{name} is missing" for name in destination_by_name] + faults)
     return params
 
 
@@ -215,9 +215,9 @@ def _mix_bits(bits: jax.Array) -> jax.Array:
 
 
 def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Calls function(tree); of outlines (ShapeDtypeStruct, arrays that exist nowhere) it returns the outline."""
-    is_outline = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
-    return jax.eval_shape(function, tree) if is_outline else function(tree)
+    """Calls function(tree); of a tree of ShapeDtypeStruct it returns the result's ShapeDtypeStructs."""
+    is_abstract = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return jax.eval_shape(function, tree) if is_abstract else function(tree)
 
 
 def choose_dtype(config: ModelConfig, parameter: Parameter) -> str:
@@ -229,8 +229,8 @@ def choose_dtype(config: ModelConfig, parameter: Parameter) -> str:
 def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     """The same policy, bit for bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
 
-    Leaves that already have that dtype are not copied, and layouts over a mesh stay. Outlines give outlines, without a
-    layout.
+    Leaves that already have that dtype are not copied, and layouts over a mesh stay. ShapeDtypeStructs stay such,
+    without a layout.
     """
 
     def cast(params: Params) -> Params:

@@ -45,8 +45,8 @@ _MAX_AXES = 8  # axes of a tensor
 _MAX_NAME_LENGTH = 200  # characters of a tensor's name
 
 
-def _count_tensor_bytes(format_code: str, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * _DTYPE_BY_CODE[format_code].itemsize
+def _count_tensor_bytes(dtype_code: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * _DTYPE_BY_CODE[dtype_code].itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,10 @@ class StoredTensor:
 
 def find_code(dtype_name: str) -> str:
     """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
-    codes = {dtype.name: code for code, dtype in _DTYPE_BY_CODE.items()}
-    if dtype_name not in codes:
-        raise ValueError(f"dtype {dtype_name!r} is not supported; available: {', '.join(codes)}")
-    return codes[dtype_name]
+    code_by_name = {dtype.name: code for code, dtype in _DTYPE_BY_CODE.items()}
+    if dtype_name not in code_by_name:
+        raise ValueError(f"dtype {dtype_name!r} is not supported; available: {', '.join(code_by_name)}")
+    return code_by_name[dtype_name]
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -120,26 +120,26 @@ def _read_entry(path: Path, name: str, record: Any, data_start: int) -> StoredTe
     return StoredTensor(path, name, str(record["dtype"]), tuple(shape), data_start + start, data_start + end)
 
 
-def write_tensors(path: Path, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
-    """Writes one file, taking exactly the outlined arrays in their order and dropping each once it is written.
+def write_tensors(path: Path, specs: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
+    """Writes one file, taking exactly the arrays of these specs in their order and dropping each once it is written.
 
-    The file appears whole or not at all. Raises ValueError for an array that differs from its outline, OSError that
+    The file appears whole or not at all. Raises ValueError for an array that differs from its spec, OSError that
     says what to do.
     """
-    with _explain_errors(path), replacing(path) as file:
-        _write_tensors(file, outlines, arrays)
+    with _explain_write_errors(path), replacing(path) as file:
+        _write_tensors(file, specs, arrays)
 
 
-def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
+def _write_tensors(file: BinaryIO, specs: Outlines, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for array_name, (dtype, shape) in outlines.items():
+    for array_name, (dtype, shape) in specs.items():
         offsets = [offset, offset := offset + _count_tensor_bytes(dtype, shape)]
         header[array_name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
     header_json = json.dumps(header, separators=(",", ":")).encode()
     header_json += b" " * (-len(header_json) % 8)
     file.write(len(header_json).to_bytes(8, "little") + header_json)
-    for tensor_name, (dtype, shape) in outlines.items():
+    for tensor_name, (dtype, shape) in specs.items():
         array_name, array = next(arrays)
         actual = array_name, _CODE_BY_DTYPE.get(array.dtype), array.shape
         if actual != (tensor_name, dtype, shape):
@@ -150,7 +150,7 @@ def _write_tensors(file: BinaryIO, outlines: Outlines, arrays: Iterator[tuple[st
 
 
 @contextlib.contextmanager
-def _explain_errors(path: Path) -> Iterator[None]:
+def _explain_write_errors(path: Path) -> Iterator[None]:
     """Adds advice to an OSError."""
     try:
         yield
@@ -160,17 +160,17 @@ def _explain_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def split_files(outlines: Outlines, max_bytes: int) -> list[Outlines]:
-    """Splits the outlines, in order, into files of `max_bytes` at most; a larger tensor has a file of its own."""
-    files: list[Outlines] = [{}]
+def split_files(specs: Outlines, max_bytes: int) -> list[Outlines]:
+    """Splits the specs, in order, into files of `max_bytes` at most; a larger tensor has a file of its own."""
+    file_specs: list[Outlines] = [{}]
     file_size = 0
-    for tensor_name, outline in outlines.items():
-        if files[-1] and file_size + _count_tensor_bytes(*outline) > max_bytes:
-            files.append({})
+    for tensor_name, spec in specs.items():
+        if file_specs[-1] and file_size + _count_tensor_bytes(*spec) > max_bytes:
+            file_specs.append({})
             file_size = 0
-        files[-1][tensor_name] = outline
-        file_size += _count_tensor_bytes(*outline)
-    return files
+        file_specs[-1][tensor_name] = spec
+        file_size += _count_tensor_bytes(*spec)
+    return file_specs
 
 
 ONE_FILE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -229,17 +229,17 @@ def write_arrays(
     cannot be written.
     """
     dtype = find_code(config.param_dtype)
-    outlines = {name: (dtype, row.hf_shape(config)) for row in parameters(config) for _, name in row.hf_names(config)}
-    shards = split_files(outlines, max_file_bytes)
+    specs = {name: (dtype, row.hf_shape(config)) for row in parameters(config) for _, name in row.hf_names(config)}
+    shards = split_files(specs, max_file_bytes)
     count = len(shards)
     names = [ONE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    with _explain_errors(folder):
+    with _explain_write_errors(folder):
         with contextlib.ExitStack() as stack:  # the files get their names together, once all are written
             for file_name, contents in zip(names, shards, strict=True):
                 _write_tensors(stack.enter_context(replacing(folder / file_name)), contents, arrays)
         if count > 1:
             file_by_tensor = {tensor: name for name, contents in zip(names, shards, strict=True) for tensor in contents}
-            metadata = {"total_size": sum(_count_tensor_bytes(*outline) for outline in outlines.values())}
+            metadata = {"total_size": sum(_count_tensor_bytes(*spec) for spec in specs.values())}
             _write_json(folder / INDEX, {"metadata": metadata, "weight_map": file_by_tensor})
         new_names = {*names, *([INDEX] if count > 1 else [])}
         for old_file in (*folder.glob("model*.safetensors"), folder / INDEX):
@@ -254,19 +254,19 @@ def _list_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / ONE_FILE).exists():
         tensors = read_header(folder / ONE_FILE)
     elif (folder / INDEX).exists():
-        tensors, faults = _read_indexed(folder)
+        tensors, faults = _read_indexed_tensors(folder)
     else:
         raise FileNotFoundError(f"no {ONE_FILE} in {folder}, and no {INDEX}; expected a model folder in HF format")
     file_sizes = {tensor.path: tensor.path.stat().st_size for tensor in tensors.values()}
     damage_reports = [fault for tensor in tensors.values() if (fault := tensor.damage(file_sizes[tensor.path]))]
     if faults or damage_reports:
         problems = [*faults, *damage_reports]
-        more = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise DamagedFile(f"{folder} cannot be read: {'; '.join(problems[:20])}{more}. Copy or make it again.")
+        suffix = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise DamagedFile(f"{folder} cannot be read: {'; '.join(problems[:20])}{suffix}. Copy or make it again.")
     return tensors
 
 
-def _read_indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
+def _read_indexed_tensors(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The tensors of a folder with an index, and the faults where index and files disagree."""
     file_of = read_weight_map(folder)
     files = sorted(set(file_of.values()))
@@ -338,7 +338,7 @@ def _read_leaf(
             return jax.block_until_ready(layer_array)
         if leaf is None:
             leaf = _make_zeros(parameter.shape(config), dtype, sharding)
-        leaf = jax.block_until_ready(_fill(leaf, layer_array, np.asarray(stack_index, np.int32), sharding))
+        leaf = jax.block_until_ready(_fill_layer(leaf, layer_array, np.asarray(stack_index, np.int32), sharding))
     assert leaf is not None
     return leaf
 
@@ -349,15 +349,15 @@ def _make_zeros(shape: tuple[int, ...], dtype: np.dtype, sharding: Sharding) -> 
 
 
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
-def _fill(leaf: jax.Array, layer_array: jax.Array, stack_index: jax.Array, sharding: Sharding) -> jax.Array:
+def _fill_layer(leaf: jax.Array, layer_array: jax.Array, stack_index: jax.Array, sharding: Sharding) -> jax.Array:
     """Writes one layer's array at `stack_index` of the leaf's stacked axes; the leaf's memory is reused."""
     starts = [stack_index[axis] for axis in range(stack_index.shape[0])] + [jnp.int32(0)] * layer_array.ndim
-    window = layer_array.reshape((1,) * stack_index.shape[0] + layer_array.shape)
+    block = layer_array.reshape((1,) * stack_index.shape[0] + layer_array.shape)
     # As plain bits: XLA for CPU would turn a whole bfloat16 leaf into float32 and back.
     bits_dtype = {2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
-    old_bits, new_bits = (jax.lax.bitcast_convert_type(x, bits_dtype) for x in (leaf, window))
-    updated = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old_bits, new_bits, starts), leaf.dtype)
-    return jax.lax.with_sharding_constraint(updated, sharding)
+    old_bits, new_bits = (jax.lax.bitcast_convert_type(x, bits_dtype) for x in (leaf, block))
+    new_leaf = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old_bits, new_bits, starts), leaf.dtype)
+    return jax.lax.with_sharding_constraint(new_leaf, sharding)
 
 
 def _check_params(config: ModelConfig, params: Params) -> None:
@@ -365,9 +365,9 @@ def _check_params(config: ModelConfig, params: Params) -> None:
     faults = []
     for parameter in parameters(config):
         leaf = get_leaf(params, parameter)
-        actual, outline = (leaf.dtype.name, leaf.shape), (config.param_dtype, parameter.shape(config))
-        if actual != outline:
-            faults.append(f"{parameter.name} is {actual[0]}{list(actual[1])}, expected {outline[0]}{list(outline[1])}")
+        actual, spec = (leaf.dtype.name, leaf.shape), (config.param_dtype, parameter.shape(config))
+        if actual != spec:
+            faults.append(f"{parameter.name} is {actual[0]}{list(actual[1])}, expected {spec[0]}{list(spec[1])}")
     raise_faults(faults)
 
 
@@ -389,11 +389,11 @@ class Policy:
 
         Compiled once per shape. Raises ValueError for tokens of another shape or outside the vocabulary.
         """
-        return self._compute_rows(_logits, tokens)
+        return self._compute_rows(_compute_logits, tokens)
 
     def logprobs(self, tokens: ArrayLike) -> jax.Array:
         """float32[B, T]: log π of each token given those before it, 0 for the first; no [B, T, V] array is made."""
-        return self._compute_rows(_logprobs, tokens)
+        return self._compute_rows(_compute_logprobs, tokens)
 
     def save(self, folder: str | Path) -> None:
         """Writes the model in HF format, as `transformers` loads it; tokenizer files are the caller's to add."""
@@ -407,8 +407,8 @@ class Policy:
             raise ValueError(f"tokens span {ids.min()}–{ids.max()}; the vocabulary has 0–{self.config.vocab_size - 1}")
         row_count, length = ids.shape
         # Devices get equally many rows, so padding rows may be needed.
-        row_shards = count_devices(self.mesh, *ROWS)
-        padded_ids = np.pad(ids.astype(np.int32), ((0, -row_count % row_shards), (0, 0)))
+        row_shard_count = count_devices(self.mesh, *ROWS)
+        padded_ids = np.pad(ids.astype(np.int32), ((0, -row_count % row_shard_count), (0, 0)))
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded_ids.shape)
         batch = (padded_ids, positions, np.ones_like(padded_ids))
         if self.mesh is not None:
@@ -451,8 +451,8 @@ def find_model_folder(folder_or_hub_id: str | Path) -> Path:
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="mesh")
-def _logits(config: ModelConfig, params: Params, *rows: jax.Array, mesh: Mesh | None) -> jax.Array:
+def _compute_logits(config: ModelConfig, params: Params, *rows: jax.Array, mesh: Mesh | None) -> jax.Array:
     return transformer.compute_logits(config, params, transformer.compute_hidden(config, params, *rows, mesh=mesh))
 
 
-_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")
+_compute_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")

@@ -44,12 +44,12 @@ def read_outlines(reader: ocp.Checkpointer, folder: Path) -> Any:
     return tree
 
 
-def read_arrays(reader: ocp.Checkpointer, folder: Path, outline: Any) -> Any:
-    """Reads as NumPy arrays those arrays of a folder whose outlines are in `outline`."""
-    restore_args = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), outline)
+def read_arrays(reader: ocp.Checkpointer, folder: Path, abstract_tree: Any) -> Any:
+    """Reads as NumPy arrays those arrays of a folder whose shapes are in `abstract_tree`."""
+    restore_args = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), abstract_tree)
     with explain_damage(folder):
         return reader.restore(
-            folder, args=ocp.args.PyTreeRestore(item=outline, restore_args=restore_args, partial_restore=True)
+            folder, args=ocp.args.PyTreeRestore(item=abstract_tree, restore_args=restore_args, partial_restore=True)
         )
 
 
@@ -78,8 +78,8 @@ def read_array(
 
     Not for one process of several: Orbax waits for the others.
     """
-    outline: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    abstract_tree: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
     for key in reversed(path):
-        outline = {key: outline}
-    (array,) = jax.tree.leaves(read_arrays(reader, folder.absolute(), outline))
+        abstract_tree = {key: abstract_tree}
+    (array,) = jax.tree.leaves(read_arrays(reader, folder.absolute(), abstract_tree))
     return np.asarray(array)

@@ -70,13 +70,13 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
             shard_count = mesh.shape.get(RULES.get(axis, ""), 1)
             if sizes[axis] % shard_count:
                 raise ValueError(
-                    f"{parameter.name} has {axis}={sizes[axis]}, which {RULES[axis]}={shard_count} does not divide; "
-                    "choose a mesh size that does"
+                    f"{parameter.name} has {axis}={sizes[axis]}, which {RULES[axis]}={shard_count} does not "
+                    "divide; choose a mesh size that does"
                 )
 
 
 def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
-    """Gives an array, or the outline of one, this layout.
+    """Gives an array, or its ShapeDtypeStruct, this layout.
 
     Over several hosts, each puts its part of an array that all of them have onto its own devices.
     """
@@ -92,7 +92,7 @@ def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
 def shard(config: ModelConfig, params: Params, mesh: Mesh, table: Sequence[Parameter] = ()) -> Params:
     """Spreads the parameters over the mesh; `table` describes the leaves, () means the model's own table.
 
-    Outlines give outlines, as in `place`. Raises ValueError for an axis that its mesh axis does not divide.
+    ShapeDtypeStructs stay such, as in `place`. Raises ValueError for an axis that its mesh axis does not divide.
     """
     check_divides(config, mesh)
     tree: Params = {}

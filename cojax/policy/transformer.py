@@ -37,8 +37,8 @@ def make_rotation(config: ModelConfig, positions: jax.Array) -> Rotate:
     The angles are θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]. With
     rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
-    frequency, factor = compute_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
-    angles = positions[..., None, None].astype(jnp.float32) * frequency
+    frequencies, factor = compute_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
     angles = jnp.concatenate([angles, angles], axis=-1)
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
@@ -57,13 +57,13 @@ class Attention(nnx.Module):
         width, head_dim = config.hidden_size, config.head_dim
 
         def make_projection(heads: int) -> nnx.LinearGeneral:
-            bias = config.family.attention_bias
-            return _linear(config, width, (heads, head_dim), width, rngs, use_bias=bias)
+            use_bias = config.family.attention_bias
+            return _linear(config, width, (heads, head_dim), width, rngs, use_bias=use_bias)
 
         self.query = make_projection(config.num_attention_heads)
         self.key = make_projection(config.num_key_value_heads)
         self.value = make_projection(config.num_key_value_heads)
-        heads, dot_general = config.num_attention_heads, _flat_product if config.dtype == "bfloat16" else None
+        heads, dot_general = config.num_attention_heads, _flat_dot_general if config.dtype == "bfloat16" else None
         fan_in = heads * head_dim * 2 * config.num_hidden_layers
         self.output = _linear(config, (heads, head_dim), width, fan_in, rngs, axis=(-2, -1), dot_general=dot_general)
         self.normed = config.family.has_parameter("layers/attention/query_norm/scale")
@@ -116,11 +116,11 @@ class Block(nnx.Module):
         With `routes` int[N, k], tokens go through those experts instead (`SparseFeedForward.replay`).
         """
         x = self.after_attention(x, rotate, attend)
-        inputs, experts = self.feed_forward_norm(x), self.feed_forward
-        assert isinstance(experts, SparseFeedForward)
-        own_routing = experts.route(inputs)
-        routing = own_routing if routes is None else experts.replay(own_routing, routes)
-        return x + experts.apply_routing(inputs, routing, mesh), own_routing.experts
+        inputs, feed_forward = self.feed_forward_norm(x), self.feed_forward
+        assert isinstance(feed_forward, SparseFeedForward)
+        own_routing = feed_forward.route(inputs)
+        routing = own_routing if routes is None else feed_forward.replay(own_routing, routes)
+        return x + feed_forward.apply_routing(inputs, routing, mesh), own_routing.experts
 
 
 class Embedding(nnx.Module):
@@ -160,8 +160,8 @@ def make_block(config: ModelConfig, arrays: Params) -> Block:
 @functools.cache
 def _define_modules(config: ModelConfig) -> tuple[Any, Any]:
     """Graph definitions of the modules, without arrays; they are computed once per config."""
-    outlines = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
-    return nnx.split(outlines[0])[0], nnx.split(outlines[1])[0]
+    abstract_modules = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    return nnx.split(abstract_modules[0])[0], nnx.split(abstract_modules[1])[0]
 
 
 def _make_norm(config: ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
@@ -171,15 +171,15 @@ def _make_norm(config: ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
     )  # fmt: skip
 
 
-def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+def _flat_dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
     """The product [..., H, S] × [H, S, D] → [..., D] over one axis of H · S numbers.
 
     Over two axes, jaxlib 0.12 sums the kernel's gradient in bfloat16 on CPUs. In float32 both products are equally
     precise but differ in their last bits.
     """
-    flat = x.reshape(*x.shape[:-2], -1)
+    flat_x = x.reshape(*x.shape[:-2], -1)
     return jax.lax.dot_general(
-        flat, kernel.reshape(-1, kernel.shape[-1]), (((flat.ndim - 1,), (0,)), ((), ())), **options
+        flat_x, kernel.reshape(-1, kernel.shape[-1]), (((flat_x.ndim - 1,), (0,)), ((), ())), **options
     )
 
 
@@ -202,8 +202,8 @@ def _is_kernel(primitive: Any, *_: Any, **parameters: Any) -> bool:
         return False
     if primitive.name in ("pallas_call", "core_map", "mpmd_map"):
         return True
-    inner_programs = [value for value in parameters.values() if hasattr(value, "eqns")]
-    return any(_is_kernel(step.primitive, **step.params) for program in inner_programs for step in program.eqns)
+    inner_jaxprs = [value for value in parameters.values() if hasattr(value, "eqns")]
+    return any(_is_kernel(equation.primitive, **equation.params) for jaxpr in inner_jaxprs for equation in jaxpr.eqns)
 
 
 _POLICIES = jax.checkpoint_policies
@@ -225,11 +225,11 @@ def initialize(config: ModelConfig, seed: int) -> Params:
     The embedding is N(0, 1 / D), so that logits of a tied head begin with variance 1. Kernels are N(0, 1 / inputs);
     those that write to the residual stream are smaller by √(2L), so that its variance does not grow with depth (GPT-2).
     """
-    return _initialize(config, jax.random.key(seed))
+    return _initialize_from_key(config, jax.random.key(seed))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _initialize(config: ModelConfig, random_key: jax.Array) -> Params:
+def _initialize_from_key(config: ModelConfig, random_key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     rngs = nnx.Rngs(random_key)
     make_layers = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
@@ -256,16 +256,16 @@ def compute_hidden(
 
 
 def embed_tokens(config: ModelConfig, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
-    """Embeddings dtype[..., D] of tokens int32[...]; and the parameters for what follows, where the embedding's total
-    includes the gradient of these, if its leaf is Summed."""
+    """Embeddings dtype[..., D] of tokens int32[...]; and the parameters for what follows, where the embedding's sum
+    of gradients includes that of these, if its leaf is a SummedLeaf."""
     chex.assert_type(tokens, int)
     table = params["embed"]["embedding"]
     if not isinstance(table, Summed):
         return embedding_and_head(config, params).embed(tokens), params
-    rows, total = look_up(table.value, table.total, tokens)
+    rows, grad_sum = look_up(table.value, table.total, tokens)
     if not config.tie_word_embeddings:  # nothing else reads the table
-        rows = finish(rows, [total])
-    return rows.astype(config.dtype), {**params, "embed": {"embedding": Summed(table.value, total)}}
+        rows = finish(rows, [grad_sum])
+    return rows.astype(config.dtype), {**params, "embed": {"embedding": Summed(table.value, grad_sum)}}
 
 
 def compute_routed_states(
@@ -294,19 +294,19 @@ def compute_routed_states(
     chex.assert_type([positions, segment_ids], int)
     if routes is not None:
         chex.assert_shape(routes, (*positions.shape, config.num_hidden_layers, config.num_experts_per_tok))
-    shape, token_count = positions.shape, positions.size
+    batch_shape, token_count = positions.shape, positions.size
     # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
     x, rotate = constrain(embedded.reshape(token_count, -1), mesh, None), make_rotation(config, positions.reshape(-1))
     stack, totals = separate(params["layers"])
     routes_by_layer = None if routes is None else jnp.moveaxis(routes.reshape(token_count, *routes.shape[2:]), 1, 0)
     windows = None if config.layer_windows is None else jnp.asarray(config.layer_windows, jnp.int32)
 
-    def layer(carry: tuple[jax.Array, list[jax.Array]], inputs: tuple[Any, ...]) -> tuple[Any, jax.Array | None]:
+    def run_layer(carry: tuple[jax.Array, list[jax.Array]], inputs: tuple[Any, ...]) -> tuple[Any, jax.Array | None]:
         (x, totals), (arrays, index, window, layer_routes) = carry, inputs
         arrays, totals = add_layer(params["layers"], arrays, totals, index)
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-            query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
+            query, key, value = (x.reshape(*batch_shape, *x.shape[1:]) for x in (query, key, value))
             output = packed_attention(query, key, value, segment_ids, mesh, window, prefix_ids)
             return output.reshape(token_count, *output.shape[2:])
 
@@ -318,10 +318,10 @@ def compute_routed_states(
         return (constrain(x, mesh, None), totals), measure_difference(experts, sampler_routes)
 
     inputs = stack, jnp.arange(config.num_hidden_layers), windows, routes_by_layer
-    (x, totals), shares = jax.lax.scan(REMAT[remat](layer), (x, totals), inputs)
+    (x, totals), differing_shares = jax.lax.scan(REMAT[remat](run_layer), (x, totals), inputs)
     modules = embedding_and_head(config, {**params, "final_norm": read(params["final_norm"])})
-    hidden = modules.final_norm(finish(x, totals).reshape(*shape, -1))
-    return hidden, None if routes is None else jnp.mean(shares, axis=0).reshape(shape)
+    hidden = modules.final_norm(finish(x, totals).reshape(*batch_shape, -1))
+    return hidden, None if routes is None else jnp.mean(differing_shares, axis=0).reshape(batch_shape)
 
 
 class Cache(NamedTuple):
@@ -377,18 +377,18 @@ def compute_cached_states(
     in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless.
     A row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions. With a
     `mesh`, one of `list_replicas`, parameters and cache are laid out over it, and each device computes its own heads
-    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
-    step.
+    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be
+    copied every step.
     """
     modules = embedding_and_head(config, params)
     x = constrain(modules.embed(tokens), mesh)
     new_cache, token_routes = [], []
     windows = config.layer_windows or (None,) * len(cache)
-    for old_layer, arrays, window in zip(cache, params["layers"], windows, strict=True):
-        x, new_layer, routes = run_cached_layer(
-            config, arrays, old_layer, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
+    for layer_cache, arrays, window in zip(cache, params["layers"], windows, strict=True):
+        x, new_layer_cache, routes = run_cached_layer(
+            config, arrays, layer_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
         )
-        new_cache.append(new_layer)
+        new_cache.append(new_layer_cache)
         if routes is not None:
             token_routes.append(routes)
     return modules.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
@@ -419,8 +419,8 @@ def run_cached_layer(
         values = old_cache.value.at[cache_slots[:, None], :, positions].set(value, mode="drop")
         new_cache = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
         if slots is None:
-            by_blocks = find_platform(mesh) == "cpu" and keys.shape[-1] > _CACHE_BLOCK
-            return (_attend_blocks if by_blocks else _attend_cache)(query, new_cache, positions, window)
+            uses_blocks = find_platform(mesh) == "cpu" and keys.shape[-1] > _CACHE_BLOCK
+            return (_attend_blocks if uses_blocks else _attend_cache)(query, new_cache, positions, window)
         span_cache = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
         slot_cache = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in span_cache))
         return _attend_cache(query, slot_cache, positions, window)
@@ -461,8 +461,8 @@ def _attend_blocks(query: jax.Array, cache: Cache, positions: jax.Array, window:
     query = query.reshape(rows, kv_heads, -1, head_dim) * head_dim**-0.5
     last_position = jnp.max(jnp.where(positions < length, positions, 0))
 
-    def add_block(index: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        largest, weight_sum, output = sums
+    def add_block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        max_scores, weight_sum, output = carry
         start = jnp.minimum(index * _CACHE_BLOCK, length - _CACHE_BLOCK)  # the last block overlaps the one before it
         key = jax.lax.dynamic_slice_in_dim(cache.key, start, _CACHE_BLOCK, axis=3)
         value = jax.lax.dynamic_slice_in_dim(cache.value, start, _CACHE_BLOCK, axis=2)
@@ -473,16 +473,16 @@ def _attend_blocks(query: jax.Array, cache: Cache, positions: jax.Array, window:
         if window is not None:
             is_visible &= distance < window
         scores = jnp.where(is_visible, scores, _HIDDEN_SCORE)
-        new_largest = jnp.maximum(largest, jnp.max(scores, axis=-1, keepdims=True))
-        # A row that has seen nothing yet has largest = _HIDDEN_SCORE, and exp(0) would count what is hidden.
-        weights = jnp.where(is_visible, jnp.exp(scores - new_largest), 0.0)
-        shrink = jnp.exp(largest - new_largest)
+        new_max = jnp.maximum(max_scores, jnp.max(scores, axis=-1, keepdims=True))
+        # A row that has seen nothing yet has max_scores = _HIDDEN_SCORE, and exp(0) would count what is hidden.
+        weights = jnp.where(is_visible, jnp.exp(scores - new_max), 0.0)
+        scale = jnp.exp(max_scores - new_max)
         product = jnp.einsum("rkqt,rkth->rkqh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-        return new_largest, weight_sum * shrink + jnp.sum(weights, axis=-1, keepdims=True), output * shrink + product
+        return new_max, weight_sum * scale + jnp.sum(weights, axis=-1, keepdims=True), output * scale + product
 
     zeros = jnp.zeros((*query.shape[:-1], 1))
-    sums = zeros + _HIDDEN_SCORE, zeros, jnp.zeros(query.shape, jnp.float32)
-    _, weight_sum, output = jax.lax.fori_loop(0, last_position // _CACHE_BLOCK + 1, add_block, sums)
+    carry = zeros + _HIDDEN_SCORE, zeros, jnp.zeros(query.shape, jnp.float32)
+    _, weight_sum, output = jax.lax.fori_loop(0, last_position // _CACHE_BLOCK + 1, add_block, carry)
     return (output / weight_sum).astype(query.dtype).reshape(rows, chunk, heads, head_dim)
 
 
@@ -499,8 +499,6 @@ def find_scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
 def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
     """float32[..., V]: the product of hidden states [..., D] and `find_scoring_matrix`, summed in float32."""
     axis = 1 if config.tie_word_embeddings else 0
-    dimension_numbers = (((hidden.ndim - 1,), (axis,)), ((), ()))
+    dims = (((hidden.ndim - 1,), (axis,)), ((), ()))
     dtype = jnp.dtype(config.dtype)
-    return jax.lax.dot_general(
-        hidden.astype(dtype), matrix.astype(dtype), dimension_numbers, preferred_element_type=jnp.float32
-    )
+    return jax.lax.dot_general(hidden.astype(dtype), matrix.astype(dtype), dims, preferred_element_type=jnp.float32)

@@ -34,8 +34,8 @@ def count_second_episodes(settings: RoundsSettings, group_size: int) -> int:
 class Method:
     """A method that learns in rounds.
 
-    `loss` is "dpo" for pairs or "sft" for imitation. `plays` says whether the policy plays episodes. `fixes` holds the
-    settings that the method itself decides. Settings in `ignores` have no effect.
+    `loss` is "dpo" for pairs or "sft" for imitation. `plays` says whether the policy plays episodes. `fixes`
+    holds the settings that the method itself decides. Settings in `ignores` have no effect.
     """
 
     loss: str

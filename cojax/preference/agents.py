@@ -21,13 +21,13 @@ from cojax.types import Action, Group, Message, Task, Trajectory, Turn
 Seed = tuple[int | str, ...]
 
 
-def pair_failures(own: Sequence[Failure], other: Sequence[Failure], margin: float, seed: Seed) -> list[Pair]:
+def pair_failures(own: Sequence[Failure], other_failures: Sequence[Failure], margin: float, seed: Seed) -> list[Pair]:
     """What the failure agent learns from: pairs of failures, the one with more partial reward preferred.
 
-    `own` are its failures, `other` those of the target.
+    `own` are its failures, `other_failures` those of the target.
     """
-    other_ids = {failure.trajectory.episode for failure in other}
-    return make_pairs([*other, *own], margin, seed, played_by_other=lambda failure: failure.episode in other_ids)
+    other_ids = {failure.trajectory.episode for failure in other_failures}
+    return make_pairs([*other_failures, *own], margin, seed, played_by_other=lambda t: t.episode in other_ids)
 
 
 def agent_pairs(
@@ -37,29 +37,33 @@ def agent_pairs(
     other_groups: Sequence[Group],
     seed: Seed,
 ) -> dict[str, list[Pair]]:
-    """Kind (one of KINDS) → the pairs that one agent learns from. It played `own_groups`, the other `other_groups`.
+    """Kind (of PAIR_KINDS) → the pairs that one agent learns from. It played `own_groups`, the other `other_groups`.
 
-    `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
-    An expert that this agent did not play must be marked by `mark_unsampled`. A kind of weight 0 has no pairs.
+    `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the
+    failure. An expert that this agent did not play must be marked by `mark_unsampled`. A kind of weight 0 has no pairs.
     """
     own_failures, other_failures = list_failures(own_groups), list_failures(other_groups)
     other_ids = {failure.trajectory.episode for failure in other_failures}
     all_failures = [*own_failures, *other_failures]
-    weight_of = {kind: read_coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
-    pairs: dict[str, list[Pair]] = {kind: [] for kind in weight_of}
+    pair_weights = {kind: read_coefficients(settings)[0] * weight for kind, weight in weights(settings).items()}
+    pairs_by_kind: dict[str, list[Pair]] = {kind: [] for kind in pair_weights}
     for kind, failures in (("own", own_failures), ("other", other_failures)):
-        for failure in failures if weight_of[kind] else ():
+        for failure in failures if pair_weights[kind] else ():
             worse = failure.trajectory if kind == "own" else mark_unsampled(failure.trajectory)
             if task_experts := experts.get(worse.task.id):
                 better = random.Random(repr((*seed, worse.task.id, worse.episode))).choice(task_experts)
                 # Drops the turns beyond `extra_turns` more than the expert has.
                 cut_worse = dataclasses.replace(worse, turns=worse.turns[: len(better.turns) + settings.extra_turns])
-                pairs[kind].append(Pair(better, cut_worse, weight_of[kind]))
-    if weight_of["failures"]:
-        pairs["failures"] = make_pairs(
-            all_failures, settings.margin, seed, weight_of["failures"], played_by_other=lambda t: t.episode in other_ids
+                pairs_by_kind[kind].append(Pair(better, cut_worse, pair_weights[kind]))
+    if pair_weights["failures"]:
+        pairs_by_kind["failures"] = make_pairs(
+            all_failures,
+            settings.margin,
+            seed,
+            pair_weights["failures"],
+            played_by_other=lambda t: t.episode in other_ids,
         )
-    return pairs
+    return pairs_by_kind
 
 
 def group_experts(
@@ -69,10 +73,10 @@ def group_experts(
     experts = {task: [trajectory] for task, trajectory in solutions.items()} if settings.experts != "successes" else {}
     if settings.experts == "solutions":
         return experts
-    successes: dict[str, list[Trajectory]] = {}
+    successes_by_task: dict[str, list[Trajectory]] = {}
     for trajectory in (*select_successes(own), *map(mark_unsampled, select_successes(other_groups))):
-        successes.setdefault(trajectory.task.id, []).append(trajectory)
-    return {**successes, **experts}
+        successes_by_task.setdefault(trajectory.task.id, []).append(trajectory)
+    return {**successes_by_task, **experts}
 
 
 def play_experts(

@@ -52,7 +52,7 @@ def make_pairs(
     pairs = []
     for worse in failures:
         task = worse.trajectory.task.id
-        candidates = [rival for rival in by_task[task] if rival.trajectory.partial > worse.trajectory.partial + margin]
+        candidates = [peer for peer in by_task[task] if peer.trajectory.partial > worse.trajectory.partial + margin]
         if candidates:
             better = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(candidates)
             sides = [mark_unsampled(t) if played_by_other(t) else t for t in (better.trajectory, worse.trajectory)]

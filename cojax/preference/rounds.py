@@ -67,19 +67,19 @@ class Rounds:
         """
         loop, group_size = self.loop, self.loop.group_size
         target_count = group_size - count_second_episodes(self.settings, group_size)
-        other_groups: Sequence[Group] = ()
+        second_groups: Sequence[Group] = ()
         target_groups = play_tasks(loop, tasks, step, range(target_count)) if self.method.plays else ()
         if state.second is not None:
             self.load(state.second, step, is_second=True)
-            other_groups = play_tasks(loop, tasks, step, range(target_count, group_size))
+            second_groups = play_tasks(loop, tasks, step, range(target_count, group_size))
         with loop.clock("sync"):
             loop.engine.rest()
         if state.second is None:
             return Rollouts(target_groups)
         with loop.clock("update"):
-            valid = [trajectory for group in other_groups for trajectory in group.valid if trajectory.turns]
+            valid = [trajectory for group in second_groups for trajectory in group.valid if trajectory.turns]
             distance = get_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size) if valid else None
-        return Rollouts(target_groups, other_groups, distance)
+        return Rollouts(target_groups, second_groups, distance)
 
     def learn_target(
         self, state: State, solutions: Mapping[str, Trajectory], rollouts: Rollouts, step: int
@@ -93,8 +93,8 @@ class Rounds:
             examples = agents.agent_pairs(self.settings, experts, rollouts.target, rollouts.second, self._seed(step))
         with self.loop.clock("update"):
             all_examples = [example for kind_examples in examples.values() for example in kind_examples]
-            target, metrics = self._learn(state.learner, all_examples, self._seed(step))
-        return target, {**metrics, **count_groups(rollouts.target)}, {kind: len(x) for kind, x in examples.items()}
+            agent, metrics = self._learn(state.learner, all_examples, self._seed(step))
+        return agent, {**metrics, **count_groups(rollouts.target)}, {kind: len(x) for kind, x in examples.items()}
 
     def learn_second(
         self, state: State, solutions: Mapping[str, Trajectory], rollouts: Rollouts, step: int
@@ -116,8 +116,8 @@ class Rounds:
 
     def count_second(self, state: State, rollouts: Rollouts) -> Memory:
         """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""
-        counters = {name: detector for name, detector in self.loop.detectors.items() if name == "played"}
-        changes, _ = detect(counters, state.memory, rollouts.second)
+        played_detectors = {name: detector for name, detector in self.loop.detectors.items() if name == "played"}
+        changes, _ = detect(played_detectors, state.memory, rollouts.second)
         apply(state.memory, changes)
         return changes
 
@@ -127,7 +127,7 @@ class Rounds:
         rollouts: Rollouts,
         new_signals: Sequence[Signal],
         metrics: Metrics,
-        examples: Mapping[str, int],
+        example_counts: Mapping[str, int],
         second_metrics: Metrics,
     ) -> dict[str, Any]:
         """The record of the state's step: figures of the target, and under `preference` the measures of all agents."""
@@ -145,7 +145,7 @@ class Rounds:
             "tokens_sampled": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
             "tokens_trained": metrics["tokens_trained"] + second_metrics.get("tokens_trained", 0.0),
             "outcomes": count_outcomes(trajectories),
-            "preference": {"examples": dict(examples), **figures_by_agent},
+            "preference": {"examples": dict(example_counts), **figures_by_agent},
         }
 
     def _learn(
@@ -182,13 +182,13 @@ def measure(groups: Sequence[Group], hard_threshold: float) -> dict[str, Any]:
         measures["partial"] = sum(trajectory.partial for trajectory in valid_episodes) / len(valid_episodes)
         measures["turns"] = sum(len(trajectory.turns) for trajectory in valid_episodes) / len(valid_episodes)
     if failures:
-        measures["distinct"] = len({(t.task.id, _list_action_texts(t)) for t in failures}) / len(failures)
+        measures["distinct"] = len({(t.task.id, _join_action_texts(t)) for t in failures}) / len(failures)
         measures["ends"] = len({(t.task.id, t.checks) for t in failures}) / len(failures)
     if len(failures) > 1:
-        action_texts = [_list_action_texts(trajectory) for trajectory in failures[:_MAX_FAILURES]]
+        action_texts = [_join_action_texts(trajectory) for trajectory in failures[:_MAX_FAILURES]]
         measures["sr_at_k"] = round(measure_neighbours(hashed_ngrams()(action_texts), _NEIGHBOUR_COUNT) or 0.0, 6)
     return measures
 
 
-def _list_action_texts(trajectory: Trajectory) -> str:
+def _join_action_texts(trajectory: Trajectory) -> str:
     return "\n".join(signature(turn.action) for turn in trajectory.turns)

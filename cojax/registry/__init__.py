@@ -80,14 +80,14 @@ def import_own_module(module_name: str) -> types.ModuleType:
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
     """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
     if isinstance(function, type) and dataclasses.is_dataclass(function):
-        defaults = {field.name: _field_default(field) for field in dataclasses.fields(function) if field.init}
+        defaults = {field.name: _get_field_default(field) for field in dataclasses.fields(function) if field.init}
         hints = _read_type_hints(function, function)
     else:
         parameters = inspect.signature(function).parameters.values()
         keyword_parameters = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
         defaults = {parameter.name: parameter.default for parameter in keyword_parameters}
         annotations = {parameter.name: parameter.annotation for parameter in keyword_parameters}
-        hints = _read_type_hints(function, types.SimpleNamespace(__annotations__=annotations), _namespace(function))
+        hints = _read_type_hints(function, types.SimpleNamespace(__annotations__=annotations), _get_namespace(function))
     return {name: DeclaredSetting(_infer_type(hints[name], default), default) for name, default in defaults.items()}
 
 
@@ -115,20 +115,20 @@ def check_settings(
     }
 
 
-def suggest_names(name: str, known_names: Iterable[str], where: str = "") -> str:
-    """Suggests, for an error about an unknown name, the known ones that are spelled alike, with `where` before them."""
+def suggest_names(name: str, known_names: Iterable[str], prefix: str = "") -> str:
+    """Suggests, for an error about an unknown name, known ones that are spelled alike, with `prefix` before them."""
     matches = difflib.get_close_matches(name.lower(), known_names, cutoff=0.7)
-    return f"did you mean {' or '.join(where + candidate for candidate in matches)}? " if matches else ""
+    return f"did you mean {' or '.join(prefix + candidate for candidate in matches)}? " if matches else ""
 
 
 def check_call(
-    kind: str, name: str, function: Callable[..., Any], takes: Sequence[str], keywords: Mapping[str, Any]
+    kind: str, name: str, function: Callable[..., Any], argument_names: Sequence[str], keywords: Mapping[str, Any]
 ) -> None:
     """Raises RegistryError for an entry that cannot be called with the arguments of its kind and these settings."""
     try:
-        inspect.signature(function).bind(*takes, **keywords)
+        inspect.signature(function).bind(*argument_names, **keywords)
     except TypeError as error:
-        arguments_text = ", ".join(takes) or "nothing"
+        arguments_text = ", ".join(argument_names) or "nothing"
         raise RegistryError(
             f"{kind} {name!r} is called with {arguments_text} and its settings, which stand after a *: {error}"
         ) from error
@@ -158,13 +158,13 @@ def _name_clash(module_name: str) -> str:
     return f"; {file} cannot be imported, {imports.RENAME_FIX}" if (file := imports.find_hidden(module_name)) else ""
 
 
-def _field_default(field: dataclasses.Field[Any]) -> Any:
+def _get_field_default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return REQUIRED if field.default is dataclasses.MISSING else field.default
 
 
-def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
+def _get_namespace(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the names that a function's annotations may use."""
     inner: Any = inspect.unwrap(function)
     while isinstance(inner, functools.partial):

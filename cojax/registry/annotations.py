@@ -98,8 +98,8 @@ def say_type(annotation: Any) -> str:
     """Describes in words the values that an annotation allows."""
     outer_type, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if outer_type is typing.Annotated:
-        type_text = [argument for argument in arguments[1:] if isinstance(argument, str)] or [say_type(arguments[0])]
-        return " ".join([type_text[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
+        texts = [argument for argument in arguments[1:] if isinstance(argument, str)] or [say_type(arguments[0])]
+        return " ".join([texts[0], *(str(argument) for argument in arguments[1:] if isinstance(argument, Range))])
     if outer_type is Literal:
         return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
     if outer_type in (typing.Union, types.UnionType):
@@ -137,7 +137,7 @@ def _convert(annotation: Any, value: Any) -> Any:
         converted_value = _make_adapter(annotation).validate_python(value if annotation is Any else _to_tuples(value))
     except (PydanticUserError, RecursionError) as error:  # an annotation, or a value, that no flag has
         raise ValueError from error
-    if not _is_sound(value, converted_value):
+    if not _is_allowed(value, converted_value):
         raise ValueError
     return converted_value
 
@@ -154,10 +154,10 @@ def _to_tuples(value: Any) -> Any:
     return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _is_sound(value: Any, converted_value: Any) -> bool:
+def _is_allowed(value: Any, converted_value: Any) -> bool:
     """Whether a number is finite, has at most 64 bits, and was not made from a truth value or a fraction."""
     if isinstance(converted_value, (list, tuple)):
-        return all(map(_is_sound, value, converted_value))
+        return all(map(_is_allowed, value, converted_value))
     if isinstance(converted_value, float):
         return math.isfinite(converted_value) and not isinstance(value, bool)
     if isinstance(converted_value, int):

@@ -67,17 +67,17 @@ def _find_version(module: types.ModuleType) -> str:
 _distributions = functools.cache(importlib.metadata.packages_distributions)
 
 
-def commit(code_file: str | Path, code: Sequence[str] = _PYTHON_FILES) -> str:
+def commit(code_file: str | Path, patterns: Sequence[str] = _PYTHON_FILES) -> str:
     """Returns the commit of the file's repository, followed by " with changes" if its code has changed since.
 
-    `code` are git's patterns of that code. A file that is not yet added counts as a change. "unknown" for a file that
+    `patterns` are git's, of that code. A file that is not yet added counts as a change. "unknown" for a file that
     belongs to no repository: one that is ignored or installed does not belong to the repository around it.
     """
     code_file = Path(code_file).resolve()
     commands = (
         ["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--", f":(literal){code_file.name}"],
         ["rev-parse", "HEAD"],
-        ["status", "--porcelain", "--untracked-files=no", "--", *code],
+        ["status", "--porcelain", "--untracked-files=no", "--", *patterns],
     )
     try:
         listing, head_commit, status_text = (

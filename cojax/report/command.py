@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0 <= options.port < 65_536:
         parser.error(f"--port={options.port}; expected 0 to 65535")
     # A KeyError names the requested task or draft that does not exist.
-    return _carry_out(parser, options.workdirs, lambda: _execute(options), (OSError, KeyError))
+    return _show_or_fail(parser, options.workdirs, lambda: _show_reports(options), (OSError, KeyError))
 
 
 def compare(arguments: Sequence[str] | None = None) -> int:
@@ -74,10 +74,10 @@ def compare(arguments: Sequence[str] | None = None) -> int:
         if options.tasks:
             CONSOLE.print(comparison.build_task_table(runs))
 
-    return _carry_out(parser, folders, show_comparison) or main([*map(str, folders), f"--out={options.out}"])
+    return _show_or_fail(parser, folders, show_comparison) or main([*map(str, folders), f"--out={options.out}"])
 
 
-def _carry_out(
+def _show_or_fail(
     parser: CommandLineParser,
     folders: Sequence[str | Path],
     show_runs: Callable[[], None],
@@ -108,12 +108,12 @@ def not_written(folders: Iterable[str | Path], error: Exception) -> str:
     """The message if `error` keeps runs from being shown: a report needs records as a run writes them."""
     return (
         f"{', '.join(map(str, folders))} holds a record that no run wrote "
-        f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
-        "restore it from a copy."
+        f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the "
+        "line; restore it from a copy."
     )
 
 
-def _execute(options: argparse.Namespace) -> None:
+def _show_reports(options: argparse.Namespace) -> None:
     """Does what the command line asks for."""
     workdir = options.workdirs[0]
     if len(options.workdirs) > 1:
@@ -148,20 +148,20 @@ def _render_task(workdir: str, task_id: str) -> Iterator[Text]:
 
 def _render_drafts(run: Run, draft_name: str) -> Iterator[Text]:
     """One line for each draft of a step, or all of the draft with that name. Raises KeyError if there is none."""
-    drafts = dict(run.numbered_drafts())
-    if draft_name in drafts:
-        yield from _render_draft(run, draft_name, drafts[draft_name])
+    draft_by_name = dict(run.numbered_drafts())
+    if draft_name in draft_by_name:
+        yield from _render_draft(run, draft_name, draft_by_name[draft_name])
         return
-    step_drafts = {draft_key: draft for draft_key, draft in drafts.items() if draft_key.startswith(f"{draft_name}/")}
+    step_drafts = {name: draft for name, draft in draft_by_name.items() if name.startswith(f"{draft_name}/")}
     if not step_drafts:
-        steps_text = ", ".join(dict.fromkeys(draft_key.partition("/")[0] for draft_key in drafts)) or "none"
+        steps_text = ", ".join(dict.fromkeys(name.partition("/")[0] for name in draft_by_name)) or "none"
         raise KeyError(
             f"draft {draft_name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
             f"{run.folder / 'drafts.jsonl'}: {steps_text}"
         )
     yield from _render_lines(
-        (draft_key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
-        for draft_key, draft in step_drafts.items()
+        (name, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+        for name, draft in step_drafts.items()
     )
 
 

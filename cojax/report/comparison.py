@@ -38,7 +38,7 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     """Writes the comparison of these runs with the first one to `path`, and returns the path.
 
     Raises FileNotFoundError for a folder that is not a run directory, and ValueError for fewer than two runs, for more
-    than RUNS, and for a run that is named twice.
+    than MAX_RUNS, and for a run that is named twice.
     """
     if len(folders) < 2:
         raise ValueError(f"{len(folders)} runs to compare; name 2 to {MAX_RUNS}")
@@ -48,7 +48,7 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
 
 
 def check_folders(folders: Sequence[str | Path]) -> None:
-    """Raises ValueError for a run that is named twice, even by two paths, and for more than RUNS. Reads no run."""
+    """Raises ValueError for a run that is named twice, even by two paths, and for more than MAX_RUNS. Reads no run."""
     folder_by_path: dict[Path, str | Path] = {}
     for folder in folders:
         path = Path(folder).resolve()
@@ -63,7 +63,7 @@ def check_folders(folders: Sequence[str | Path]) -> None:
 
 def build_comparison(runs: Sequence[Run]) -> Json:
     """Everything the page shows, as JSON."""
-    run_names = _shortest_names([run.folder.resolve() for run in runs])
+    run_names = _find_shortest_names([run.folder.resolve() for run in runs])
     settings = [_read_settings(run) for run in runs]
     scores = [read_scores(run.final) for run in runs]
     return {
@@ -88,7 +88,7 @@ def build_comparison(runs: Sequence[Run]) -> Json:
     }
 
 
-def _shortest_names(folders: Sequence[Path]) -> list[str]:
+def _find_shortest_names(folders: Sequence[Path]) -> list[str]:
     """The shortest endings of the paths that distinguish all of them."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         run_names = ["/".join(folder.parts[-depth:]) for folder in folders]
@@ -131,7 +131,7 @@ def run_sign_test(better: int, worse_count: int) -> float:
     return float(stats.binomtest(better, better + worse_count).pvalue) if better + worse_count else 1.0
 
 
-def _new_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
+def _make_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
     """An empty table with a first column and a column for each run."""
     table = Table(title=title, **TABLE_OPTIONS)
     table.add_column(first_column, style="dim", no_wrap=True)
@@ -142,7 +142,7 @@ def _new_table(title: str, first_column: str, runs: Sequence[Run]) -> Table:
 
 def build_table(runs: Sequence[Run]) -> Table:
     """The figures of the runs, in a column each."""
-    figure_table = _new_table("Results", "", runs)
+    figure_table = _make_table("Results", "", runs)
     cells_by_title = {
         "held-out success, zero-shot": [_format_percent(run.summary.get("zero_shot")) for run in runs],
         "held-out success, final": [_format_percent(run.summary.get("final")) for run in runs],
@@ -175,7 +175,7 @@ def build_differences(runs: Sequence[Run]) -> Table:
 
 def build_task_table(runs: Sequence[Run]) -> Table:
     """The evaluation tasks on which the runs differ, with the score of each run."""
-    task_table = _new_table("Tasks that differ", "task", runs)
+    task_table = _make_table("Tasks that differ", "task", runs)
     scores_by_run = [read_scores(run.final) for run in runs]
     for task_id in runs[0].final.get("tasks", {}):
         scores = [run_scores.get(task_id) for run_scores in scores_by_run]

@@ -91,7 +91,7 @@ def format_step(record: Mapping[str, Any], step_count: int, eta_s: float | None 
         ("  success ", "dim"),
         (f"{percent(record['success']) if 'success' in record else '–':>5}", "bold green"),
         *((("  reward ", "dim"), f"{record['reward']:.2f}") if "reward" in record else ()),
-        *((("  live ", "dim"), f"{_describe_live(record):>5}") if "live_groups" in record else ()),
+        *((("  live ", "dim"), f"{_describe_live_groups(record):>5}") if "live_groups" in record else ()),
         ("  signals ", "dim"),
         *_format_signal_counts(count_by_kind),
         ("  pool ", "dim"),
@@ -105,7 +105,7 @@ def format_step(record: Mapping[str, Any], step_count: int, eta_s: float | None 
     return line
 
 
-def _describe_live(record: Mapping[str, Any]) -> str:
+def _describe_live_groups(record: Mapping[str, Any]) -> str:
     """The share of live groups; with dynamic sampling, their number and the number of sampled groups."""
     if "groups_sampled" not in record:
         return percent(record["live_groups"])
@@ -114,11 +114,11 @@ def _describe_live(record: Mapping[str, Any]) -> str:
 
 def _format_signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
     """(text, style) of the count of each kind, by its first letters: F for forgetting, B for boundary, R for rare."""
-    prefixes: dict[str, str] = {}
+    letters: dict[str, str] = {}
     for kind in dict.fromkeys((*_KIND_STYLES, *signals)):
-        lengths = (length for length in range(1, len(kind)) if kind[:length].capitalize() not in prefixes.values())
-        prefixes[kind] = kind[: next(lengths, len(kind))].capitalize()
-    return [(f"{prefixes[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in prefixes]
+        lengths = (length for length in range(1, len(kind)) if kind[:length].capitalize() not in letters.values())
+        letters[kind] = kind[: next(lengths, len(kind))].capitalize()
+    return [(f"{letters[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in letters]
 
 
 def list_extra_lines(record: Mapping[str, Any]) -> list[Text]:
@@ -168,14 +168,14 @@ def show_bar(description: str, total: int | None = None, console: Console = CONS
             task_id = progress.add_task(description, total=total)
             yield lambda count=1: progress.advance(task_id, count)
         return
-    start_time = last_report = time.monotonic()
+    start_time = last_report_time = time.monotonic()
     done, total_text = 0, "" if total is None else f"/{total}"
 
     def advance(count: int = 1) -> None:
-        nonlocal done, last_report
+        nonlocal done, last_report_time
         done += count
-        if (now := time.monotonic()) - last_report >= REPORT_INTERVAL_S:
-            last_report = now
+        if (now := time.monotonic()) - last_report_time >= REPORT_INTERVAL_S:
+            last_report_time = now
             console.print(f"{description}: {done}{total_text}", soft_wrap=True)
 
     yield advance
@@ -185,7 +185,7 @@ def show_bar(description: str, total: int | None = None, console: Console = CONS
 def show_summary(summary: Mapping[str, Any], report_path: str | Path, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
     _show_origin(summary, console)
-    console.print(Group(_new_results_table(summary), _new_time_table(summary["seconds"])))
+    console.print(Group(_make_results_table(summary), _make_time_table(summary["seconds"])))
     console.print(f"report: {report_path}", soft_wrap=True)
 
 
@@ -216,7 +216,7 @@ def show_evaluation(result: Mapping[str, Any], report_path: str | Path, console:
     console.print(result["interval"], style="dim", soft_wrap=True)
     for split_name, split in splits.items():
         if split["by"]:
-            console.print(_new_kinds_table(split_name, split))
+            console.print(_make_kinds_table(split_name, split))
     if lost := sum(split["lost"] for split in splits.values()):
         console.print(
             f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
@@ -229,8 +229,8 @@ def _show_origin(result: Mapping[str, Any], console: Console) -> None:
         console.print(f"policy: {describe_origin(origin)}", soft_wrap=True, markup=False)
 
 
-def _new_kinds_table(split: str, result: Mapping[str, Any]) -> Table:
-    table = Table(title=f"\n{split}, by {result['by_key']}", **TABLE_OPTIONS)
+def _make_kinds_table(split_name: str, result: Mapping[str, Any]) -> Table:
+    table = Table(title=f"\n{split_name}, by {result['by_key']}", **TABLE_OPTIONS)
     for column_title in (result["by_key"], "tasks", "success"):
         table.add_column(column_title, justify="left" if column_title == result["by_key"] else "right")
     shown_kinds = list(result["by"].items())[:_MAX_KINDS]
@@ -248,7 +248,7 @@ def _format_interval(estimate: Mapping[str, float] | None, scale: float) -> str:
     return f"{scale * estimate['value']:.1f} % ({scale * estimate['low']:.1f}–{scale * estimate['high']:.1f})"
 
 
-def _new_results_table(summary: Mapping[str, Any]) -> Table:
+def _make_results_table(summary: Mapping[str, Any]) -> Table:
     table = Table(title="Result", show_header=False, **TABLE_OPTIONS)
     table.add_column(style="dim")
     table.add_column()
@@ -276,7 +276,7 @@ def _new_results_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _new_time_table(seconds: Mapping[str, float]) -> Table:
+def _make_time_table(seconds: Mapping[str, float]) -> Table:
     total_seconds = seconds["total"]
     by_part = {part: part_seconds for part, part_seconds in seconds.items() if part not in ("total", "warm_start")}
     other_seconds = total_seconds - sum(by_part.values())

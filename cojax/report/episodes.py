@@ -48,7 +48,7 @@ def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Piec
 
     Returns the selection, and the numbers of source episodes of lineages that it holds and that the run stored.
 
-    All episodes are selected if they take at most INLINE bytes. Otherwise the selection holds the source episodes of
+    All are selected if they take at most MAX_INLINE_BYTES. Otherwise the selection holds the source episodes of
     lineages, and of evenly spaced steps up to six episodes that are as varied as possible; `pieces` gets every step.
     """
     shape, compute_advantages = make_page_form(run), make_advantages(run)
@@ -77,13 +77,13 @@ def pick(run: Run, sources: Collection[str], index: "EpisodeIndex", pieces: Piec
             other_episodes = (episode for episode in episodes if episode["episode"] not in sources)
             samples += [views[episode["episode"]] for episode in pick_varied(other_episodes, quota)]
     if views_by_step is not None:
-        origins, chosen = source_views, [view for step_views in views_by_step.values() for view in step_views]
+        origins, selection = source_views, [view for step_views in views_by_step.values() for view in step_views]
     else:
         origins = pick_within(source_views, MAX_BYTES)
-        chosen = sorted(
+        selection = sorted(
             [*origins, *pick_within(samples, MAX_BYTES)], key=lambda episode: (episode["step"], episode["id"])
         )
-    return chosen, [len(origins), len(source_views)]
+    return selection, [len(origins), len(source_views)]
 
 
 def follow(run: Run, index: "EpisodeIndex") -> None:
@@ -97,7 +97,7 @@ def follow(run: Run, index: "EpisodeIndex") -> None:
 def pair_up(run: Run) -> list[Json]:
     """The evaluation tasks that were played both before and after training, with both episodes, in the order played.
 
-    If they take more than BYTES, some are left out, evenly.
+    If they take more than MAX_BYTES, some are left out, evenly.
     """
     decode = make_decoder(run.folder)
     after_by_task = {find_task_id(episode): episode for episode in run.after}
@@ -111,10 +111,10 @@ def pair_up(run: Run) -> list[Json]:
 
 def pick_varied(episodes: Iterable[Json], count: int) -> list[Json]:
     """Picks up to `count` of a step's episodes, in turn from each kind: outcome, success or failure, and signals."""
-    by_kind: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
+    groups: dict[tuple[str, bool, tuple[str, ...]], list[Json]] = defaultdict(list)
     for episode in episodes:
-        by_kind[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
-    entries = [(rank, kind, episode) for kind, group in by_kind.items() for rank, episode in enumerate(group)]
+        groups[episode["outcome"], episode["reward"] >= 1.0, tuple(episode.get("signals", ()))].append(episode)
+    entries = [(rank, kind, episode) for kind, group in groups.items() for rank, episode in enumerate(group)]
     return [episode for _, _, episode in sorted(entries, key=lambda ranked_episode: ranked_episode[:2])[:count]]
 
 
@@ -199,12 +199,12 @@ def make_advantages(run: Run) -> Advantages | None:
 
     None for a user's own advantage, whose code a report does not run, and for a run that learns from preferences.
     """
-    learner = run.config.get("config", {}).get("learner") or {}
+    learner_section = run.config.get("config", {}).get("learner") or {}
     code_entry = run.config.get("code", {}).get("learner.advantage") or {}
-    advantage_name = str(code_entry.get("name") or learner.get("advantage"))
+    advantage_name = str(code_entry.get("name") or learner_section.get("advantage"))
     if advantage_name not in ADVANTAGES or any("preference" in record for record in run.metrics):
         return None
-    settings = code_entry.get("settings") or learner.get("advantage_settings") or {}
+    settings = code_entry.get("settings") or learner_section.get("advantage_settings") or {}
     return lambda episodes: _list_advantages(ADVANTAGES[advantage_name], settings, episodes)
 
 
@@ -308,7 +308,7 @@ class EpisodeIndex:
         return sum(len(group["r"]) for groups in self.steps.values() for group in groups)
 
     def build_index(self) -> Json:
-        """The tasks, and the groups by step. Steps are left out evenly if they take more than INDEX bytes."""
+        """The tasks, and the groups by step. Steps are left out evenly if they take more than MAX_INDEX_BYTES."""
         steps = pick_within([[step, self.steps[step]] for step in sorted(self.steps)], MAX_INDEX_BYTES)
         task_numbers = {row["t"] for _, rows in steps for row in rows}
         tasks = [task if number in task_numbers else [task[0], "", task[2]] for number, task in enumerate(self.tasks)]

@@ -138,13 +138,13 @@ def collect_texts(histories: Sequence[TaskHistory], journal: Path) -> Json:
     number_by_text: dict[str, int] = {}  # each once, because every prompt of a run repeats the documentation of tools
     expeditions: dict[str, list[Json]] = {}
     rows_by_task: dict[str, list[Json]] = {}
-    by_key = find_places(journal)
-    for history in _spread_evenly(evenly(histories, MAX_TASKS) if by_key else ()):
+    places = find_places(journal)
+    for history in _spread_evenly(evenly(histories, MAX_TASKS) if places else ()):
         if sum(map(len, number_by_text)) >= MAX_CHARACTERS:
             break
         if history.expedition is not None and (name := name_expedition(history.expedition)) not in expeditions:
-            expeditions[name] = _build_rows(read_exchanges(journal, by_key.get(history.expedition, ())), number_by_text)
-        rows_by_task[history.id] = _build_rows(read_exchanges(journal, by_key.get(history.id, ())), number_by_text)
+            expeditions[name] = _build_rows(read_exchanges(journal, places.get(history.expedition, ())), number_by_text)
+        rows_by_task[history.id] = _build_rows(read_exchanges(journal, places.get(history.id, ())), number_by_text)
     return {"texts": list(number_by_text), "expeditions": expeditions, "tasks": rows_by_task}
 
 
@@ -171,7 +171,7 @@ def _build_rows(exchanges: Iterable[Json], number_by_text: dict[str, int]) -> li
     ]
 
 
-def _spread_evenly(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
+def _spread_evenly(histories: Sequence[TaskHistory]) -> list[TaskHistory]:
     """Orders the tasks so that the first n, for any n, are spread evenly over them (by reversed binary numbers)."""
-    bit_count = max(1, (len(tasks) - 1).bit_length())
-    return [history for _, history in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{bit_count}b}"[::-1])]
+    bit_count = max(1, (len(histories) - 1).bit_length())
+    return [history for _, history in sorted(enumerate(histories), key=lambda item: f"{item[0]:0{bit_count}b}"[::-1])]

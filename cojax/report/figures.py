@@ -65,14 +65,14 @@ def list_evolutions(run: Run) -> list[Json]:
     for step_record in run.metrics:
         evolution = step_record.get("evolution")
         # An evolution that ran in the background of this step has not seen its signals.
-        in_background = evolution is not None and find_evolution_step(step_record) < step_record["step"]
-        if not in_background:
+        is_background = evolution is not None and find_evolution_step(step_record) < step_record["step"]
+        if not is_background:
             signal_counts.update(step_record.get("signals", {}))
         if evolution is not None:
             outcome_fields = {"verdicts": count_verdicts(evolution), "added": evolution["added"]}
             records.append({"step": find_evolution_step(step_record), "signals": dict(signal_counts), **outcome_fields})
             signal_counts.clear()
-        if in_background:
+        if is_background:
             signal_counts.update(step_record.get("signals", {}))
     if signal_counts:  # no evolution has used these
         records.append({"step": run.metrics[-1]["step"], "signals": dict(signal_counts), "open": True})
@@ -161,13 +161,13 @@ def build_quality_curves(run: Run) -> Json:
     if not measurements:
         return {}
     settings = run.config.get("config", {}).get("quality", {})
-    entries = [entry for _, entry in measurements]
-    initial, last_quality = entries[0].get("initial", {}), entries[-1]
+    records = [entry for _, entry in measurements]
+    initial, last_quality = records[0].get("initial", {}), records[-1]
     return {
         "step": [0, *(step for step, _ in measurements)],
-        "pool": {name: [value_at(entry, path, None) for entry in (initial, *entries)] for name, path in _PATHS.items()},
+        "pool": {name: [value_at(entry, path, None) for entry in (initial, *records)] for name, path in _PATHS.items()},
         "synthesized": {
-            name: [None, *(value_at(entry, f"synthesized.{path}", None) for entry in entries)]
+            name: [None, *(value_at(entry, f"synthesized.{path}", None) for entry in records)]
             for name, path in _PATHS.items()
         },
         "histogram": {part: value_at(last_quality, f"{part}.max_similarity.histogram", None) for part in _POOL_PARTS},
@@ -180,17 +180,17 @@ def build_quality_curves(run: Run) -> Json:
 
 
 def count_lengths(run: Run) -> Json:
-    """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
+    """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to MAX_BARS, and means."""
     lengths_by_part: dict[str, list[int]] = {part: [] for part in _POOL_PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
             lengths_by_part["synthesized" if find_join_step(task) else "initial"].append(len(task["solution"]))
-    counts = {part: Counter(min(length, MAX_BARS) for length in sizes) for part, sizes in lengths_by_part.items()}
-    longest = max((length for sizes in lengths_by_part.values() for length in sizes), default=0)
+    counts = {part: Counter(min(length, MAX_BARS) for length in lengths) for part, lengths in lengths_by_part.items()}
+    longest = max((length for lengths in lengths_by_part.values() for length in lengths), default=0)
     return {
         "actions": [str(n) if n < MAX_BARS else f"{MAX_BARS}+" for n in range(1, min(longest, MAX_BARS) + 1)],
         "counts": {part: [counts[part][n] for n in range(1, min(longest, MAX_BARS) + 1)] for part in _POOL_PARTS},
-        "mean": {part: sum(sizes) / len(sizes) if sizes else None for part, sizes in lengths_by_part.items()},
+        "mean": {part: sum(lengths) / len(lengths) if lengths else None for part, lengths in lengths_by_part.items()},
     }
 
 
@@ -230,7 +230,7 @@ def build_conversion(run: Run) -> Json:
 
 
 def count_conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
-    """(step, origin) → the counts CONVERSION of that evolution; D_0's are left out."""
+    """(step, origin) → the CONVERSION_COUNTS of that evolution; D_0's are left out."""
     counts = defaultdict[tuple[int, str], Counter[str]](Counter)
     fruitful_expeditions = {find_expedition(draft) for draft in run.drafts if draft.get("task")}
     for expedition, record in run.expeditions.items():
@@ -251,14 +251,14 @@ def measure_feedback(run: Run) -> Json:
     return {"step": [step for step, _ in step_shares], "share": [share for _, share in step_shares]}
 
 
-def paired_difference(base: Mapping[str, float], other: Mapping[str, float]) -> Json | None:
+def paired_difference(base_scores: Mapping[str, float], other_scores: Mapping[str, float]) -> Json | None:
     """The mean of other − base over shared tasks, by id, its 95 % interval, and on how many other is better or worse.
 
     Scores are in [0, 1]. The interval, Student's x̄ ± t₀.₉₇₅(n−1) · s/√n, is over tasks: it says nothing about other
     seeds of the two runs. If all differences are equal, it is x̄ ± 3/n, because a share of 3/n of the tasks may differ
     unseen (Hanley and Lippman-Hand 1983). Both ends stay within [−1, 1]. None for fewer than two shared tasks.
     """
-    differences = [other[task] - base[task] for task in sorted(base.keys() & other.keys())]
+    differences = [other_scores[task] - base_scores[task] for task in sorted(base_scores.keys() & other_scores.keys())]
     count = len(differences)
     if count < 2:
         return None

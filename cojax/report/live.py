@@ -41,28 +41,28 @@ class LiveReport:
         self.folder = folder
         self._lock = threading.Lock()
         self._episode_index, self._state_by_file = EpisodeIndex(), dict[str, tuple[int, int] | None]()
-        self._last_states: list[tuple[int, int] | None] = []
-        self._data: Json = {}
+        self._last_file_states: list[tuple[int, int] | None] = []
+        self._page: Json = {}
         self._version = 0
         self._pieces = Pieces(STAMP)
         self._next_draw_time = 0.0  # when it may be drawn again, by the monotonic clock
 
     def read_data(self) -> Json:
-        """Returns what the page shows. If the run has changed, it is drawn again, but not more often than REST allows.
+        """Returns what the page shows. If the run has changed, it is drawn again, within REST_FACTOR.
 
         Raises FileNotFoundError for a folder that is not a run, and StorageError for a damaged one.
         """
         with self._lock:
             file_states = self._stat_watched_files()
-            if file_states != self._last_states and (not self._data or time.monotonic() >= self._next_draw_time):
+            if file_states != self._last_file_states and (not self._page or time.monotonic() >= self._next_draw_time):
                 start_time = time.monotonic()
                 self._draw_page()
-                self._last_states = file_states
+                self._last_file_states = file_states
                 self._next_draw_time = time.monotonic() + max(POLL_S, REST_FACTOR * (time.monotonic() - start_time))
-            return self._data
+            return self._page
 
     def wait_for_newer(self, version: int) -> Json | None:
-        """Waits for a version other than `version` and returns its data, or None after PATIENCE seconds."""
+        """Waits for a version other than `version` and returns its data, or None after MAX_WAIT_S."""
         end_time = time.monotonic() + MAX_WAIT_S
         while (page_data := self.read_data())["live"] == version:
             if time.monotonic() >= end_time:
@@ -93,7 +93,7 @@ class LiveReport:
         page_data = build_contents(run, pieces, self._episode_index)
         self._version += 1
         self._pieces = pieces
-        self._data = {**page_data, "pieces": pieces.describe(), "live": self._version}
+        self._page = {**page_data, "pieces": pieces.describe(), "live": self._version}
 
     def _stat_watched_files(self) -> list[tuple[int, int] | None]:
         """Size and time of the files that a step changes."""
@@ -109,8 +109,8 @@ def _stat_file(path: Path) -> tuple[int, int] | None:
     return stat.st_size, stat.st_mtime_ns
 
 
-def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lambda address: None) -> None:
-    """Serves until it is interrupted. `ready` is called with the address once the page can be opened.
+def serve(folder: str | Path, port: int = 0, on_ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serves until it is interrupted. `on_ready` is called with the address once the page can be opened.
 
     Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged one, and OSError for a
     port that is taken.
@@ -122,14 +122,14 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     except OSError as error:
         raise OSError(f"port {port} cannot be served ({error}); choose another --port") from error
     with server:
-        ready(f"http://{HOST}:{server.server_port}/")
+        on_ready(f"http://{HOST}:{server.server_port}/")
         server.serve_forever()
 
 
 class ReportServer(http.server.ThreadingHTTPServer):
     """The server of a live report, on this machine's own address alone. Port 0 is a free one.
 
-    It has at most THREADS connections at a time. One that owes a request is cut off after READING seconds, or to make
+    It has at most MAX_CONNECTIONS at a time. One that owes a request is cut off after READ_TIMEOUT_S, or to make
     room for a new one.
     """
 
@@ -143,15 +143,15 @@ class ReportServer(http.server.ThreadingHTTPServer):
         # Connection → the time since which it owes a request; infinity while it gets its answer.
         self._owed_since: dict[Any, float] = {}
 
-    def note_request(self, connection: socket.socket, since: float) -> None:
+    def note_request(self, connection: socket.socket, owed_since: float) -> None:
         """Notes the time since which a connection owes a request, unless it was cut off."""
         with self._lock:
             if connection in self._owed_since:
-                self._owed_since[connection] = since
+                self._owed_since[connection] = owed_since
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._owed_since) >= MAX_CONNECTIONS:
-            self._cut_off(time.monotonic(), max_connections=1)
+            self._cut_off_connections(time.monotonic(), max_connections=1)
         if len(self._owed_since) >= MAX_CONNECTIONS:  # all are answered
             self.shutdown_request(request)
             return
@@ -161,14 +161,14 @@ class ReportServer(http.server.ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """The server calls it after each connection, and twice a second."""
-        self._cut_off(time.monotonic() - READ_TIMEOUT_S)
+        self._cut_off_connections(time.monotonic() - READ_TIMEOUT_S)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
             self._owed_since.pop(request, None)
         super().shutdown_request(request)
 
-    def _cut_off(self, owed_before: float, max_connections: int = MAX_CONNECTIONS) -> None:
+    def _cut_off_connections(self, owed_before: float, max_connections: int = MAX_CONNECTIONS) -> None:
         """Ends up to `max_connections` that have owed a request since `owed_before` or earlier, the oldest first."""
         with self._lock:
             late_connections = [connection for connection, since in self._owed_since.items() if since <= owed_before]
@@ -197,13 +197,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         # Another name means that a page from elsewhere resolved its own name to this address (DNS rebinding).
         _, port = self.connection.getsockname()[:2]
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
-            return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
+            return self._send_answer(403, "text/plain", f"open http://{HOST}:{port}/")
         try:
-            self._answer(*_find_answer(self.server.report, self.path))
+            self._send_answer(*_find_answer(self.server.report, self.path))
         except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
-            self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
+            self._send_answer(503, "text/plain", f"{type(error).__name__}: {error}")
 
-    def _answer(self, status: int, content_type: str, text: str) -> None:
+    def _send_answer(self, status: int, content_type: str, text: str) -> None:
         body = text.encode("utf-8", "replace")
         self.send_response(status)
         for header_name, header_value in (

@@ -133,17 +133,17 @@ def _rank_values(values: Sequence[float]) -> list[float]:
 
 
 def pair_predictions(
-    drafts: Iterable[Record], predictor: str, first_success: Callable[[str], float | None]
+    drafts: Iterable[Record], predictor: str, find_first_success: Callable[[str], float | None]
 ) -> dict[str, list[SuccessPair]]:
     """Origin → (predicted, realised) of the drafts that became tasks, for one of PREDICTORS.
 
-    `first_success` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an
-    older version, without `predicted`, has no pair.
+    `find_first_success` gives the success of a task, by its id, at its first visit; None if it is not known. A record
+    of an older version, without `predicted`, has no pair.
     """
     pairs_by_origin: dict[str, list[SuccessPair]] = defaultdict(list)
     for draft in drafts:
         prediction = draft.get("predicted", {}).get(predictor)
-        if prediction is not None and draft.get("task") and (success := first_success(draft["task"])) is not None:
+        if prediction is not None and draft.get("task") and (success := find_first_success(draft["task"])) is not None:
             pairs_by_origin[draft.get("origin", "")].append((prediction, success))
     return pairs_by_origin
 
@@ -178,7 +178,7 @@ def build_worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
         }
         for origin in all_origins
     ]
-    overall = {name: correlate_ranks([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
+    overall = {name: correlate_ranks([pair for group in pairs[name].values() for pair in group]) for name in PREDICTORS}
     return {"rows": rows, "ranks": overall, "notes": _write_notes(run, first, probes is None, overall)}
 
 
@@ -228,7 +228,7 @@ def build_gains(run: Run) -> Json:
     if first and last:
         added_counts = Counter(tool for task in run.synthesized_tasks for tool in tools_in(run, task))
         early, late_scores = ({tool: entry["success"] for tool, entry in result.items()} for result in (first, last))
-        rows = _gain_rows(early, late_scores)
+        rows = _list_gains(early, late_scores)
         return {
             "of": "tool",
             "rows": [{**row, "tasks": last[row["name"]]["tasks"], "added": added_counts[row["name"]]} for row in rows],
@@ -236,18 +236,18 @@ def build_gains(run: Run) -> Json:
     key = run.config.get("config", {}).get("evaluation", {}).get("by") or "kind"
     early, late_scores = (run.zero_shot.get("by") or {}, run.final.get("by") or {})
     if early and late_scores:
-        return {"of": key, "rows": _gain_rows(early, late_scores)}
+        return {"of": key, "rows": _list_gains(early, late_scores)}
     dev = [record["dev"] for record in run.metrics if record.get("dev")]
     if len(dev) < 2:
         return {"of": key, "rows": []}
-    return {"of": f"{key}, development split", "rows": _gain_rows(_success_by_kind(dev[0]), _success_by_kind(dev[-1]))}
+    return {"of": f"{key}, development split", "rows": _list_gains(_read_by_kind(dev[0]), _read_by_kind(dev[-1]))}
 
 
-def _success_by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
+def _read_by_kind(dev: Mapping[str, Any]) -> dict[str, float]:
     return {kind.removeprefix(_KIND_PREFIX): success for kind, success in dev.items() if kind.startswith(_KIND_PREFIX)}
 
 
-def _gain_rows(before: Mapping[str, float], after: Mapping[str, float]) -> list[Json]:
+def _list_gains(before: Mapping[str, float], after: Mapping[str, float]) -> list[Json]:
     return [
         {"name": kind, "first": before[kind], "last": last, "gain": last - before[kind], "tasks": None, "added": None}
         for kind, last in sorted(after.items())

@@ -116,8 +116,8 @@ def build_contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex |
     """
     pieces, episodes, source_counts = pieces or Pieces(""), list[Json](), [0, 0]
     if index is None:
-        source_names = {task["lineage"]["episode"] for task in run.synthesized_tasks}
-        episodes, source_counts = pick(run, source_names, index := EpisodeIndex(), pieces)
+        source_ids = {task["lineage"]["episode"] for task in run.synthesized_tasks}
+        episodes, source_counts = pick(run, source_ids, index := EpisodeIndex(), pieces)
     else:
         follow(run, index)
     task_histories, synthesized_ids = read_histories(run, index.rewards), {task["id"] for task in run.synthesized_tasks}
@@ -132,7 +132,7 @@ def build_contents(run: Run, pieces: Pieces | None = None, index: EpisodeIndex |
     initial_count = sum(not draft["step"] for _, draft in refusals)  # drafts of D_0; the others are of the evolutions
     return {
         **_collect_figures(run, task_histories, refusals),
-        "tasks": _table_rows(task_views, page_ids),
+        "tasks": _list_rows(task_views, page_ids),
         "exchanges": collect_texts([task for task in new_tasks if task.id in page_ids], run.folder / "journal.jsonl"),
         "pairs": pair_up(run),
         "episodes": episodes,
@@ -172,10 +172,10 @@ def _collect_figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[
     }
 
 
-def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]:
-    """The tasks of the table, in the order of the pool: those in `whole_ids` with their histories, the others as rows.
+def _list_rows(tasks: Sequence[Json], page_ids: Collection[str]) -> list[Json]:
+    """The tasks of the table, in the order of the pool: those in `page_ids` with their histories, the others as rows.
 
-    A row has the number of its task, which identifies its piece. Rows are left out evenly beyond ROWS bytes.
+    A row has the number of its task, which identifies its piece. Rows are left out evenly beyond MAX_ROW_BYTES.
     """
     short_rows = [
         {
@@ -185,10 +185,10 @@ def _table_rows(tasks: Sequence[Json], whole_ids: Collection[str]) -> list[Json]
             "actions": len(task["solution"]),
         }
         for task_number, task in enumerate(tasks)
-        if task["id"] not in whole_ids
+        if task["id"] not in page_ids
     ]
-    rows_by_id = {row["id"]: row for row in pick_within(short_rows, MAX_ROW_BYTES)}
-    page_rows = [task if task["id"] in whole_ids else rows_by_id.get(task["id"]) for task in tasks]
+    row_by_id = {row["id"]: row for row in pick_within(short_rows, MAX_ROW_BYTES)}
+    page_rows = [task if task["id"] in page_ids else row_by_id.get(task["id"]) for task in tasks]
     return [row for row in page_rows if row is not None]
 
 

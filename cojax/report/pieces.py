@@ -46,7 +46,7 @@ def name_steps_piece(step: int) -> str:
 
 
 def name_tasks_piece(piece_number: int) -> str:
-    """The name of the piece with the histories of tasks number × TASKS and following."""
+    """The name of the piece with the histories of tasks number × PIECE_TASKS and following."""
     return f"tasks-{piece_number:04d}"
 
 

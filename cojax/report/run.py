@@ -106,9 +106,9 @@ def describe_origin(origin: Mapping[str, Any]) -> str:
     `origin` is from summary.json. It lacks `shown` for an evaluated model folder, of which no more is known, and for a
     policy from scratch whose run is older than this record.
     """
-    model, shown_count = Path(origin["folder"]).name, origin.get("shown")
-    if model:
-        phrases = [f"the model folder {model} as it is" if shown_count is None else f"pretrained from {model}"]
+    name, shown_count = Path(origin["folder"]).name, origin.get("shown")
+    if name:
+        phrases = [f"the model folder {name} as it is" if shown_count is None else f"pretrained from {name}"]
     else:
         phrases = ["from scratch", *(["shown an unknown number of demonstrations"] if shown_count is None else [])]
     if shown_count is not None:

@@ -83,31 +83,31 @@ class Batcher:
     def __init__(
         self,
         config: ModelConfig,
-        slots: int,
-        length: int,
+        slot_count: int,
+        cache_length: int,
         row_count: int,
         chunk_sizes: Sequence[int],
         with_routes: bool,
         mesh: Mesh | None,
     ) -> None:
-        self._config, self._slots, self._routes, self._mesh = config, slots, with_routes, mesh
-        self._length = -(-length // _ALIGNMENT) * _ALIGNMENT
-        self._rows, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
-        self._cache = transformer.make_cache(config, slots, self._length, mesh)
+        self._config, self._slot_count, self._routes, self._mesh = config, slot_count, with_routes, mesh
+        self._cache_length = -(-cache_length // _ALIGNMENT) * _ALIGNMENT
+        self._row_count, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
+        self._cache = transformer.make_cache(config, slot_count, self._cache_length, mesh)
         self._params: Params = {}
         self._version: int | None = None
-        self._free = list(range(slots))  # the one freed first comes first
+        self._free_slots = list(range(slot_count))  # the one freed first comes first
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
         self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
-        self._waiting_for_chunks: list[Request] = []  # for chunks that a request in _prefilling computes
+        self._waiting_requests: list[Request] = []  # for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._prefilling or self._decoding or self._waiting_for_chunks)
+        return bool(self._prefilling or self._decoding or self._waiting_requests)
 
     def load_weights(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped, and their tokens fed again."""
@@ -127,13 +127,13 @@ class Batcher:
             session.slot_index = self._take_slot(request.chunk_names)
         self._start_request(request)
 
-    def _take_slot(self, chunk_digests: Sequence[bytes]) -> int:
+    def _take_slot(self, chunk_names: Sequence[bytes]) -> int:
         """Takes a free slot: one that holds the prompt's longest prefix in any slot, otherwise the one freed first."""
-        held_count = count_leading(chunk_digests, self._prefixes.holders)
-        holders = self._prefixes.holders[chunk_digests[held_count - 1]] if held_count else {}
-        slot = next((slot for slot in self._free if slot in holders), self._free[0])
+        held_count = count_leading(chunk_names, self._prefixes.holders)
+        holders = self._prefixes.holders[chunk_names[held_count - 1]] if held_count else {}
+        slot = next((slot for slot in self._free_slots if slot in holders), self._free_slots[0])
         self._prefixes.drop(slot, held_count if slot in holders else 0)
-        return self._free.pop(self._free.index(slot))
+        return self._free_slots.pop(self._free_slots.index(slot))
 
     def _start_request(self, request: Request) -> None:
         """Starts the request: copies the chunks that some slot has, then prefills the rest.
@@ -142,7 +142,7 @@ class Batcher:
         """
         held_count = count_leading(request.chunk_names, self._prefixes.holders)
         if count_leading(request.chunk_names, self._prefixes.pending) > held_count:
-            self._waiting_for_chunks.append(request)
+            self._waiting_requests.append(request)
             return
         request.chunk_index = held_count
         if held_count:
@@ -162,25 +162,25 @@ class Batcher:
             request.routes.append(holders[chunk_name][source_slot])
             self._prefixes.add(session.slot_index, chunk_name, holders[chunk_name][source_slot])
 
-    def _start_waiting(self) -> None:
+    def _start_waiting_requests(self) -> None:
         """Starts waiting requests whose chunks some slot has by now, or never will as the other request is gone."""
-        requests, self._waiting_for_chunks = self._waiting_for_chunks, []
+        requests, self._waiting_requests = self._waiting_requests, []
         for request in requests:
             self._start_request(request)
 
     def free_slot(self, session: Session) -> None:
         """Frees the session's slot."""
         if session.slot_index >= 0:
-            self._free.append(session.slot_index)
+            self._free_slots.append(session.slot_index)
             session.slot_index = -1
 
     def drop_aborted(self) -> None:
         """Drops requests that were aborted."""
-        for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
+        for requests in (self._waiting_requests, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
                 self._prefixes.pending.difference_update(request.chunk_names[request.chunk_index :])
-        self._start_waiting()
+        self._start_waiting_requests()
 
     def wait(self) -> None:
         """Waits until the devices have finished their work."""
@@ -201,8 +201,8 @@ class Batcher:
         A copy may be longer than needed: the rest of its target is stale anyway.
         """
         while self._copies:
-            due_copies, self._copies = self._copies[: self._slots], self._copies[self._slots :]
-            slot_pairs = np.zeros((2, self._slots), np.int32)
+            due_copies, self._copies = self._copies[: self._slot_count], self._copies[self._slot_count :]
+            slot_pairs = np.zeros((2, self._slot_count), np.int32)
             slot_pairs[:, : len(due_copies)] = np.array([copy[:2] for copy in due_copies], np.int32).T
             span = max(span for *_, span in due_copies)
             self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(due_copies)), span)
@@ -214,7 +214,7 @@ class Batcher:
         """
         if not self._prefilling or not self._decoding:
             return bool(self._prefilling)
-        return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _DECODES_PER_PREFILL
+        return len(self._prefilling) >= self._row_count or self._steps_since_prefill >= _DECODES_PER_PREFILL
 
     def _choose_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the number of positions that it attends to; both depend on the request only."""
@@ -223,14 +223,14 @@ class Batcher:
 
     def _choose_span(self, position_count: int) -> int:
         """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
-        return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._length)
+        return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._cache_length)
 
     def _prefill(self) -> None:
         chunk, span = shape = self._choose_shape(self._prefilling[0])
-        requests = [request for request in self._prefilling if self._choose_shape(request) == shape][: self._rows]
-        tokens = np.full((self._rows, chunk), -1, np.int32)
-        first_positions = np.zeros(self._rows, np.int32)
-        slots = np.full(self._rows, self._slots, np.int32)
+        requests = [request for request in self._prefilling if self._choose_shape(request) == shape][: self._row_count]
+        tokens = np.full((self._row_count, chunk), -1, np.int32)
+        first_positions = np.zeros(self._row_count, np.int32)
+        slots = np.full(self._row_count, self._slot_count, np.int32)
         for row, request in enumerate(requests):
             session = request.session
             ids = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
@@ -253,12 +253,12 @@ class Batcher:
                 self._prefixes.add(request.session.slot_index, request.chunk_names[request.chunk_index], row_routes)
                 request.chunk_index += 1
         self._steps_since_prefill = 0
-        self._start_waiting()
+        self._start_waiting_requests()
 
     def _decode(self) -> list[Request]:
-        inputs = np.zeros((2, self._slots), np.int32)
-        inputs[1] = self._length  # idle slots write nothing
-        draw_settings = np.zeros((_STEPS_PER_CALL, 2, self._slots), np.float32)
+        inputs = np.zeros((2, self._slot_count), np.int32)
+        inputs[1] = self._cache_length  # idle slots write nothing
+        draw_settings = np.zeros((_STEPS_PER_CALL, 2, self._slot_count), np.float32)
         for request in self._decoding:
             slot, count = request.session.slot_index, len(request.new_tokens)
             inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
@@ -290,9 +290,9 @@ class Batcher:
         request.new_tokens.append(tokens[slot])
         request.logprobs.append(logprobs[slot])
         request.routes.append((array, np.s_[step, slot : slot + 1]))
-        request.completion = self._complete(request)
+        request.completion = self._make_completion(request)
 
-    def _complete(self, request: Request) -> Completion | None:
+    def _make_completion(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
         at_stop = request.new_tokens[-1] in request.sampling.stop_tokens
         if not at_stop and len(request.new_tokens) < len(request.uniforms):
@@ -324,9 +324,9 @@ def name_chunks(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[byte
     return tuple(digests)
 
 
-def count_leading(names: Sequence[bytes], held_names: Container[bytes]) -> int:
+def count_leading(chunk_names: Sequence[bytes], held_names: Container[bytes]) -> int:
     """The number of leading chunks of a prompt up to the last whose name is in `held_names`; 0 if none is."""
-    return next((count for count in range(len(names), 0, -1) if names[count - 1] in held_names), 0)
+    return next((count for count in range(len(chunk_names), 0, -1) if chunk_names[count - 1] in held_names), 0)
 
 
 class Prefixes:
@@ -339,22 +339,22 @@ class Prefixes:
     def __init__(self) -> None:
         self.pending: set[bytes] = set()
         self.holders: dict[bytes, dict[int, Any]] = {}
-        self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
+        self._chunks_by_slot: dict[int, list[bytes]] = collections.defaultdict(list)
 
     def add(self, slot_index: int, chunk_name: bytes, routes: Any) -> None:
         """The slot now holds the next chunk of its prompt."""
         self.pending.discard(chunk_name)
         if slot_index not in self.holders.setdefault(chunk_name, {}):
             self.holders[chunk_name][slot_index] = routes
-            self._chunks[slot_index].append(chunk_name)
+            self._chunks_by_slot[slot_index].append(chunk_name)
 
-    def drop(self, slot_index: int, chunk_count: int = 0) -> None:
-        """The slot will be overwritten, except for its first `chunk_count` chunks."""
-        for chunk_name in self._chunks[slot_index][chunk_count:]:
+    def drop(self, slot_index: int, kept_count: int = 0) -> None:
+        """The slot will be overwritten, except for its first `keep` chunks."""
+        for chunk_name in self._chunks_by_slot[slot_index][kept_count:]:
             del self.holders[chunk_name][slot_index]
             if not self.holders[chunk_name]:
                 del self.holders[chunk_name]
-        del self._chunks[slot_index][chunk_count:]
+        del self._chunks_by_slot[slot_index][kept_count:]
 
 
 def prefill(
@@ -362,7 +362,7 @@ def prefill(
     params: Params,
     cache: tuple[Cache, ...],
     tokens: np.ndarray,
-    start: np.ndarray,
+    start_positions: np.ndarray,
     slots: np.ndarray,
     span: int,
     with_routes: bool = False,
@@ -378,7 +378,7 @@ def prefill(
     """
     length, layers = cache[0].key.shape[-1], params["layers"]
     embedding_params = {param_name: arrays for param_name, arrays in params.items() if param_name != "layers"}
-    x, positions = _embed_tokens(config, embedding_params, tokens, start, length, mesh)
+    x, positions = _embed_tokens(config, embedding_params, tokens, start_positions, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
     for layer_number, (layer, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
@@ -423,12 +423,12 @@ def _run_layer(
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
 def copy_prefixes(
-    cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, count: jax.Array, span: int
+    cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, copy_count: jax.Array, span: int
 ) -> tuple[Cache, ...]:
     """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
 
-    sources and targets are int32[N]. Only the first `count`, int32[], are copied, so one program serves any number of
-    copies up to N.
+    sources and targets are int32[N]. Only the first `copy_count`, int32[], are copied, so one program serves any number
+    of copies up to N.
     """
 
     def move(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
@@ -440,7 +440,7 @@ def copy_prefixes(
         return tuple(Cache(move(index, key, width, span), move(index, value, span, width)) for key, value in cache)
 
     width = cache[0].key.shape[2]
-    return jax.lax.fori_loop(0, count, copy_layers, cache)
+    return jax.lax.fori_loop(0, copy_count, copy_layers, cache)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
@@ -474,9 +474,9 @@ def decode(
 
     def add_step(index: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         cache, tokens, positions, results = carry
-        cache, sampled = run_step(cache, tokens, positions, draw_settings[index])
-        results = jax.tree.map(lambda buffer, row: buffer.at[index].set(row), results, sampled)
-        return cache, sampled[0], positions + 1, results
+        cache, step_results = run_step(cache, tokens, positions, draw_settings[index])
+        results = jax.tree.map(lambda buffer, row: buffer.at[index].set(row), results, step_results)
+        return cache, step_results[0], positions + 1, results
 
     shapes = jax.eval_shape(run_step, cache, *inputs, draw_settings[0])[1]
     results = jax.tree.map(lambda row: jnp.zeros((len(draw_settings), *row.shape), row.dtype), shapes)
@@ -484,7 +484,7 @@ def decode(
     return tokens, logprobs, cache, routes
 
 
-def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
+def sample(scores: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse-CDF sampling of float32[S, V] logits / temperature: the first token i with Σ_{j≤i} p_j > u · Σ_j p_j.
 
     uniform, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
@@ -493,28 +493,28 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
     logits = scores / jnp.where(is_greedy, 1.0, temperature)[:, None]
     max_logit = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - max_logit[:, None])
-    draws, weight_sum = _draw(weights, uniform)
-    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1), draws).astype(jnp.int32)
+    drawn_tokens, weight_sum = _draw_tokens(weights, uniforms)
+    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1), drawn_tokens).astype(jnp.int32)
     token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return tokens, token_logits - max_logit - jnp.log(weight_sum)
 
 
-def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _draw_tokens(weights: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The token drawn from each row of float32[S, V], and the row's sum float32[S].
 
     The token's block is found first, then the token within the block: a cumulative sum over the vocabulary is slow.
     """
-    vocabulary = weights.shape[-1]
-    block_size = max(1, math.isqrt(vocabulary))
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary % block_size))).reshape(weights.shape[0], -1, block_size)
+    vocabulary_size = weights.shape[-1]
+    block_size = max(1, math.isqrt(vocabulary_size))
+    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary_size % block_size))).reshape(weights.shape[0], -1, block_size)
     block_sums = jnp.sum(blocks, axis=-1)
     cumulative_sums = jnp.cumsum(block_sums, axis=-1)
     weight_sum = cumulative_sums[:, -1]
-    block = _first_above(cumulative_sums, block_sums, uniform * weight_sum)
-    block_weights = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block[:, None], axis=1)[:, 0]
-    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniform * weight_sum - sum_before)
-    return block * block_size + index_in_block, weight_sum
+    block_index = _first_above(cumulative_sums, block_sums, uniforms * weight_sum)
+    block_weights = jnp.take_along_axis(blocks, block_index[:, None, None], axis=1)[:, 0]
+    sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block_index[:, None], axis=1)[:, 0]
+    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniforms * weight_sum - sum_before)
+    return block_index * block_size + index_in_block, weight_sum
 
 
 def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
@@ -542,7 +542,7 @@ def split_chunks(token_count: int, sizes: Sequence[int]) -> list[int]:
     """Sizes of chunks for `token_count` tokens: each is the largest size that is filled, or else the smallest."""
     chunk_sizes: list[int] = []
     while token_count > 0:
-        largest = max((size for size in sizes if size <= token_count), default=min(sizes))
-        chunk_sizes.append(largest)
-        token_count -= largest
+        chunk_size = max((size for size in sizes if size <= token_count), default=min(sizes))
+        chunk_sizes.append(chunk_size)
+        token_count -= chunk_size
     return chunk_sizes

@@ -58,7 +58,7 @@ def parse(text: str, starts_thinking: bool = False) -> Action:
     return Action(text, tuple(calls))
 
 
-def _find_call_bodies(text: str, thinks: bool = False) -> list[str]:
+def _find_call_bodies(text: str, is_thinking: bool = False) -> list[str]:
     """The text between each `<tool_call>` and the next `</tool_call>`, without thoughts, in linear time."""
     call_bodies: list[str] = []
     call_start, in_string = -1, False  # where the call began, -1 outside of one; whether a string in it is open
@@ -67,12 +67,12 @@ def _find_call_bodies(text: str, thinks: bool = False) -> list[str]:
             case '"':
                 in_string = call_start >= 0 and not in_string
             case "<think>" if call_start < 0:
-                thinks = True
+                is_thinking = True
             case "</think>" if not in_string:
-                if not thinks:
+                if not is_thinking:
                     call_bodies.clear()
-                call_start, thinks = -1, False
-            case "<tool_call>" if call_start < 0 and not thinks:
+                call_start, is_thinking = -1, False
+            case "<tool_call>" if call_start < 0 and not is_thinking:
                 call_start, in_string = boundary.end(), False
             case "</tool_call>" if call_start >= 0:
                 call_bodies.append(text[call_start : boundary.start()])
@@ -104,11 +104,11 @@ TEXT_MARK = "\ue000"
 # the template.
 TOOLS_SECTION = _read_template("tools_section.jinja")
 # The documentation of an example tool, and a call of it.
-_WORD = {"word": {"type": "string", "description": "the word"}}
-_LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD}}
+_WORD_SCHEMA = {"word": {"type": "string", "description": "the word"}}
+_LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type": "object", "properties": _WORD_SCHEMA}}
 PROBE_TOOL: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
 _PROBE_CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": TEXT_MARK}}}
-_ASK = {"role": "user", "content": TEXT_MARK}
+_QUERY = {"role": "user", "content": TEXT_MARK}
 _SYSTEM_MESSAGE = {"role": "system", "content": TEXT_MARK}
 # What a template, which is third-party code, may raise.
 _TEMPLATE_ERRORS = (
@@ -119,11 +119,11 @@ _TEMPLATE_ERRORS = (
 def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
-        is_visible = _is_documented(tokenizer, tool, [_ASK])
-        text = render_messages(tokenizer, [_ASK, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}])
+        is_documented = _is_documented(tokenizer, tool, [_QUERY])
+        text = render_messages(tokenizer, [_QUERY, {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}])
     except ValueError:
         return False
-    return is_visible and ("lookup" not in text or bool(parse(text).calls))
+    return is_documented and ("lookup" not in text or bool(parse(text).calls))
 
 
 def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> None:
@@ -131,21 +131,21 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
 
     A template that takes no system message at all need not show tools beside one.
     """
-    openings = [[_ASK]]
+    openings = [[_QUERY]]
     try:
-        render_messages(tokenizer, [_SYSTEM_MESSAGE, _ASK])
-        openings.append([_SYSTEM_MESSAGE, _ASK])
+        render_messages(tokenizer, [_SYSTEM_MESSAGE, _QUERY])
+        openings.append([_SYSTEM_MESSAGE, _QUERY])
     except ValueError:
         pass
     for messages in openings:
         try:
-            is_visible, why = _is_documented(tokenizer, tool, messages), ""
+            is_documented, why = _is_documented(tokenizer, tool, messages), ""
         except ValueError as error:
-            is_visible, why = False, f" ({error})"
-        if not is_visible:
-            where = " beside a system message" if len(messages) > 1 else ""
+            is_documented, why = False, f" ({error})"
+        if not is_documented:
+            scope = " beside a system message" if len(messages) > 1 else ""
             raise ValueError(
-                f"the chat template shows no tools{where}, nor the system message that cojax would show them in{why}; "
+                f"the chat template shows no tools{scope}, nor the system message that cojax would show them in{why}; "
                 "choose --config.model.tools=none, or save a template that shows either"
             )
 
@@ -160,7 +160,7 @@ def find_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[s
 
     Only text that ends like a turn, with the tokenizer's eos_token, is a message.
     """
-    preamble = render_messages(tokenizer, [_ASK]).partition(TEXT_MARK)[0].rpartition(tokenizer.eos_token)[0]
+    preamble = render_messages(tokenizer, [_QUERY]).partition(TEXT_MARK)[0].rpartition(tokenizer.eos_token)[0]
     words = re.sub("|".join(map(re.escape, literals)), " ", preamble).split()
     return " ".join(words[1:] if words[:1] == ["system"] else words)
 
@@ -239,11 +239,11 @@ class Chat:
         texts = () if tokenizer.chat_template == CHATML else _END_TEXTS
         self.stops = (self.end, *(i for text, i in self._control_tokens.ids.items() if text in texts and i != self.end))
         self.extend = functools.lru_cache(maxsize=8_192)(self._encode_turn)
-        self._open_cached = functools.lru_cache(maxsize=1_024)(self._open_tokens)
+        self._cached_opening = functools.lru_cache(maxsize=1_024)(self._encode_opening)
         try:
             self.notes = tuple(self._adapt_template())
             # Whether an action begins within a thought, because the generation prompt ends in <think>.
-            self._in_thought = "<think>" in self._render(_STUB_MESSAGES[:1], generate=True).rpartition("</think>")[2]
+            self._in_thought = "<think>" in self._render(_STUB_MESSAGES[:1], with_prompt=True).rpartition("</think>")[2]
             self._check_template()
         except ValueError as error:
             raise ValueError(f"the tokenizer{_describe_folder(tokenizer)}: {error}") from error
@@ -251,17 +251,17 @@ class Chat:
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
         # Keys keep the environment's order: models were trained to read them in that order.
-        documents = [render_tool for tool in tools if (render_tool := self.document(tool)) is not None]
-        return self._open_cached(messages, json.dumps(documents, ensure_ascii=False))
+        documents = [tool_document for tool in tools if (tool_document := self.document(tool)) is not None]
+        return self._cached_opening(messages, json.dumps(documents, ensure_ascii=False))
 
-    def _open_tokens(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
-        documents = json.loads(tools)
+    def _encode_opening(self, messages: tuple[Message, ...], tools_json: str) -> tuple[int, ...]:
+        documents = json.loads(tools_json)
 
         def render_template(mask: Mask) -> str:
             masked_documents = self._control_tokens.mask_json(documents, mask)
-            return self._render(_mask(messages, mask), generate=True, tools=masked_documents)
+            return self._render(_mask(messages, mask), with_prompt=True, tools=masked_documents)
 
-        return self._control_tokens.render(render_template, tools + _join_contents(messages))
+        return self._control_tokens.render(render_template, tools_json + _join_contents(messages))
 
     def _encode_turn(self, messages: tuple[Message, ...], at_stop: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: the new messages and the generation prompt.
@@ -290,12 +290,12 @@ class Chat:
         text = self.tokenizer.decode(list(action_tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return parse(str(text), self._in_thought)
 
-    def _render(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
+    def _render(self, messages: Sequence[Message], *, with_prompt: bool, tools: Sequence[Tool] = ()) -> str:
         return render_messages(
             self.tokenizer,
             [{"role": message.role, "content": message.content} for message in messages],
             tools=[dict(tool) for tool in tools] or None,
-            add_generation_prompt=generate,
+            add_generation_prompt=with_prompt,
         )
 
     def _cut(self, messages: Iterable[Message]) -> tuple[str, str]:
@@ -303,7 +303,7 @@ class Chat:
 
         Both come from one rendering: a template may write an action differently while it is the last one.
         """
-        before_mark, _, after_mark = self._render((*_STUB_MESSAGES, *messages), generate=True).partition(TEXT_MARK)
+        before_mark, _, after_mark = self._render((*_STUB_MESSAGES, *messages), with_prompt=True).partition(TEXT_MARK)
         stub_end, end_literal, rest_text = after_mark.partition(self._eos_text)
         return end_literal and before_mark + stub_end, rest_text
 
@@ -335,7 +335,7 @@ class Chat:
                 "save a template that leaves them as they are"
             )
         ids = self.open(opening)
-        raw_ids = self.tokenizer(self._render(opening, generate=True), add_special_tokens=False).input_ids
+        raw_ids = self.tokenizer(self._render(opening, with_prompt=True), add_special_tokens=False).input_ids
         if list(ids) != list(raw_ids):
             raise ValueError(
                 f"the chat template renders to the tokens {list(ids)} here but to {list(raw_ids)} by the tokenizer "
@@ -356,8 +356,8 @@ def _join_contents(messages: Iterable[Message]) -> str:
 def _mask(messages: Iterable[Message], mask: Mask) -> list[Message]:
     """The messages with their text masked. Raises ValueError for an unknown role."""
     messages = list(messages)
-    if unknown := [message.role for message in messages if message.role not in ROLES]:
-        raise ValueError(f"a message has the role {unknown[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
+    if bad_roles := [message.role for message in messages if message.role not in ROLES]:
+        raise ValueError(f"a message has the role {bad_roles[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
     return [Message(message.role, mask(message.content)) for message in messages]
 
 

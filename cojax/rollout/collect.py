@@ -116,10 +116,10 @@ class EpisodeThreads:
                     raise Interrupted(f"stopped with {len(result_by_index)} of {len(jobs)} episodes played")
                 while self.waiting and len(self.running) < self.limits.concurrency:
                     self._start_episode(self.waiting.popleft())
-                self._receive(result_by_index)
+                self._receive_result(result_by_index)
         finally:
             for job in list(self.running.values()):
-                self._abandon(job)
+                self._abandon_job(job)
         return [result_by_index.get(job.index) or job.to_trajectory("cut", "not waited for") for job in jobs]
 
     def _start_episode(self, job: EpisodeRequest) -> None:
@@ -144,12 +144,12 @@ class EpisodeThreads:
         future = run_on_thread(f"episode {session}", play_episode)
         future.add_done_callback(lambda future: self.end_queue.put((job, progress, future)))
 
-    def _receive(self, result_by_index: dict[int, Trajectory]) -> None:
+    def _receive_result(self, result_by_index: dict[int, Trajectory]) -> None:
         """Waits a moment for an episode to end; if none does, looks for those that exceeded a deadline."""
         try:
             job, progress, future = self.end_queue.get(timeout=_CHECK_INTERVAL_S)
         except queue.Empty:
-            self._end_late(result_by_index)
+            self._abandon_late_jobs(result_by_index)
             return
         if not progress.is_abandoned:
             del self.running[job.index]
@@ -176,12 +176,12 @@ class EpisodeThreads:
             return None
         # If an episode without actions is `truncated`, it was evaluated.
         is_at_fault = job.replayed_actions == () and result.outcome == "truncated"
-        prior_loss, job.lost_trajectory, job.replayed_actions = job.lost_trajectory, None, None
+        lost_episode, job.lost_trajectory, job.replayed_actions = job.lost_trajectory, None, None
         if not is_at_fault:
-            return prior_loss
+            return lost_episode
         job.has_hung = True  # it was played again already
-        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, prior_loss.error)
-        return dataclasses.replace(prior_loss, outcome="timeout")
+        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, lost_episode.error)
+        return dataclasses.replace(lost_episode, outcome="timeout")
 
     def _queue_retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds. Returns False if the result is final.
@@ -207,18 +207,18 @@ class EpisodeThreads:
         job.replayed_actions, job.progress = actions, Progress()
         self.waiting.append(job)
 
-    def _abandon(self, job: EpisodeRequest) -> None:
+    def _abandon_job(self, job: EpisodeRequest) -> None:
         """Leaves the episode's thread behind: it ends at the next step of its loop, and its result is not read."""
         job.progress.is_abandoned = True
         del self.running[job.index]
         self.actors.release(job.session_name)
 
-    def _end_late(self, result_by_index: dict[int, Trajectory]) -> None:
+    def _abandon_late_jobs(self, result_by_index: dict[int, Trajectory]) -> None:
         """Abandons the episodes that exceeded a deadline; the outcome follows from the phase."""
         now_s = running()
         for job in [job for job in self.running.values() if now_s - job.progress.since > self._find_deadline(job)]:
             phase, progress = job.progress.phase, job.progress
-            self._abandon(job)
+            self._abandon_job(job)
             if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
                 self._record_result(job, progress.result, result_by_index)
                 continue
@@ -272,24 +272,26 @@ class EpisodeCollector:
         `limits.error_rate` of the episodes are lost, and Interrupted soon after `stop` turns true.
         """
         size = self.group_size
-        sample_count = range(self.first_sample, self.first_sample + size)
+        sample_numbers = range(self.first_sample, self.first_sample + size)
         jobs = [
             EpisodeRequest(index, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
-            for index, (task, sample) in enumerate(itertools.product(tasks, sample_count))
+            for index, (task, sample) in enumerate(itertools.product(tasks, sample_numbers))
         ]
         result_by_index = {job.index: known_episodes[job.episode] for job in jobs if job.episode in known_episodes}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)
         trajectories = threads.play(jobs, result_by_index, lambda results: self._has_enough(results, len(jobs)), stop)
-        _check_loss_rate(self.limits.error_rate, trajectories)
+        _check_error_rate(self.limits.error_rate, trajectories)
         return [Group(task, tuple(trajectories[index * size : (index + 1) * size])) for index, task in enumerate(tasks)]
 
-    def _has_enough(self, results: Mapping[int, Trajectory], total: int) -> bool:
+    def _has_enough(self, results: Mapping[int, Trajectory], job_count: int) -> bool:
         """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
         size = self.group_size
         quorum = math.ceil(self.quorum * size - 1e-9)
-        groups = ([results[i] for i in range(start, start + size) if i in results] for start in range(0, total, size))
-        completions = (sum(episode.valid for episode in group) >= quorum or len(group) == size for group in groups)
-        return quorum < size and all(completions)
+        groups = (
+            [results[i] for i in range(start, start + size) if i in results] for start in range(0, job_count, size)
+        )
+        complete_flags = (sum(episode.valid for episode in group) >= quorum or len(group) == size for group in groups)
+        return quorum < size and all(complete_flags)
 
 
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
@@ -297,13 +299,13 @@ def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     return dict(sorted(collections.Counter(trajectory.outcome for trajectory in trajectories).items()))
 
 
-def _check_loss_rate(max_rate: float, trajectories: Sequence[Trajectory]) -> None:
+def _check_error_rate(max_rate: float, trajectories: Sequence[Trajectory]) -> None:
     losses = [trajectory for trajectory in trajectories if not trajectory.valid and trajectory.outcome != "cut"]
     if len(losses) <= max_rate * len(trajectories):
         return
     cause_counts = collections.Counter(f"{loss.outcome}: {loss.error}" for loss in losses)
     cause, cause_count = cause_counts.most_common(1)[0]
     raise RolloutError(
-        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {max_rate:.0%} that "
-        f"error_rate allows; {cause_count} of them by {cause}. Remove the cause, or raise config.limits.error_rate."
+        f"{len(losses)} of {len(trajectories)} episodes were lost to the machinery, more than the {max_rate:.0%} "
+        f"that error_rate allows; {cause_count} of them by {cause}. Remove the cause or raise config.limits.error_rate."
     )

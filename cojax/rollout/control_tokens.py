@@ -45,7 +45,7 @@ class ControlTokens:
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token_id != tokenizer.unk_token_id and (token.special or token.content.strip())
         }
-        self._schema_words = {term for term in _SCHEMA_WORDS if not any(term in literal for literal in self.ids)}
+        self._schema_words = {word for word in _SCHEMA_WORDS if not any(word in literal for literal in self.ids)}
         self._literal_characters = sorted(set("".join(self.ids)))
         self._cached_placeholders = functools.lru_cache(maxsize=8)(self._choose_placeholders)
 
@@ -122,9 +122,9 @@ class ControlTokens:
         if len(codes) < count:
             codes, replacement_by_code = list(_PRIVATE_CODES[:count]), dict.fromkeys(_PRIVATE_CODES, "\ufffd")
         placeholder_by_literal = dict(zip(self.ids, map(chr, codes), strict=False))
-        letters = dict(zip(self._literal_characters, map(chr, codes[len(self.ids) :]), strict=True))
-        character_table = str.maketrans(letters)
-        by_code = {ord(placeholder): text for text, placeholder in (placeholder_by_literal | letters).items()}
+        letter_masks = dict(zip(self._literal_characters, map(chr, codes[len(self.ids) :]), strict=True))
+        character_table = str.maketrans(letter_masks)
+        by_code = {ord(placeholder): text for text, placeholder in (placeholder_by_literal | letter_masks).items()}
 
         def clean(text: str) -> str:
             return _valid_unicode(text).translate(replacement_by_code) if replacement_by_code else _valid_unicode(text)

@@ -15,7 +15,7 @@ import numpy as np
 
 from cojax.environment import OutOfContext
 
-_LEAST = 1e-6  # a temperature above 0
+_MIN_T = 1e-6  # a temperature above 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Sampling:
     def __post_init__(self) -> None:
         value = self.temperature
         # Outside this range logits / temperature leave float32, and servers take smaller values for 0.
-        if isinstance(value, bool) or not isinstance(value, Real) or not (value == 0 or _LEAST <= value <= 1 / _LEAST):
-            raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, Real) or not (value == 0 or _MIN_T <= value <= 1 / _MIN_T):
+            raise ValueError(f"temperature must be 0, or a number from {_MIN_T} to {1 / _MIN_T:,.0f}; found {value!r}")
         if _name_wrong_types([self.max_tokens]) or self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, a whole number; found {self.max_tokens!r}")
         if wrong_types := _name_wrong_types(self.stop_tokens):

@@ -225,10 +225,10 @@ def is_item(folder: Path) -> bool:
 
 def check_item(folder: Path) -> None:
     """Raises FileNotFoundError or DamagedFile if the files are not those that were written. Reads no arrays."""
-    sizes, record = _list_file_sizes(folder / _PARAMS), read_json(folder / _SIZES_FILE)
-    if wrong_names := sorted(path for path in sizes.keys() | record.keys() if sizes.get(path) != record.get(path)):
+    sizes, recorded = _list_file_sizes(folder / _PARAMS), read_json(folder / _SIZES_FILE)
+    if wrong_names := sorted(path for path in sizes.keys() | recorded.keys() if sizes.get(path) != recorded.get(path)):
         path = wrong_names[0]
-        size, full_size = sizes.get(path, "no"), record.get(path, "no")
+        size, full_size = sizes.get(path, "no"), recorded.get(path, "no")
         raise pretrained.DamagedFile(
             f"{folder / _PARAMS / path} has {size} bytes, expected {full_size}; let the trainer write another version"
         )
@@ -246,21 +246,21 @@ def other_model(folder: Path, config: ModelConfig) -> str:
     return ", ".join(f"{name} {fields[name]}, expected {expected_fields[name]}" for name in names)
 
 
-def restore_item(item: Path, folder: Path, label: str) -> None:
+def restore_item(orbax_folder: Path, folder: Path, label: str) -> None:
     """Writes the model folder that a trainer would have written, one array in memory at a time.
 
     Raises FileNotFoundError if a file is missing, ValueError for arrays that do not match config.json.
     """
-    config = ModelConfig.from_hf(item)
+    config = ModelConfig.from_hf(orbax_folder)
     specs = {parameter.path: (parameter.shape(config), config.param_dtype) for parameter in parameters(config)}
-    outlines = list_saved_outlines(item / _PARAMS)
+    outlines = list_saved_outlines(orbax_folder / _PARAMS)
     if wrong_paths := sorted(path for path in specs.keys() | outlines.keys() if specs.get(path) != outlines.get(path)):
         path = wrong_paths[0]
         raise pretrained.DamagedFile(
-            f"{'/'.join(path)} in {item / _PARAMS} is {outlines.get(path, 'missing')}, expected "
+            f"{'/'.join(path)} in {orbax_folder / _PARAMS} is {outlines.get(path, 'missing')}, expected "
             f"{specs.get(path, 'nothing')} by its {pretrained.CONFIG}; let the trainer write another version"
         )
-    write_weights(folder, config, _restore_arrays(config, item / _PARAMS), label=label)
+    write_weights(folder, config, _restore_arrays(config, orbax_folder / _PARAMS), label=label)
 
 
 def _restore_arrays(config: ModelConfig, params_folder: Path) -> Iterator[tuple[str, np.ndarray]]:

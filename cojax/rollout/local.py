@@ -123,9 +123,9 @@ class Lane:
         """Stops the thread after its current forward; waiting callers get EngineError. May be called twice."""
         with self._condition:
             self._failure = self._failure or reason
-            for session in self._sessions.values():
-                if session.request is not None:
-                    _abort_request(session.request.result, self._failure)
+            for session_state in self._sessions.values():
+                if session_state.request is not None:
+                    _abort_request(session_state.request.result, self._failure)
             if self._pending_weights is not None:
                 _abort_request(self._pending_weights[-1], self._failure)
             self._condition.notify_all()
@@ -143,7 +143,7 @@ class Lane:
 
     def _run(self) -> None:
         try:
-            while self._admit():
+            while self._admit_requests():
                 with self._busy:
                     requests = self.batcher.forward()
                 if requests:
@@ -151,7 +151,7 @@ class Lane:
         except BaseException as error:  # of any type: callers would wait for ever
             self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
 
-    def _admit(self) -> bool:
+    def _admit_requests(self) -> bool:
         """Admits queued requests and new weights, and waits until something can run. False once the lane is down."""
         with self._condition:
             while not self._failure:
@@ -287,7 +287,7 @@ class LocalEngine:
             future.result()
 
     def _make_copies(self, weights: Weights) -> list[Params]:
-        """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
+        """A copy for each replica, as `unstack` returns it. Arrays go straight from host to devices."""
 
         def place_array(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
             has_layers = row.axes[0] == "layers"
@@ -309,15 +309,15 @@ class LocalEngine:
         session or another wrong argument, EngineError if the engine fails, is closed, or the session is released.
         """
         tokens = check_prompt(prompt, self._config.vocab_size, self._max_length)
-        uniform_numbers = draw_uniforms(seed, min(sampling.max_tokens, self._max_length - len(tokens)))
+        uniforms = draw_uniforms(seed, min(sampling.max_tokens, self._max_length - len(tokens)))
         self._wait_for_slot(session)
         with self._lock:
             # Look-up and submission share the lock: a session released in between would never free its slot.
             if session not in self._lane_by_session:
                 raise EngineError(self._failure or f"session {session!r} was released while it waited for a slot")
             lane = self._lanes[self._lane_by_session[session]]
-            completion = lane.submit(tokens, sampling, uniform_numbers, session)
-        return completion.result()
+            future = lane.submit(tokens, sampling, uniforms, session)
+        return future.result()
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""

@@ -56,9 +56,9 @@ def train_byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizer
     It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
     a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
-    minimum = 256 + len(CONTROL_TOKENS)
-    if size < minimum:
-        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {minimum}: bytes and controls")
+    min_size = 256 + len(CONTROL_TOKENS)
+    if size < min_size:
+        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {min_size}: bytes and controls")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -56,7 +56,7 @@ _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not passed to the learner under their own names.
 _OBJECTIVE_SETTINGS = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
 # Settings without a section that are passed to the loop under their own names.
-_OWN_LOOP_SETTINGS = (
+_LOOP_SETTINGS = (
     "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
 )  # fmt: skip
@@ -104,15 +104,15 @@ def build_learner(config: ConfigDict, parts: Parts, params: Params) -> Learner:
 def make_learner(
     config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
 ) -> Learner:
-    """Builds the learner of a model on a mesh. `params` may be outlines, as in `Learner.init`."""
+    """Builds the learner of a model on a mesh. `params` may be `jax.ShapeDtypeStruct`s, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     method_and_settings = methods.rounds_of(config)
-    optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").overrides)
+    optimizer, named_loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").overrides)
     if method_and_settings:
         method, round_settings = method_and_settings
         # The number of updates of a round is not known in advance, so the learning rate stays constant.
         optimizer |= {"learning_rate": round_settings.learning_rate, "decay_steps": 0}
-        loss = methods.find_round_loss(method, round_settings)
+        named_loss = methods.find_round_loss(method, round_settings)
     return Learner(
         config=model,
         optimizer=adamw(**optimizer),
@@ -122,8 +122,8 @@ def make_learner(
         mesh=mesh,
         hosts=hosts,
         seed=config.seed,
-        loss=loss[0],
-        loss_settings=loss[1],
+        loss=named_loss[0],
+        loss_settings=named_loss[1],
         round_reference=method_and_settings[1].reference if method_and_settings else "",
         hard=methods.make_hard_negatives(config),
         advantage_settings=entry(config, "learner.advantage").overrides,
@@ -255,7 +255,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, parts.evaluation)) if parts.from_initial else frozenset(),
-        **{setting: config[setting] for setting in _OWN_LOOP_SETTINGS},
+        **{setting: config[setting] for setting in _LOOP_SETTINGS},
         **({"prefix": prefix_replay.prefix} if prefix_replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
@@ -292,7 +292,7 @@ def build_quality(config: ConfigDict, evaluation_tasks: Sequence[Task]) -> Calla
     vector_log = Log(Path(config.workdir) / "embeddings.jsonl")
     embed = choose(EMBEDDINGS, section.embedding, "quality.embedding")(section.base_url, section.model, vector_log)
 
-    def describe(pool: Iterable[Task]) -> dict[str, Any]:
+    def measure_pool(pool: Iterable[Task]) -> dict[str, Any]:
         tasks = tuple(pool)
         try:
             return describe_pool(tasks, evaluation_tasks, embed, section.k)
@@ -300,7 +300,7 @@ def build_quality(config: ConfigDict, evaluation_tasks: Sequence[Task]) -> Calla
             _LOG.warning("the pool's diversity and its distance to the evaluation tasks are left out: %s", error)
             return describe_pool(tasks, evaluation_tasks, None, section.k)
 
-    return describe
+    return measure_pool
 
 
 def perturb(params: Params, seed: int) -> Params:
@@ -313,11 +313,11 @@ def perturb(params: Params, seed: int) -> Params:
         return params
     generator = np.random.default_rng(seed)
 
-    def flip(leaf: jax.Array) -> jax.Array:
+    def flip_last_bits(leaf: jax.Array) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return leaf
         integer_dtype = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
         bits = np.asarray(leaf).view(integer_dtype) ^ generator.integers(0, 2, leaf.shape, integer_dtype)
         return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
 
-    return jax.tree.map(flip, params)
+    return jax.tree.map(flip_last_bits, params)

@@ -81,11 +81,11 @@ def _check_entries(config: ConfigDict) -> None:
         pass
     entries.objective_of(config)
     entries.build_signals(config)
-    entry_trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+    trial_by_setting: dict[str, Callable[[Callable[..., Any]], object]] = {
         "curriculum": lambda curriculum: [pool.weigh_task(curriculum, scores) for scores in _TRIAL_SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_TRIAL_LENGTHS), _TRIAL_LENGTHS),
     }
-    for setting, try_entry in entry_trials.items():
+    for setting, try_entry in trial_by_setting.items():
         entry = entries.entry(config, setting)
         try:
             try_entry(entry.bind())
@@ -195,10 +195,10 @@ def _check_servers(config: ConfigDict) -> None:
             "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
             "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
         )
-    if sglang.port > (highest_port := LAST_PORT - sglang.servers + 1):
+    if sglang.port > (max_port := LAST_PORT - sglang.servers + 1):
         raise ValueError(
             f"sglang.port is {sglang.port}; {sglang.servers} servers take as many ports from there on, so it may be "
-            f"at most {highest_port}"
+            f"at most {max_port}"
         )
     try:
         shlex.split(sglang.flags)
@@ -272,21 +272,21 @@ def _check_evolution(config: ConfigDict) -> None:
     evolution by signals where `signals` is empty.
     """
     joining_evolution = config.evolve if ":" in config.evolve else "frontier"
-    for setting, setting_value, required, why in (
+    for setting, setting_value, required, cause in (
         ("method", config.method, "coevolve", "only coevolve replays prefixes"),
         ("evolve", config.evolve, joining_evolution, "only frontier finds joined tasks"),
         ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
     ):
         if config.synthesis.prefix_replay and setting_value != required:
-            reason = f"synthesis.prefix_replay is True, but {setting} is {setting_value!r}: {why}"
+            reason = f"synthesis.prefix_replay is True, but {setting} is {setting_value!r}: {cause}"
             raise ValueError(f"{reason}; set --config.{setting}={required}, or --config.synthesis.prefix_replay=False")
     admission_name, evolves = config.synthesis.admit, methods.evolves(config)
     if admission_name != "all" and not (evolves and config.evolve != "none"):
-        why, fix = "evolve is 'none'", "--config.evolve=uniform, say"
+        cause, fix = "evolve is 'none'", "--config.evolve=uniform, say"
         if not evolves:
-            why, fix = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
+            cause, fix = f"with method={config.method} the task set does not grow", "--config.preference.tasks=growing"
         raise ValueError(
-            f"synthesis.admit is {admission_name!r}, but {why}: there are no candidates; set {fix}, or "
+            f"synthesis.admit is {admission_name!r}, but {cause}: there are no candidates; set {fix}, or "
             "--config.synthesis.admit=all"
         )
     if evolves and config.evolve in _SIGNAL_EVOLUTIONS and not config.signals:

@@ -43,7 +43,7 @@ from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import read_json, write_json
 
 # Found, not imported: importing it takes seconds.
-_HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+_SGLANG_PROBE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
 _PROBE_TIMEOUT_S = 60.0  # seconds that an interpreter has to answer
 _T = TypeVar("_T")
 _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
@@ -67,7 +67,7 @@ def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
     if repeated_urls := [url for url in normalised_urls if normalised_urls.count(url) > 1]:
         raise ValueError(f"sglang.urls names {repeated_urls[0]!r} twice; it would receive its weights twice at once")
     if urls or section.router:
-        _check_attached(section)
+        _check_launch_settings(section)
     elif section.follow:
         raise ValueError("sglang.follow is set, but sglang.urls is empty; name the servers there, or unset it")
     if section.router and not is_address(section.router):
@@ -90,8 +90,8 @@ def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
 
 def choose_sync(config: ConfigDict) -> Literal["folder", "orbax"]:
     """How weights reach servers: by default, several processes save them together if the servers follow."""
-    is_spread = config.sglang.follow and jax.process_count() > 1
-    return config.sglang.sync or ("orbax" if is_spread else "folder")
+    should_save_together = config.sglang.follow and jax.process_count() > 1
+    return config.sglang.sync or ("orbax" if should_save_together else "folder")
 
 
 def asks_routes(config: ConfigDict) -> bool:
@@ -109,7 +109,7 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
         )
 
 
-def _check_attached(section: ConfigDict) -> None:
+def _check_launch_settings(section: ConfigDict) -> None:
     """Raises ValueError for a setting that only launched servers read, as the run attaches to running ones."""
     default_section, kind = base.get_config().sglang, "urls" if section.urls else "router"
     for name in _LAUNCH_SETTINGS:
@@ -150,7 +150,7 @@ def check_servers(config: ConfigDict) -> None:
     python = config.sglang.python or str(find_default_python())
     try:
         probe_process = subprocess.run(
-            [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S
+            [python, "-I", "-c", _SGLANG_PROBE], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PROBE_TIMEOUT_S
         )
         has_sglang = probe_process.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -200,7 +200,7 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     needs. Raises CacheTooLarge, which names flags that fit, if a number that is set does not fit, or not even one slot
     per lane. If free memory is not reported, nothing is refused. Without `trains`, no memory is kept free for training.
     """
-    section, set_count, mesh = config.engine, config.engine.slots, make_mesh_of(config)
+    section, given_count, mesh = config.engine, config.engine.slots, make_mesh_of(config)
     # Without a mesh the engine's arrays are on the first device; CPU devices share the host's memory.
     available_bytes = measure_free_bytes(jax.local_devices()[:1] if mesh is None else list(mesh.devices.flat))
     slot_bytes = count_cache_bytes(model, 1, section.max_length) * (1 if mesh is None else mesh.shape["expert"])
@@ -209,22 +209,22 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
     counts = [lane_count << k for k in range(8) if lane_count << k <= max(MAX_SLOTS, lane_count)]
     wanted_count = next((count for count in counts if count >= config.limits.concurrency), counts[-1])
     if available_bytes is None:
-        return set_count or wanted_count
+        return given_count or wanted_count
     weight_bytes, training_bytes = _count_weight_bytes(config, model, mesh)
-    budget_bytes, beside = available_bytes - weight_bytes, "the weights"
-    if set_count and set_count * slot_bytes <= budget_bytes:
-        return set_count
+    budget_bytes, users = available_bytes - weight_bytes, "the weights"
+    if given_count and given_count * slot_bytes <= budget_bytes:
+        return given_count
     spare_bytes = budget_bytes - training_bytes if trains else budget_bytes
     room_bytes = _CACHE_SHARE * spare_bytes
     least = lane_count if lane_count * slot_bytes <= spare_bytes else 0
     best = max((count for count in counts if count <= wanted_count and count * slot_bytes <= room_bytes), default=least)
-    if set_count or not best:
-        demand = set_count or lane_count
-        if spare_bytes < budget_bytes and not set_count:
-            budget_bytes, beside = spare_bytes, f"the weights and {training_bytes / GIB:.1f} GiB for training"
+    if given_count or not best:
+        demand = given_count or lane_count
+        if spare_bytes < budget_bytes and not given_count:
+            budget_bytes, users = spare_bytes, f"the weights and {training_bytes / GIB:.1f} GiB for training"
         raise CacheTooLarge(
             f"the KV cache of engine.slots={demand} conversations of engine.max_length={section.max_length} tokens "
-            f"takes {demand * slot_bytes / GIB:.1f} GiB, {max(0, budget_bytes) / GIB:.1f} GiB are free beside {beside}",
+            f"takes {demand * slot_bytes / GIB:.1f} GiB, {max(0, budget_bytes) / GIB:.1f} GiB are free beside {users}",
             best,
             _suggest_flags(section, best, replica_count, math.floor(room_bytes / slot_bytes * section.max_length)),
         )

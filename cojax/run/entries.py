@@ -201,7 +201,7 @@ def describe(config: ConfigDict) -> dict[str, Any]:
     """Describes the entry of each setting for config.json."""
     kinds = dict(zip(find_signals(config), build_signals(config).values(), strict=True))
     kind_records = {f"signals.{alias}": {"kind": kind.name, "colour": kind.colour} for alias, kind in kinds.items()}
-    return {leaf: named_entry.describe() | kind_records.get(leaf, {}) for leaf, named_entry in list_entries(config)}
+    return {key: named_entry.describe() | kind_records.get(key, {}) for key, named_entry in list_entries(config)}
 
 
 def apply_flags(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:

@@ -38,12 +38,12 @@ def find_ending(config: ConfigDict, environment: Environment) -> str:
 
     Raises ValueError if both are set and differ.
     """
-    ending_tool, tool_setting = traits_of(environment).ending, config.explorer.ending
-    if ending_tool in (None, tool_setting):
-        return tool_setting
-    if tool_setting != ScriptedExplorer.ending:
+    ending_tool, configured_tool = traits_of(environment).ending, config.explorer.ending
+    if ending_tool in (None, configured_tool):
+        return configured_tool
+    if configured_tool != ScriptedExplorer.ending:
         raise ValueError(
-            f"explorer.ending is {tool_setting!r}, but an episode of {environment.name!r} is ended by "
+            f"explorer.ending is {configured_tool!r}, but an episode of {environment.name!r} is ended by "
             f"{ending_tool or 'an action without calls'}; leave explorer.ending out"
         )
     return ending_tool

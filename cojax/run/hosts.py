@@ -53,13 +53,13 @@ class Leading:
 
     def __init__(self, config: ConfigDict, process_count: int, connections: Mapping[int, socket.socket]) -> None:
         self._failure_lock, self._timeout_s = threading.Lock(), config.distributed.deadline
-        self._is_built = threading.Event()  # the wire may report before the rest is built
-        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
+        self._built_event = threading.Event()  # the wire may report before the rest is built
+        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._on_beat, self._on_message)
         self._lead = Lead(self.wire, process_count - 1)
         self.together = Together(
             self._lead, make_array_files(self._lead), on_stop=lambda signal_number: os.kill(os.getpid(), signal_number)
         )
-        self._is_built.set()
+        self._built_event.set()
 
     def end(self, status: int, line: str) -> None:
         """Ends the other processes with this status. If this process failed, it does not wait for them."""
@@ -68,14 +68,14 @@ class Leading:
         self.wire.send({"kind": "failed" if is_error else "end", "status": status, "line": line or "process 0 failed"})
         self.wire.say_farewell()
 
-    def _beat(self) -> None:
-        self._is_built.wait()
+    def _on_beat(self) -> None:
+        self._built_event.wait()
         if (busy_since := self._lead.busy_since) and time.monotonic() - busy_since > self._timeout_s:
             self._fail(f"a computation of all processes takes longer than {_word_timeout(self._timeout_s)}: one hangs")
 
     def _on_message(self, process_id: int, message: Message) -> bool:
         if message.get("kind") == "stop":
-            self._is_built.wait()
+            self._built_event.wait()
             self.together.on_stop(int(message["signal"]))
         elif message.get("kind") == "failed":
             self._fail(f"process {process_id} failed: {message['line']}")
@@ -85,7 +85,7 @@ class Leading:
         self._fail(f"process {process_id} is gone: {reason}. {_RESTART_HINT}")
 
     def _fail(self, error_line: str) -> None:
-        self._is_built.wait()
+        self._built_event.wait()
         if not self._failure_lock.acquire(blocking=False):
             return
         _print_error(error_line)
@@ -101,10 +101,10 @@ class Following:
 
     def __init__(self, config: ConfigDict, process_id: int, connections: Mapping[int, socket.socket]) -> None:
         self.number, self._timeout_s, self._signal_number = process_id, config.distributed.deadline, 0
-        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._beat, self._on_message)
+        self.wire = Wire(connections, config.distributed.silence, self._on_loss, self._on_beat, self._on_message)
         self._follower = Follower(self.wire, {})
         for signal_number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signal_number, self._receive)
+            signal.signal(signal_number, self._receive_signal)
 
     def follow(self, config: ConfigDict) -> int:
         """Runs the operations that process 0 names; returns its exit status."""
@@ -121,12 +121,12 @@ class Following:
         CONSOLE.print(f"process {self.number}: ended with process 0")
         return status
 
-    def _receive(self, signal_number: int, frame: FrameType | None) -> None:
+    def _receive_signal(self, signal_number: int, frame: FrameType | None) -> None:
         if self._signal_number:
             os._exit(128 + signal_number)
         self._signal_number = signal_number
 
-    def _beat(self) -> None:
+    def _on_beat(self) -> None:
         if self._signal_number > 0:
             self.wire.send({"kind": "stop", "signal": self._signal_number})
             self._signal_number = -1
@@ -187,7 +187,7 @@ def connect_together(config: ConfigDict, preflight: bool = False) -> Iterator[To
     if process_count == 1:
         yield ALONE
         return
-    shared_facts = {**_gather_facts(config), "check": preflight}
+    shared_facts = {**_gather_shared_facts(config), "check": preflight}
     if process_id:
         following = Following(config, process_id, connections)
         try:
@@ -229,7 +229,7 @@ def _lock_workdir(workdir: Path, process_id: int) -> TextIO | None:
     return lock_folder(workdir, "--config.workdir", f".lock-{process_id}" if process_id else ".lock")
 
 
-def _gather_facts(config: ConfigDict) -> dict[str, Any]:
+def _gather_shared_facts(config: ConfigDict) -> dict[str, Any]:
     """Returns the facts that must be equal in all processes."""
     run_settings = json.loads(json.dumps(config.to_dict()))
     del run_settings["distributed"]
@@ -241,7 +241,7 @@ def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     """Returns the operations of a run by name. `build` adds those of the learner."""
     config = methods.apply_method(settle_model(config))
     operation_by_name: dict[str, Callable[..., Any]] = {}
-    states: list[TrainState] = []  # those of the initial state
+    structs: list[TrainState] = []  # those of the initial state
 
     def load(model_folder: str, seed: int, shape_text: str) -> Params:
         operation_by_name["gather_leaf"] = functools.partial(gather_leaf, parse_shape(shape_text))
@@ -264,7 +264,7 @@ def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         def init(params: Params, seed: int) -> TrainState:
             state = learner.init(params, seed)
-            states[:] = [processes.make_outlines(state)]
+            structs[:] = [processes.make_outlines(state)]
             return state
 
         operation_by_name["init"] = init
@@ -272,8 +272,8 @@ def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     def save(checkpoint_folder: str, train_state: TrainState, second_state: TrainState | None) -> None:
         save_arrays(Path(checkpoint_folder), join_states(train_state, second_state))
 
-    def restore(folder: str, with_second: bool) -> tuple[TrainState, TrainState | None]:
-        return split_states(restore_arrays(Path(folder), join_states(states[0], states[0] if with_second else None)))
+    def restore(folder: str, has_second: bool) -> tuple[TrainState, TrainState | None]:
+        return split_states(restore_arrays(Path(folder), join_states(structs[0], structs[0] if has_second else None)))
 
     operation_by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": hash_leaves}
     return operation_by_name

@@ -58,7 +58,9 @@ def initial_policy(
     if model_path:
         plan = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {model_path}, to be shown {plan}, once for all runs")
-    solve = functools.partial(find_demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks))
+    list_pairs = functools.partial(
+        find_demonstrations, config, parts.environment, find_tasks=functools.cache(find_tasks)
+    )
     weights_digest = hash_weights(Path(model_path)) if model_path else ""
     cache_key = {
         "environment": parts.environment.name,
@@ -73,7 +75,7 @@ def initial_policy(
         "template": chat.tokenizer.chat_template,
         "demonstrations": [
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
-            for task, actions in itertools.islice(solve((0.0, 1.0)), 100)
+            for task, actions in itertools.islice(list_pairs((0.0, 1.0)), 100)
         ],
         # The code of this file chooses the optimiser.
         "code": content_hash(
@@ -94,7 +96,9 @@ def initial_policy(
                 config.sampling.max_tokens,
             ],
         }
-    folder, _ = warm_start.obtain(cache_key, lambda: _train(config, parts, solve, score), parts.model, chat.tokenizer)
+    folder, _ = warm_start.obtain(
+        cache_key, lambda: _train(config, parts, list_pairs, score), parts.model, chat.tokenizer
+    )
     CONSOLE.print(f"warm start: {warm_start.describe_model(folder)}")
     origin = trained.make_origin(model_path, weights_digest, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {describe_origin(origin)}")

@@ -44,7 +44,7 @@ ArrayPair = tuple[jax.Array, jax.Array]
 def read_machine() -> dict[str, Any]:
     """Returns the machine's facts by name. A fact that the system does not report is missing."""
     fields = _read_processor()
-    field_of = {name: field for name, possible in _TABLES["fields"].items() for field in possible if field in fields}
+    field_of = {name: field for name, aliases in _TABLES["fields"].items() for field in aliases if field in fields}
     cpu_flags = next((sorted(fields[name].split()) for name in _FLAG_FIELDS if name in fields), [])
     variable_values = {name: os.environ[name] for name in _TABLES["variables"] if name in os.environ}
     return {
@@ -83,12 +83,12 @@ def hash_arithmetic() -> str:
     factor_pairs = [(draw(rows, inputs), draw(inputs, outputs)) for rows, inputs, outputs in _PRODUCT_SHAPES]
     rows, inputs, outputs = _GRADIENT_SHAPE
     gradient_factors, head_factors = (draw(rows, inputs), draw(rows, outputs)), (draw(4, 64, 96), draw(4, 96, 64))
-    results = _compute(factor_pairs, gradient_factors, head_factors, draw(64, 520))
+    results = _compute_samples(factor_pairs, gradient_factors, head_factors, draw(64, 520))
     return _hash(*(np.asarray(array).tobytes() for array in jax.tree.leaves(results)))
 
 
 @jax.jit
-def _compute(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: jax.Array) -> Any:
+def _compute_samples(pairs: list[ArrayPair], gradient: ArrayPair, heads: ArrayPair, x: jax.Array) -> Any:
     function_values = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     product_values = [jnp.matmul(lhs, rhs) for lhs, rhs in (*pairs, heads)]
     return product_values, jnp.matmul(gradient[0].T, gradient[1]), function_values, x.sum(), x.sum(axis=0)
@@ -99,7 +99,7 @@ def read_processor_name() -> str:
     return _read_processor().get("model name", "unknown")
 
 
-def choose_dtype() -> str:
+def choose_compute_dtype() -> str:
     """The dtype in which this process computes fastest: bfloat16, or float32 on a CPU that would convert each product.
 
     JAX computes products of bfloat16 as such on CPUs from 0.11 on, with AMX or AVX-512.

@@ -14,7 +14,7 @@ from cojax.settings.tree import LEAVES, SETTING_NAMES, RoundsSettings
 # Settings of the section `preference` that rounds read.
 _ROUND_SETTINGS = tuple(field.name for field in dataclasses.fields(RoundsSettings))
 _BEST_OF_TRIAL_COUNT = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
-_PAIR_EPISODES = 2  # episodes that a preference compares
+_EPISODES_PER_PAIR = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
 _POLICY_SETTINGS = frozenset({"epochs", "batch_size", "learning_rate"})
 
@@ -31,9 +31,9 @@ def apply_method(config: ConfigDict) -> ConfigDict:
     config = config.copy_and_resolve_references()
     if method_and_settings is not None:
         section = config.learner
-        batch_episodes = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
-        if 0 < batch_episodes < _PAIR_EPISODES:
-            section.micro_rows *= -(-_PAIR_EPISODES // batch_episodes)
+        micro_batch_episodes = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
+        if 0 < micro_batch_episodes < _EPISODES_PER_PAIR:
+            section.micro_rows *= -(-_EPISODES_PER_PAIR // micro_batch_episodes)
         return config
     config.steps = 0
     if config.evaluation.trials == LEAVES["evaluation.trials"].default:
@@ -103,8 +103,8 @@ def check_method(config: ConfigDict) -> None:
             )
         return
     method, settings = method_and_settings
-    unused_settings = {*method.fixes, *method.ignores, "hard_negatives"}
-    unread_settings = sorted(setting for setting in overrides - {"dpo", "sft"} if setting in unused_settings)
+    ignored_settings = {*method.fixes, *method.ignores, "hard_negatives"}
+    unread_settings = sorted(setting for setting in overrides - {"dpo", "sft"} if setting in ignored_settings)
     unread_settings += [setting for setting in ("dpo", "sft") if setting in overrides and setting in method.ignores]
     if unread_settings:
         raise ValueError(

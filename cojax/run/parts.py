@@ -46,7 +46,7 @@ class Parts:
 
 
 # Above this cosine, wording does not distinguish tasks.
-_MAX_TELLING_COSINE = 0.95
+_MAX_DISTINGUISHING_COSINE = 0.95
 # The split to train on if nothing is synthesized.
 TRAIN_SPLIT = "train"
 
@@ -70,9 +70,9 @@ def make_sampling(config: ConfigDict, chat: Chat, temperature: float) -> Samplin
 
 def choose_width(config: ConfigDict, environment: Environment, usual_width: int) -> int:
     """How many expeditions run in parallel: explorer.width, `usual_width` if unset, at most the environment's limit."""
-    set_width = usual_width if config.explorer.width is None else config.explorer.width
+    wanted_width = usual_width if config.explorer.width is None else config.explorer.width
     max_parallel = traits_of(environment).concurrency
-    return set_width if max_parallel is None else min(set_width, max_parallel)
+    return wanted_width if max_parallel is None else min(wanted_width, max_parallel)
 
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
@@ -127,5 +127,5 @@ def similarities(config: ConfigDict, environment: Environment, evaluation_tasks:
     if not (min_threshold and evaluation_tasks and traits_of(environment).worded_alike):
         return {}
     measured_cosine = measure_usual_similarity([task.query for task in evaluation_tasks])
-    threshold = max(min_threshold, measured_cosine) if measured_cosine <= _MAX_TELLING_COSINE else 0.0
+    threshold = max(min_threshold, measured_cosine) if measured_cosine <= _MAX_DISTINGUISHING_COSINE else 0.0
     return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured_cosine}

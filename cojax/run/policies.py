@@ -18,7 +18,7 @@ from cojax.report.console import CONSOLE, show_bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
-from cojax.run.machine import choose_dtype
+from cojax.run.machine import choose_compute_dtype
 from cojax.run.parts import make_limits
 from cojax.run.trained import find_run_dtype, make_scratch_shape, read_stored_shape
 from cojax.settings.base import choose, settings
@@ -27,7 +27,7 @@ from cojax.types import Task
 from cojax.validation import Exclusions
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
-_LEXICON_TASKS = 500
+_LEXICON_TASK_COUNT = 500
 # Setups that teach the byte-level tokenizer where there are no development tasks.
 _MAX_SETUPS = 50
 
@@ -51,7 +51,7 @@ def settle_model(config: ConfigDict) -> ConfigDict:
     if config.model.path:
         config.model.path = os.path.abspath(config.model.path)
     if config.model.dtype == "auto":
-        config.model.dtype = find_run_dtype(Path(config.workdir)) or choose_dtype()
+        config.model.dtype = find_run_dtype(Path(config.workdir)) or choose_compute_dtype()
     return config
 
 
@@ -85,7 +85,7 @@ def make_word_tokenizer(config: ConfigDict, environment: Environment) -> PreTrai
             "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
         )
     argument_words, lexicon_texts = environment.lexicon()
-    queries = [task.query for task in environment.tasks("seed", _LEXICON_TASKS)]
+    queries = [task.query for task in environment.tasks("seed", _LEXICON_TASK_COUNT)]
     return word_tokenizer(argument_words, [*lexicon_texts, *queries], environment.tools())
 
 
@@ -173,4 +173,4 @@ def find_held_out(config: ConfigDict, environment: Environment) -> Exclusions:
     A query that contains another one is allowed, because both are the benchmark's.
     """
     section = config.evaluation
-    return Exclusions.of(environment.tasks(section.split, section.tasks, section.seed), words=0)
+    return Exclusions.of(environment.tasks(section.split, section.tasks, section.seed), min_words=0)

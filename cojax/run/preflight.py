@@ -36,7 +36,7 @@ from cojax.run.states import hold_second_agent
 from cojax.storage.files import list_missing_folders, read_json, remove_empty_folders, write_json
 from cojax.types import Group, Message, Task
 
-_VERSIONS_ON_DISK = 3  # the most versions of the weights on disk at once, while a server takes a new one
+_MAX_VERSIONS = 3  # the most versions of the weights on disk at once, while a server takes a new one
 _MAX_LOG_BYTES = 200 * 2**20
 
 
@@ -77,7 +77,7 @@ def _copy_notes(source: Path, target: Path) -> None:
         write_json(target / MEMORY_FILE, read_json(source / MEMORY_FILE))
 
 
-def _require(results: dict[str, Any], key: str, noun: str) -> Any:
+def _require_result(results: dict[str, Any], key: str, noun: str) -> Any:
     """Returns what an earlier examination left in `results`. Raises ValueError if that one failed."""
     if key not in results:
         raise ValueError(f"not tried, as there is no {noun}")
@@ -147,7 +147,7 @@ def _policy(config: ConfigDict, results: dict[str, Any]) -> str:
 
 def _engine(config: ConfigDict, results: dict[str, Any]) -> str:
     parts: Parts = results["parts"]
-    learner = assemble.build_learner(config, parts, _require(results, "params", "policy"))
+    learner = assemble.build_learner(config, parts, _require_result(results, "params", "policy"))
     train_state = results["train_state"] = learner.init(results.pop("params"), config.seed)
     learner = results["learner"] = assemble.choose_remat(config, learner, train_state)
     weights: Weights = learner.weights(train_state, 0)
@@ -168,7 +168,7 @@ def _objective(config: ConfigDict, results: dict[str, Any]) -> str:
 
     Its micro-batch is no larger than the group needs. `_memory` tests whether a full one fits.
     """
-    episode, learner = _require(results, "episode", "episode"), results["learner"]
+    episode, learner = _require_result(results, "episode", "episode"), results["learner"]
     copies = tuple(dataclasses.replace(episode, reward=float(repeat % 2)) for repeat in range(config.group_size))
     try:
         spread_entries(learner.objective.advantage(copies), copies)
@@ -200,7 +200,7 @@ def _explorer(config: ConfigDict, results: dict[str, Any]) -> str:
 
 def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
     """Examines a step's programs by experiments.compile, for these accelerators. `_memory` runs them next."""
-    train_state, learner = _require(results, "train_state", "policy"), results["learner"]
+    train_state, learner = _require_result(results, "train_state", "policy"), results["learner"]
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := find_chip(learner.placement.devices)) is None:
@@ -210,7 +210,7 @@ def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
 
 
 def _memory(config: ConfigDict, results: dict[str, Any]) -> str:
-    train_state, learner = _require(results, "train_state", "policy"), results["learner"]
+    train_state, learner = _require_result(results, "train_state", "policy"), results["learner"]
     del results["train_state"]
     results["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
     with hold_second_agent(config, learner, train_state):
@@ -223,18 +223,18 @@ def _disk(config: ConfigDict, results: dict[str, Any]) -> str:
     _check_writable(workdir)
     _check_writable(warm_start.find_cache())
     # A new checkpoint is written before the oldest is deleted.
-    needed_bytes = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MAX_LOG_BYTES}
+    bytes_by_folder = {workdir: results.get("saved", 0) * (config.checkpoints_kept + 1) + _MAX_LOG_BYTES}
     if config.engine.name == "sglang":
         # A folder on the workdir's own file system adds to what the workdir needs.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _check_writable(folder)
         target = workdir if _find_ancestor(folder).stat().st_dev == _find_ancestor(workdir).stat().st_dev else folder
         dtype_bytes = np.dtype(config.sglang.dtype or results["parts"].model.dtype).itemsize
-        needed_bytes[target] = needed_bytes.get(target, 0) + results.get("count", 0) * dtype_bytes * _VERSIONS_ON_DISK
-    return "; ".join(_describe_room(folder, needed) for folder, needed in needed_bytes.items())
+        bytes_by_folder[target] = bytes_by_folder.get(target, 0) + results.get("count", 0) * dtype_bytes * _MAX_VERSIONS
+    return "; ".join(_describe_free_space(folder, needed) for folder, needed in bytes_by_folder.items())
 
 
-def _describe_room(folder: Path, need: int) -> str:
+def _describe_free_space(folder: Path, need: int) -> str:
     """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
     free = shutil.disk_usage(_find_ancestor(folder)).free
     if free < need:

@@ -74,13 +74,13 @@ def check_processes(config: ConfigDict) -> None:
             f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
             f"{LAST_PORT}"
         )
-    set_names = [setting for setting in ("processes", "process") if section[setting] is not None]
-    if set_names and not section.coordinator:
+    given_names = [setting for setting in ("processes", "process") if section[setting] is not None]
+    if given_names and not section.coordinator:
         raise ValueError(
-            f"distributed.{set_names[0]} is {section[set_names[0]]}, but distributed.coordinator is empty; set it to "
-            "HOST:PORT of process 0, or let JAX find all three, by --config.distributed=true"
+            f"distributed.{given_names[0]} is {section[given_names[0]]}, but distributed.coordinator is empty; set it "
+            "to HOST:PORT of process 0, or let JAX find all three, by --config.distributed=true"
         )
-    if len(set_names) == 2 and section.process >= section.processes:
+    if len(given_names) == 2 and section.process >= section.processes:
         raise ValueError(
             f"distributed.process is {section.process} of distributed.processes={section.processes}; expected a number "
             f"from 0 to {section.processes - 1}, another one in each process"
@@ -191,10 +191,12 @@ def make_mesh_of(config: ConfigDict) -> Mesh | None:
 
 def describe_devices(used_devices: Sequence[jax.Device], all_devices: Sequence[jax.Device]) -> str:
     """Describes the devices that a run computes on, among those available: their number, kind and platform."""
-    counts = Counter((device.device_kind, device.platform) for device in used_devices)
-    total = f" of {len(all_devices)}" if len(all_devices) > len(used_devices) else ""
-    words = " and ".join(f"{count}{total} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
-    return f"{words}; --config.mesh.fsdp=-1 uses all of them" if total else words
+    count_by_kind = Counter((device.device_kind, device.platform) for device in used_devices)
+    total_text = f" of {len(all_devices)}" if len(all_devices) > len(used_devices) else ""
+    devices_text = " and ".join(
+        f"{count}{total_text} × {kind}, platform {platform}" for (kind, platform), count in count_by_kind.items()
+    )
+    return f"{devices_text}; --config.mesh.fsdp=-1 uses all of them" if total_text else devices_text
 
 
 def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:

@@ -16,7 +16,7 @@ from cojax.settings.tree import ENTRIES, LEAVES, OPEN_SECTIONS, SECTIONS, Leaf, 
 from cojax.signals import SIGNALS
 
 _PAGE_HEAD = Path(__file__).with_name("reference.md").read_text("utf-8")
-_FROM_OUTSIDE = "or `package.module:name`"
+_OUTSIDE_HINT = "or `package.module:name`"
 
 
 def list_lines() -> Iterator[str]:
@@ -31,7 +31,7 @@ def list_lines() -> Iterator[str]:
         yield "| setting | default | range | meaning |\n|---|---|---|---|"
         for setting in read_leaves(section):
             full_name = f"{prefix}.{setting}".lstrip(".")
-            yield _table_row(full_name, LEAVES[full_name])
+            yield _make_table_row(full_name, LEAVES[full_name])
         yield ""
     yield "## Settings of entries\n"
     yield "Each of these is read by the entries in the first column alone.\n"
@@ -43,7 +43,7 @@ def list_lines() -> Iterator[str]:
         yield "| read by | setting | default | range | meaning |\n|---|---|---|---|---|"
         for _, readers, section in entry_rows:
             for setting in read_leaves(section):
-                yield f"| {readers} {_table_row(f'{prefix}.{setting}', LEAVES[f'{prefix}.{setting}'])}"
+                yield f"| {readers} {_make_table_row(f'{prefix}.{setting}', LEAVES[f'{prefix}.{setting}'])}"
         yield ""
     yield "### Of registries\n"
     yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
@@ -52,16 +52,16 @@ def list_lines() -> Iterator[str]:
         yield f"| `{setting}` | {_escape(owner)} |"
 
 
-def _table_row(setting: str, leaf: Leaf) -> str:
+def _make_table_row(setting: str, leaf: Leaf) -> str:
     default_text = '""' if leaf.default == "" else str(leaf.default)
     return f"| `{setting}` | `{default_text}` | {_escape(_describe_range(setting, leaf))} | {_escape(leaf.meaning)} |"
 
 
 def _describe_range(setting: str, leaf: Leaf) -> str:
     if setting in CHOICES:
-        return f"{', '.join(CHOICES[setting].list_names())}, {_FROM_OUTSIDE}"
+        return f"{', '.join(CHOICES[setting].list_names())}, {_OUTSIDE_HINT}"
     if setting == "signals":
-        return f"any of {', '.join(SIGNALS)}, {_FROM_OUTSIDE}, separated by commas"
+        return f"any of {', '.join(SIGNALS)}, {_OUTSIDE_HINT}, separated by commas"
     if setting == "policy":
         return f'{", ".join(PRESETS)}, or ""'
     return say_type(leaf.range)

@@ -43,7 +43,7 @@ from cojax.types import Task, content_hash, normalise, setup_hash
 
 HELD_OUT = "held_out.json"
 # The share of D_0 that is held out, and the limits on the number of tasks of an evaluation.
-_HELD_OUT_SHARE, _FEWEST_TASKS, _MAX_EVALUATION_TASKS = 0.2, 20, 200
+_HELD_OUT_SHARE, _MIN_TASKS, _MAX_EVALUATION_TASKS = 0.2, 20, 200
 
 
 def begin(
@@ -181,13 +181,13 @@ def keep_model(
     checkpoint: Checkpoint | None,
 ) -> None:
     """Writes model.json and base/ of a run that begins with this policy, on the conditions of `keep_tokenizer`."""
-    entry_names = ("model.json", "base")
-    has_begun = checkpoint is not None and not any(map(directory.files.lacks, entry_names))
+    model_files = ("model.json", "base")
+    has_begun = checkpoint is not None and not any(map(directory.files.lacks, model_files))
     plain = json.loads(json.dumps(config.to_dict()))
     trained.keep(directory.folder, parts.model, params, plain, has_begun, origin, reads_initial(config), parts.together)
     if checkpoint is not None:
-        for entry_name in entry_names:
-            directory.files.check_remade(entry_name)
+        for model_file in model_files:
+            directory.files.check_remade(model_file)
 
 
 def find_initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
@@ -199,8 +199,8 @@ def find_initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tup
     if parts.evaluation:
         return synthesis, ()
     training_tasks, evaluation_tasks = hold_out(synthesis.tasks)
-    held_ids = {task.id for task in synthesis.tasks} - {task.id for task in training_tasks}
-    drafts = tuple(draft for draft in synthesis.drafts if draft["task"] not in held_ids)
+    held_out_ids = {task.id for task in synthesis.tasks} - {task.id for task in training_tasks}
+    drafts = tuple(draft for draft in synthesis.drafts if draft["task"] not in held_out_ids)
     return dataclasses.replace(synthesis, tasks=training_tasks, drafts=drafts), evaluation_tasks
 
 
@@ -229,7 +229,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]
     """
     held_out_count = min(_MAX_EVALUATION_TASKS, round(_HELD_OUT_SHARE * len(tasks)))
     tasks_by_setup: dict[str, list[Task]] = {}
-    for task in tasks if held_out_count >= _FEWEST_TASKS else ():
+    for task in tasks if held_out_count >= _MIN_TASKS else ():
         tasks_by_setup.setdefault(setup_hash(task), []).append(task)
     wording_by_id = {task.id: normalise(task.query) for task in tasks}
     candidate_by_id: dict[str, Task] = {}
@@ -268,6 +268,6 @@ def _describe_evaluation(training: int, test: int) -> str:
     if test:
         return f"evaluation: on {test} tasks held out of D_0, as the environment has none; {training} are trained on"
     return (
-        f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_FEWEST_TASKS} "
+        f"evaluation: none, as the environment has no tasks for it, and of {training} initial tasks no {_MIN_TASKS} "
         "on setups of their own can be held out; initial_tasks=100 on 20 setups or more is enough"
     )

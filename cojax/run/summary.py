@@ -44,8 +44,8 @@ def measure_development(config: ConfigDict, parts: Parts, step: int, tasks: Sequ
     environment = parts.evaluated_in if parts.development else parts.environment
     collector = _make_collector(config, parts, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
-    split_result, by_value = compute_score(groups), _measure_values(config, groups)
-    value_fields = {f"success/{kind_name}": success for kind_name, success in by_value.items()}
+    split_result, success_by_value = compute_score(groups), _measure_success_by_value(config, groups)
+    value_fields = {f"success/{kind_name}": success for kind_name, success in success_by_value.items()}
     return {"success": split_result.success, "partial": split_result.partial, "lost": split_result.lost, **value_fields}
 
 
@@ -89,7 +89,7 @@ def measure_held_out(
         "partial": result.partial,
         "lost": result.lost,
         "bounds": list(result.bounds),
-        "by": _measure_values(config, groups),
+        "by": _measure_success_by_value(config, groups),
         "by_tool": measure_tools(groups, config.explorer.ending),
         "tasks": _list_scores(groups),
     }
@@ -125,7 +125,7 @@ def measure_tools(groups: Sequence[Group], ending: str) -> dict[str, dict[str, A
     return measure_by_kind(groups, find_tools)
 
 
-def _measure_values(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+def _measure_success_by_value(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
     return measure_success_by(groups, config.evaluation.by) if config.evaluation.by else {}
 
 
@@ -133,13 +133,13 @@ def build_summary(
     step_count: int,
     directory: RunDirectory,
     zero_shot: float | None,
-    final: Mapping[str, Any],
+    final_record: Mapping[str, Any],
     clock: Stopwatch,
     similarities: Mapping[str, float],
 ) -> dict[str, Any]:
     """Builds summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `final` is as in final.json. `trials` are the successes after each trial, if failed tasks are tried again.
+    `final_record` is as in final.json. `trials` are the successes after each trial, if failed tasks are tried again.
     `final_by` is the final success for each kind of task, if evaluation.by names a key of kinds. `similarities` are as
     cojax/run/parts.py records them. `origin` is as in cojax/run/trained.py.
     """
@@ -149,25 +149,25 @@ def build_summary(
     compared_records = [record for record in step_records if "logprob_mismatch" in record]
     mismatch_sum = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared_records)
     task_count = sum(1 for _ in directory.tasks.read())
-    added_counts = _sum_up(evolution["added"] for evolution in evolutions)
+    added_counts = _sum_counts(evolution["added"] for evolution in evolutions)
     return {
         "origin": read_origin(directory.folder, step_count),
         "zero_shot": zero_shot,
-        "final": final["success"],
-        **({"final_by": final["by"]} if final.get("by") else {}),
-        **({"trials": [trial["success"] for trial in final["trials"]]} if "trials" in final else {}),
+        "final": final_record["success"],
+        **({"final_by": final_record["by"]} if final_record.get("by") else {}),
+        **({"trials": [trial["success"] for trial in final_record["trials"]]} if "trials" in final_record else {}),
         **similarities,
         "steps": step_count,
         "tasks_initial": task_count - sum(added_counts.values()),
         "tasks_final": task_count,
-        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_up(record["signals"] for record in step_records),
-        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_up(map(count_verdicts, evolutions)),
+        "signals": dict.fromkeys(signals.SIGNALS, 0) | _sum_counts(record["signals"] for record in step_records),
+        "verdicts": dict.fromkeys(get_args(Status), 0) | _sum_counts(map(count_verdicts, evolutions)),
         "added": added_counts,
         **_sum_probe_costs(evolutions),
         "initial": read_json(initial_path) if (initial_path := directory.folder / "initial.json").exists() else {},
         "explorer": _sum_exploration(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
-        "outcomes": _sum_up(record["outcomes"] for record in step_records),
+        "outcomes": _sum_counts(record["outcomes"] for record in step_records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in step_records), "trained": int(trained_tokens)},
         "logprob_mismatch": mismatch_sum / (sum(record["tokens_trained"] for record in compared_records) or 1.0),
@@ -191,12 +191,12 @@ def _count_hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
 def _sum_exploration(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sums up the evolutions' expeditions, and their cost if a model explored."""
     expedition_figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
-    cost_names = {cost_name for totals in expedition_figures for cost_name in totals if cost_name != "failures"}
+    cost_names = {cost_name for costs in expedition_figures for cost_name in costs if cost_name != "failures"}
     return {
         "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
         "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
-        **{cost_name: sum(totals[cost_name] for totals in expedition_figures) for cost_name in sorted(cost_names)},
-        **({"failures": _sum_up(totals["failures"] for totals in expedition_figures)} if expedition_figures else {}),
+        **{cost_name: sum(costs[cost_name] for costs in expedition_figures) for cost_name in sorted(cost_names)},
+        **({"failures": _sum_counts(costs["failures"] for costs in expedition_figures)} if expedition_figures else {}),
     }
 
 
@@ -207,7 +207,7 @@ def _sum_probe_costs(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[
     return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in count_names}} if probes else {}
 
 
-def _sum_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total_counts: Counter[str] = Counter()
     for count_by_kind in counts:
         total_counts.update(count_by_kind)

@@ -89,7 +89,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     config = methods.apply_method(config)
     check_run(config)
     config = drop_distributed(settle_model(config))
-    directory, checkpoint = _claim(config, together)
+    directory, checkpoint = _claim_directory(config, together)
     try:
         if _is_finished(config, directory, checkpoint):
             return 0
@@ -99,13 +99,13 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     together.on_stop = stop.accept_signal
     with clock("warm_start"):
         parts = dataclasses.replace(states.build_parts(config, directory, checkpoint), together=together)
-    initial_tasks = functools.cache(functools.partial(states.find_initial_tasks, config, parts))
+    find_tasks = functools.cache(functools.partial(states.find_initial_tasks, config, parts))
     try:
         with clock("warm_start"):
             announce(parts.chat, config.model.tools)
-            resuming = checkpoint is not None
+            is_resumed = checkpoint is not None
             states.keep_tokenizer(parts.chat.tokenizer, directory, checkpoint)
-            params, origin = states.initial_policy(config, parts, lambda: initial_tasks()[0], directory, checkpoint)
+            params, origin = states.initial_policy(config, parts, lambda: find_tasks()[0], directory, checkpoint)
             states.keep_model(parts, params, origin, config, directory, checkpoint)
             learner = assemble.build_learner(config, parts, params)
             train_state = learner.init(params, config.seed)
@@ -113,24 +113,24 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             if not parts.evaluation:
                 # An explorer may sample the policy.
                 parts.engine.load(learner.weights(train_state, 0))
-                parts = states.add_held_out_tasks(parts, directory.folder / states.HELD_OUT, resuming, initial_tasks)
+                parts = states.add_held_out_tasks(parts, directory.folder / states.HELD_OUT, is_resumed, find_tasks)
             loop = assemble.build_loop(config, parts, learner, clock)
             del params  # the learner has copied what it needs
-        train_state = train_state if resuming else states.prove_fit(config, loop, train_state)
+        train_state = train_state if is_resumed else states.prove_fit(config, loop, train_state)
         zero_shot = measure_zero_shot(config, parts, learner, train_state, clock, directory)
-        if resuming:
+        if is_resumed:
             # Only shapes are kept from here on, so that the restored arrays can take this memory.
             train_state = make_outlines(train_state)
         if state := states.resume(config, loop, train_state, directory):
             state = dataclasses.replace(state, learner=states.prove_fit(config, loop, state.learner, state.second))
         else:
-            state = states.begin(config, loop, train_state, directory, lambda: initial_tasks()[0])
+            state = states.begin(config, loop, train_state, directory, lambda: find_tasks()[0])
         rounds = assemble.build_rounds(config, loop)
-        with _record_steps(config, loop, state, directory) as observe, stop.mark_loop():
+        with _record_steps(config, loop, state, directory) as record_step, stop.mark_loop():
             if rounds:
-                state = coevolving(loop, rounds, state, directory, observe, stop)
+                state = coevolving(loop, rounds, state, directory, record_step, stop)
             else:
-                state = coevolve(loop, state, directory, observe, stop)
+                state = coevolve(loop, state, directory, record_step, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
             await_background(config.llm.timeout)
@@ -148,7 +148,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     return 0
 
 
-def _claim(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkpoint | None]:
+def _claim_directory(config: ConfigDict, together: Together) -> tuple[RunDirectory, Checkpoint | None]:
     """Claims the run directory; returns it with its verified checkpoint to resume from, None if it has none."""
     directory = RunDirectory(
         Path(config.workdir),
@@ -195,7 +195,7 @@ def _record_steps(
     step_seconds: list[float] = []
     loop.clock.lap()
 
-    def observe(record: dict[str, Any]) -> None:
+    def record_step(record: dict[str, Any]) -> None:
         seconds, lap = record.get("seconds", {}), loop.clock.lap()
         record["seconds"] = {timer: seconds.get(timer, 0.0) + lap.get(timer, 0.0) for timer in {**seconds, **lap}}
         step_seconds.append(record["seconds"]["total"])
@@ -211,7 +211,7 @@ def _record_steps(
             )
 
     try:
-        yield observe
+        yield record_step
     except NonFiniteUpdate as error:
         error.save(directory.folder / "nonfinite_batch.npz")
         raise

@@ -39,7 +39,7 @@ from cojax.policy.parameters import Params, cast_for_compute, hash_leaves, param
 from cojax.policy.pretrained import read_config_json
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
-from cojax.run.machine import choose_dtype
+from cojax.run.machine import choose_compute_dtype
 from cojax.run.processes import ALONE, Together, read_params, write_params
 from cojax.settings.compatibility import read_run_settings
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -51,7 +51,7 @@ _FIX_HINT = "Restore it from a copy"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedPolicy:
-    """A policy read from disk; `step` is 0 for a model folder, `content` is a checksum.
+    """A policy read from disk; `step` is 0 for a model folder, `checksum` is that of its files.
 
     Parameters have the dtype `model.param_dtype`, except matrices with merged adapters, which have `model.dtype`.
     """
@@ -209,7 +209,7 @@ def make_scratch_shape(model_section: Mapping[str, Any], tokenizer: PreTrainedTo
 
 
 def _resolve_dtype(dtype_setting: str, default: str) -> str:
-    return choose_dtype() if dtype_setting == "auto" else dtype_setting or default
+    return choose_compute_dtype() if dtype_setting == "auto" else dtype_setting or default
 
 
 def find_run_dtype(workdir: Path) -> str:
@@ -298,15 +298,15 @@ def _flatten(tree: Any) -> dict[str, Any]:
 
 def make_origin(folder: str, weights_hash: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the origin of a warm-started policy, from `warm_start.read_record`; `folder` is "" from scratch."""
-    teaching_settings, checks = record["key"]["settings"], record["checks"]
+    warm_start_settings, checks = record["key"]["settings"], record["checks"]
     batch_count = checks[-1]["step"]
     return {
         "folder": folder,
         **({"weights": weights_hash} if folder else {}),
         **{count_name: record[count_name] for count_name in ("demonstrations", "dropped", "shown")},
         "batches": batch_count,
-        "epochs": round(batch_count * teaching_settings["batch_size"] / record["shown"], 2),
-        "lora_rank": teaching_settings["lora"]["rank"] if folder else 0,
+        "epochs": round(batch_count * warm_start_settings["batch_size"] / record["shown"], 2),
+        "lora_rank": warm_start_settings["lora"]["rank"] if folder else 0,
         **({"checks": checks} if folder else {}),
     }
 
@@ -317,6 +317,6 @@ def read_origin(workdir: Path, step: int | None = None) -> dict[str, Any]:
     origin = read_json(record_path).get("origin", {}) if record_path.exists() else {}
     if not origin:
         # A run of an older release: a model folder was recorded only where it was shown demonstrations.
-        is_untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]
-        origin = {"folder": settings["model"]["path"], **({"shown": 0} if is_untaught else {})}
+        lacks_demonstrations = settings["model"]["path"] or not settings["warm_start"]["steps"]
+        origin = {"folder": settings["model"]["path"], **({"shown": 0} if lacks_demonstrations else {})}
     return origin if step is None else {**origin, "steps": step, "evolve": settings["evolve"]}

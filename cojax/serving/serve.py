@@ -69,19 +69,21 @@ class LocalFolders:
 
     def __init__(self, folder: str = "") -> None:
         self._folder, self._folder_count = folder, 0
-        self._roots: dict[Path, tuple[Path, TextIO]] = {}
+        self._root_by_parent: dict[Path, tuple[Path, TextIO]] = {}
 
-    def make(self, size: int, fill: Callable[[Path], None]) -> Path:
-        """The next folder, of `size` bytes, filled by `fill`. Raises what `fill` raises, and OSError."""
-        parent = Path(self._folder) if self._folder else _MEMORY_FOLDER if _fits(size) else Path(tempfile.gettempdir())
+    def make(self, size_bytes: int, fill: Callable[[Path], None]) -> Path:
+        """The next folder, of `size_bytes` bytes, filled by `fill`. Raises what `fill` raises, and OSError."""
+        parent = (
+            Path(self._folder) if self._folder else _MEMORY_FOLDER if _fits(size_bytes) else Path(tempfile.gettempdir())
+        )
         self._folder_count += 1
-        folder = self._own_root(parent) / str(self._folder_count)
+        folder = self._claim_root(parent) / str(self._folder_count)
         fill(folder)
         return folder
 
     def prune(self, current_folders: Iterable[Path]) -> None:
         """Removes all folders except those to keep and newer ones, which no caller knows yet."""
-        roots, kept_folders = [root for root, _ in list(self._roots.values())], list(current_folders)
+        roots, kept_folders = [root for root, _ in list(self._root_by_parent.values())], list(current_folders)
         newest_number = max((int(path.name) for path in kept_folders if path.parent in roots), default=0)
         for root in roots:
             newer_folders = (path for path in root.iterdir() if is_number(path.name) and int(path.name) > newest_number)
@@ -89,19 +91,19 @@ class LocalFolders:
 
     def close(self) -> None:
         """Removes everything."""
-        for root, lock in self._roots.values():
+        for root, lock_file in self._root_by_parent.values():
             shutil.rmtree(root, ignore_errors=True)
-            lock.close()
-        self._roots.clear()
+            lock_file.close()
+        self._root_by_parent.clear()
 
-    def _own_root(self, parent_folder: Path) -> Path:
+    def _claim_root(self, parent_folder: Path) -> Path:
         """This process's own folder in `parent_folder`, locked while the process lives."""
-        if parent_folder not in self._roots:
+        if parent_folder not in self._root_by_parent:
             parent_folder.mkdir(parents=True, exist_ok=True)
             _remove_orphans(parent_folder)
             root = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent_folder)).absolute()
-            self._roots[parent_folder] = root, lock_folder(root, "--config.sglang.local", _LOCK_NAME)
-        return self._roots[parent_folder][0]
+            self._root_by_parent[parent_folder] = root, lock_folder(root, "--config.sglang.local", _LOCK_NAME)
+        return self._root_by_parent[parent_folder][0]
 
 
 class Versions:
@@ -115,7 +117,7 @@ class Versions:
         self._damage: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
     def find_newest(self) -> LabelledWeights | None:
-        """The newest version as a model folder of this host; None if there is none. Raises one of FAULTS."""
+        """The newest version as a model folder of this host; None if there is none. Raises VERSION_ERRORS."""
         version = find_newest_version(self._folder, self._newest_version)
         if version is None or version == self._newest_version:
             return self._served_weights
@@ -130,20 +132,26 @@ class Versions:
 
     def _restore(self, version: LabelledWeights) -> Path:
         """The version as a model folder here. One that cannot be read is read only once."""
-        start, time_ns, size = time.monotonic(), version.folder.stat().st_mtime_ns, export.item_bytes(version.folder)
+        start_time, time_ns, size_bytes = (
+            time.monotonic(),
+            version.folder.stat().st_mtime_ns,
+            export.item_bytes(version.folder),
+        )
         if self._damage is not None and self._damage[:2] == (version, time_ns):
             raise self._damage[2]
         try:
-            path = self._local.make(size, lambda folder: export.restore_item(version.folder, folder, version.label))
+            path = self._local.make(
+                size_bytes, lambda folder: export.restore_item(version.folder, folder, version.label)
+            )
         except ValueError as error:
             self._damage = version, time_ns, error
             raise
-        _LOG.info("%s restored to %s in %.1f s", version.folder, path, time.monotonic() - start)
+        _LOG.info("%s restored to %s in %.1f s", version.folder, path, time.monotonic() - start_time)
         return path
 
 
 class Checkpoints:
-    """The newest sound checkpoint of the run directory `run`, as `dtype`; "" is the dtype that the run computes in.
+    """The newest sound checkpoint of the run in `run`, as `dtype`; "" is the dtype that the run computes in.
 
     No trainer needs to run. `model` and `find_newest` are as in `Versions`.
     """
@@ -161,12 +169,12 @@ class Checkpoints:
             trained.read_run_settings(self._run)  # raises an error unless it is a run
             return None
         # A run that is resumed from an older step writes the same numbers again.
-        state = steps[-1], (checkpoint_folder / str(steps[-1])).stat().st_mtime_ns
-        if state != self._stamp:
-            self._served_weights, self._stamp = self._write(trained.of_run(self._run)), state
+        stamp = steps[-1], (checkpoint_folder / str(steps[-1])).stat().st_mtime_ns
+        if stamp != self._stamp:
+            self._served_weights, self._stamp = self._write_policy(trained.of_run(self._run)), stamp
         return self._served_weights
 
-    def _write(self, policy: trained.TrainedPolicy) -> LabelledWeights:
+    def _write_policy(self, policy: trained.TrainedPolicy) -> LabelledWeights:
         label, model = f"step-{policy.step}-{policy.content}", policy.model
         if self._served_weights is not None and self._served_weights.label == label:
             return self._served_weights
@@ -184,14 +192,14 @@ class Checkpoints:
 class Watch:
     """Looks for the newest version every `poll_s` seconds, on its own thread: a network folder may hang.
 
-    `newest` is the newest version that could be read; `on_change` is called on that thread after each new one. `fault`
-    says why the last check failed. A check that takes longer than `timeout_s` seconds is late.
+    `newest` is the newest version that was read; `on_change` is called on that thread after each new one.
+    `fault` says why the last check failed. A check that takes longer than `timeout_s` seconds is late.
     """
 
     def __init__(
         self, source: Versions | Checkpoints, poll_s: float, timeout_s: float, on_change: Callable[[], object]
     ) -> None:
-        self._source, self._poll_s, self._deadline, self._on_change = source, poll_s, timeout_s, on_change
+        self._source, self._poll_s, self._timeout_s, self._on_change = source, poll_s, timeout_s, on_change
         self.newest: LabelledWeights | None = None
         self.fault: Exception | None = None
         self.first_check, self._stop_event = threading.Event(), threading.Event()
@@ -201,9 +209,9 @@ class Watch:
 
     def raise_if_late(self) -> None:
         """Raises TimeoutError if the current check is late."""
-        if (check_start := self._check_start) and time.monotonic() - check_start > self._deadline:
+        if (check_start := self._check_start) and time.monotonic() - check_start > self._timeout_s:
             raise TimeoutError(
-                f"reading the newest version takes longer than sglang.sync_deadline={self._deadline:g} s"
+                f"reading the newest version takes longer than sglang.sync_deadline={self._timeout_s:g} s"
             )
 
     def tell_if_late(self) -> None:
@@ -250,8 +258,8 @@ def _remove_orphans(parent_folder: Path) -> None:
         with contextlib.suppress(OSError):
             if root.stat().st_uid != os.getuid():
                 continue
-            with open(root / _LOCK_NAME, opener=open_own_file) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(root / _LOCK_NAME, opener=open_own_file) as lock_file:
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
 
 
@@ -277,13 +285,13 @@ def serve(config: ConfigDict, host: str, stop_event: threading.Event, run_folder
 
 
 async def _serve_until_stopped(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
-    keep_task = asyncio.create_task(_keep_serving(config, host, run, router))
+    serve_task = asyncio.create_task(_keep_serving(config, host, run, router))
     stop_task = asyncio.create_task(asyncio.to_thread(stop.wait))
-    await asyncio.wait([keep_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([serve_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
-    keep_task.cancel()
+    serve_task.cancel()
     try:
-        await keep_task
+        await serve_task
     except asyncio.CancelledError:
         return 0
     except EngineError as error:
@@ -301,7 +309,7 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
     loop, change_event = asyncio.get_running_loop(), asyncio.Event()
     watch = Watch(source, _VERSION_POLL_S, section.sync_deadline, lambda: loop.call_soon_threadsafe(change_event.set))
     connections = Connections()
-    fleet = routed_fleet = router_task = None
+    fleet = registration = router_task = None
     try:
         target = previous_target = await _await_first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
@@ -315,8 +323,8 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
         fleet_settings = dataclasses.replace(SGLangSettings(**settings(section)), follow=False, router="")
         fleet = Fleet(connections, [], processes, fleet_settings, takes_any_weights=not follows)
         if router:
-            routed_fleet = RoutedFleet(router, launch_settings, fleet, connections)
-            router_task = asyncio.create_task(routed_fleet.keep())
+            registration = RoutedFleet(router, launch_settings, fleet, connections)
+            router_task = asyncio.create_task(registration.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.is_lost:
@@ -326,8 +334,8 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
                     await change_event.wait()
             change_event.clear()
             watch.tell_if_late()
-            if (newest := watch.newest and _add_label(watch.newest)) and newest != target:
-                target, previous_target = newest, target
+            if (newest_weights := watch.newest and _add_label(watch.newest)) and newest_weights != target:
+                target, previous_target = newest_weights, target
                 _LOG.info("%s as %s", target.folder, target.label)
                 fleet.set_target(target)
             local.prune([target.folder, previous_target.folder, *fleet.list_reading()])
@@ -337,8 +345,8 @@ async def _keep_serving(config: ConfigDict, host: str, run: str, router: str) ->
         if router_task is not None:
             router_task.cancel()
             await asyncio.gather(router_task, return_exceptions=True)
-        if routed_fleet is not None:
-            await routed_fleet.close()
+        if registration is not None:
+            await registration.close()
         if fleet is not None:
             await fleet.close()
         await connections.aclose()
@@ -374,7 +382,7 @@ def _add_label(target: LabelledWeights) -> LabelledWeights:
     return target if target.label else dataclasses.replace(target, label=_DEFAULT_LABEL)
 
 
-def run(host: str, follow: str, router: str) -> None:
+def run(host: str, run_folder: str, router: str) -> None:
     """Serves until the process is stopped."""
     end_descendants_at_exit()
     stop_event = threading.Event()
@@ -387,7 +395,7 @@ def run(host: str, follow: str, router: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     try:
         config = read_configuration()
-        sys.exit(serve(config, host, stop_event, follow, router))
+        sys.exit(serve(config, host, stop_event, run_folder, router))
     except VERSION_ERRORS as error:
         CONSOLE.print(f"error: {error}", style="bold red")
         sys.exit(1)
@@ -410,7 +418,7 @@ class RoutedFleet:
 
     async def keep(self) -> None:
         """Starts the router if need be, and keeps its list of servers current, until this is cancelled."""
-        fault = ""
+        last_error = ""
         while True:
             try:
                 if self._port and not self._process.is_running:
@@ -421,12 +429,12 @@ class RoutedFleet:
                     await asyncio.to_thread(self._process.start, command, log_path, self._launch_settings.environment())
                     self._times.clear()
                 await self._update_router()
-                fault = ""
+                last_error = ""
             except (RequestFailed, RequestRefused, OSError) as error:
                 # A router that starts does not answer for a while.
-                if str(error) != fault and not (self._port and not self._times):
+                if str(error) != last_error and not (self._port and not self._times):
                     _LOG.warning("the router: %s", error)
-                fault = str(error)
+                last_error = str(error)
             await asyncio.sleep(_ROUTER_POLL_S)
 
     async def _update_router(self) -> None:

@@ -64,9 +64,9 @@ def choose(table: Mapping[Any, Any], entry_name: str, kind: str) -> Any:
     return table[entry_name]
 
 
-def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
-    """Returns a section of the configuration as keywords, except those in `without`."""
-    return {setting: value for setting, value in config.to_dict().items() if setting not in without}
+def settings(config: ConfigDict, *excluded: str) -> dict[str, Any]:
+    """Returns a section of the configuration as keywords, except those in `excluded`."""
+    return {setting: value for setting, value in config.to_dict().items() if setting not in excluded}
 
 
 def count_attempts(config: ConfigDict) -> int:

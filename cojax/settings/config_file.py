@@ -145,16 +145,16 @@ def _word_error(error: BaseException, file_path: str) -> str:
     if isinstance(error, SyntaxError) and _is_same_file(error.filename or file_path, file_path):
         return f"{file_path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if _is_same_file(frame.filename, file_path)]
-    position = f"{file_path}:{own_frames[-1].lineno}" if own_frames else file_path
+    file_frames = [frame for frame in frames if _is_same_file(frame.filename, file_path)]
+    position = f"{file_path}:{file_frames[-1].lineno}" if file_frames else file_path
     cause: BaseException = error
     while cause.args and isinstance(cause.args[0], BaseException):
         cause = cause.args[0]
     message = str(cause.args[0] if isinstance(cause, (AttributeError, KeyError)) and cause.args else cause)
     line = " ".join(message.split())
-    if own_frames and "ml_collections" in frames[-1].filename:
+    if file_frames and "ml_collections" in frames[-1].filename:
         if match := _TYPE_ERROR_PATTERN.match(line):
-            return f"{position}: {_word_type_error(match, own_frames[-1].line or '')}"
+            return f"{position}: {_word_type_error(match, file_frames[-1].line or '')}"
         if isinstance(error, (AttributeError, KeyError)):
             first_line, *hint_lines = message.splitlines() or [""]
             return " ".join(f"{position}: {first_line} is not a setting. {' '.join(hint_lines)}".split())

@@ -53,7 +53,7 @@ def parse_flags(argv: list[str]) -> list[str]:
         if (config_value := _lookup("config", argv[1:])) is not None:
             require_config_file(config_value)
         argv[1:] = _move_entry_flags(argv[1:], ENTRY_FLAGS)
-        _check_names(argv[1:])
+        _check_setting_names(argv[1:])
         positionals = flags.FLAGS(argv)
         absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax logs every array
         if len(positionals) > 1:
@@ -103,7 +103,7 @@ def _expand_workdir(arguments: Sequence[str]) -> list[str]:
             next(argument_iterator, "")
         elif not re.match(r"--?workdir=", argument):
             remaining.append(argument)
-    config_flag = []
+    config_flags = []
     if _lookup("config", arguments) is None:
         if not _exists(Path(workdir) / "config.json"):
             _check_flags(arguments)
@@ -111,11 +111,11 @@ def _expand_workdir(arguments: Sequence[str]) -> list[str]:
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
-        config_flag = [f"--config={CONTINUED_FILE}:{workdir}"]
+        config_flags = [f"--config={CONTINUED_FILE}:{workdir}"]
     # After --config, whose value may be the next argument, and not after a flag that lacks its value.
     flag_index = next((index for index, argument in enumerate(remaining) if re.match(r"--?config(=|$)", argument)), -1)
     insert_index = flag_index + 1 + (flag_index >= 0 and "=" not in remaining[flag_index])
-    return [*config_flag, *remaining[:insert_index], f"--config.workdir={workdir}", *remaining[insert_index:]]
+    return [*config_flags, *remaining[:insert_index], f"--config.workdir={workdir}", *remaining[insert_index:]]
 
 
 def _exists(path: Path) -> bool:
@@ -145,7 +145,7 @@ def _drop_positionals(arguments: Iterable[str]) -> Iterator[str]:
     return itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
-def _check_names(arguments: Sequence[str]) -> None:
+def _check_setting_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
     for argument in _drop_positionals(arguments):
         match = re.match(r"--?(?:no)?config\.([^=]*)", argument)
@@ -155,7 +155,7 @@ def _check_names(arguments: Sequence[str]) -> None:
 
 def _check_flags(arguments: Sequence[str]) -> None:
     """Raises FlagError for an unknown flag, and for an unknown setting."""
-    _check_names(arguments)
+    _check_setting_names(arguments)
     for argument in _drop_positionals(arguments):
         match = re.match(r"--?([A-Za-z_][^=]*)", argument)
         name = match[1] if match else ""

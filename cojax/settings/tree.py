@@ -692,9 +692,9 @@ def read_purpose(section_class: type) -> str:
 def read_leaves(section_class: type) -> dict[str, Leaf]:
     """The settings of a section by name, without those of sections within it."""
     _, *pieces = _split_docstring(section_class)
-    meanings = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
+    meaning_by_name = {name: " ".join(meaning.split()) for name, meaning in zip(pieces[::2], pieces[1::2], strict=True)}
     return {
-        name: Leaf(getattr(section_class, name), annotation, meanings.get(name, ""))
+        name: Leaf(getattr(section_class, name), annotation, meaning_by_name.get(name, ""))
         for name, annotation in inspect.get_annotations(section_class).items()
     }
 
@@ -708,9 +708,9 @@ def _split_docstring(section_class: type) -> list[str]:
 SECTIONS: dict[str, type] = dict(_list_sections(Settings))
 # Every setting by its dotted name, those of entries after the others.
 LEAVES: dict[str, Leaf] = {
-    f"{name}.{leaf}".lstrip("."): about
+    f"{name}.{leaf}".lstrip("."): declaration
     for name, section in (*SECTIONS.items(), *((name, section) for name, _, section in ENTRIES))
-    for leaf, about in read_leaves(section).items()
+    for leaf, declaration in read_leaves(section).items()
 }
 SETTING_NAMES: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text("utf-8"))
 FREE_SETTINGS = frozenset(SETTING_NAMES["free"])

@@ -19,7 +19,7 @@ from cojax.types import Group, Signal, Trajectory
 # No detector reads them.
 _LOW_RATE, _HIGH_RATE = 0.1, 0.9
 # The key of N in the memory of `Rare`; no tool name has brackets.
-_TOTAL = "(all)"
+_ALL_KEY = "(all)"
 _SEPARATOR = " > "
 # Task id → score of each of its last visits, oldest first. An evolution reads it too (cojax/loop/evolution.py).
 Scores = dict[str, list[float]]
@@ -131,15 +131,15 @@ class Rare:
         pattern_pairs = ((trajectory, self.patterns(trajectory)) for group in groups for trajectory in group.valid)
         trajectory_patterns = [(trajectory, patterns) for trajectory, patterns in pattern_pairs if patterns]
         occurrences = Counter(pattern for _, patterns in trajectory_patterns for pattern in patterns)
-        total = memory.get(_TOTAL, 0) + occurrences.total()
-        counts = {pattern: memory.get(pattern, 0) + count for pattern, count in occurrences.items()} | {_TOTAL: total}
+        total = memory.get(_ALL_KEY, 0) + occurrences.total()
+        counts = {pattern: memory.get(pattern, 0) + count for pattern, count in occurrences.items()} | {_ALL_KEY: total}
         if total < self.minimum:
             return counts, []
         signals = []
         for trajectory, patterns in trajectory_patterns:
-            rarest = min(patterns, key=lambda pattern: (counts[pattern], pattern))
-            if counts[rarest] / total < self.percent / 100:
-                signals.append(self._make_signal(trajectory, rarest, counts[rarest], total))
+            rarest_pattern = min(patterns, key=lambda pattern: (counts[pattern], pattern))
+            if counts[rarest_pattern] / total < self.percent / 100:
+                signals.append(self._make_signal(trajectory, rarest_pattern, counts[rarest_pattern], total))
         return counts, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:

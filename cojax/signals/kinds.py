@@ -53,7 +53,7 @@ GUIDANCE: Mapping[str, Guidance] = {
     kind: Guidance(**{**texts, "objectives": tuple(texts["objectives"])}) for kind, texts in _GUIDANCE_TEXTS.items()
 }
 TRAJECTORY = GUIDANCE["trajectory"]
-# The kind of a context with a plan, unless it has another kind of those in PLANNED.
+# The kind of a context with a plan, unless it has another kind of those in PLAN_GUIDANCE.
 PLAN = "posterior"
 PLAN_GUIDANCE = {kind: GUIDANCE[kind] for kind in ("frontier", PLAN)}
 

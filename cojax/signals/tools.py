@@ -42,18 +42,18 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
     failures = [trajectory for trajectory in group.valid if trajectory.reward <= threshold]
     if not successes or not failures:
         return ()
-    success_users, failure_users = _count_users(successes), _count_users(failures)
+    success_counts, failure_counts = _count_by_tool(successes), _count_by_tool(failures)
     difference_by_tool = {
-        tool: abs(success_users[tool] / len(successes) - failure_users[tool] / len(failures))
-        for tool in success_users.keys() | failure_users.keys()
+        tool: abs(success_counts[tool] / len(successes) - failure_counts[tool] / len(failures))
+        for tool in success_counts.keys() | failure_counts.keys()
     }
     tools = [tool for tool in difference_by_tool if difference_by_tool[tool] >= _MIN_DIFFERENCE]
     return tuple(sorted(tools, key=lambda tool: (-difference_by_tool[tool], tool)))
 
 
-def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:
+def focus(group_tools: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:
     """The tools a signal on this trajectory is about: its group's distinguishing tools, or all that it called."""
-    return distinguishing or tuple(dict.fromkeys(tools_called(trajectory)))
+    return group_tools or tuple(dict.fromkeys(tools_called(trajectory)))
 
 
 def make_signals(
@@ -63,14 +63,14 @@ def make_signals(
 
     `evidence` may have the field {reward}.
     """
-    distinguishing = distinguishing_tools(group, threshold)
+    group_tools = distinguishing_tools(group, threshold)
     return [
-        Signal(kind, group.task.id, t.episode, evidence.format(reward=t.reward), focus(distinguishing, t))
+        Signal(kind, group.task.id, t.episode, evidence.format(reward=t.reward), focus(group_tools, t))
         for t in trajectories
     ]
 
 
-def _count_users(trajectories: Iterable[Trajectory]) -> Counter[str]:
+def _count_by_tool(trajectories: Iterable[Trajectory]) -> Counter[str]:
     """For each tool, how many of the trajectories called it."""
     return Counter(tool for trajectory in trajectories for tool in set(tools_called(trajectory)))
 
@@ -81,19 +81,19 @@ def read_by_verb(kind: Any, commands: Mapping[str, str]) -> Any:
     `commands` maps a tool to the parameter that holds the command. `__wrapped__` is the kind itself.
     """
 
-    def verb_of(call: Call) -> Call:
+    def add_verb(call: Call) -> Call:
         command_text = call.arguments.get(commands.get(call.name, "")) if isinstance(call.arguments, Mapping) else None
         verb = normalise(command_text).partition(" ")[0] if isinstance(command_text, str) else ""
         return Call(f"{call.name} {verb}", call.arguments) if verb else call
 
-    def read(trajectory: Trajectory) -> Trajectory:
+    def add_verbs(trajectory: Trajectory) -> Trajectory:
         actions = (turn.action for turn in trajectory.turns)
-        actions = (dataclasses.replace(action, calls=tuple(map(verb_of, action.calls))) for action in actions)
+        actions = (dataclasses.replace(action, calls=tuple(map(add_verb, action.calls))) for action in actions)
         turns = (dataclasses.replace(turn, action=copy) for turn, copy in zip(trajectory.turns, actions, strict=True))
         return dataclasses.replace(trajectory, turns=tuple(turns))
 
     def update(memory: Mapping[str, Any], groups: Sequence[Group]) -> Any:
-        return kind.update(memory, [Group(group.task, tuple(map(read, group.trajectories))) for group in groups])
+        return kind.update(memory, [Group(group.task, tuple(map(add_verbs, group.trajectories))) for group in groups])
 
     return types.SimpleNamespace(
         name=kind.name, colour=kind.colour, guidance=kind.guidance, init=kind.init, confidence=kind.confidence,

@@ -140,14 +140,14 @@ class Checkpointer:
             return restore(folder / "arrays", target_outlines)
 
     def part(
-        self, branch_name: str, step: int | None = None, check: Callable[[Any], None] = lambda tree: None
+        self, branch_name: str, step: int | None = None, check_shapes: Callable[[Any], None] = lambda tree: None
     ) -> tuple[int, Any, str]:
         """One branch of a checkpoint, such as the parameters without the optimiser's state: (step, arrays, content).
 
         The arrays are NumPy's; `content` identifies the content of the whole checkpoint. It is of `step`, or of the
         newest sound step. Writes nothing, so that it can be called while the run goes on.
-        `check` raises for outlines that do not fit, before any array is read. Raises CheckpointError if the step is
-        missing or damaged or has no such branch, or if no step is sound, and ValueError for arrays that are damaged.
+        `check_shapes` raises for outlines that do not fit, before any array is read. Raises CheckpointError if the step
+        is missing or damaged or has no such branch, or if no step is sound, and ValueError for arrays that are damaged.
         """
         steps = self.steps()
         if not steps:
@@ -164,7 +164,7 @@ class Checkpointer:
                 faults.append(f"checkpoint {folder} is damaged: {_describe_reason(error)}")
                 _LOG.warning("%s", faults[-1])
                 continue
-            return candidate_step, self._read_branch(folder, branch_name, check), f"{content_crc:08x}"
+            return candidate_step, self._read_branch(folder, branch_name, check_shapes), f"{content_crc:08x}"
         others = [str(other_step) for other_step in steps if other_step != step]
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
@@ -188,14 +188,14 @@ class Checkpointer:
         folder_names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
         return sorted(int(folder_name) for folder_name in folder_names if str(int(folder_name)) == folder_name)
 
-    def _read_branch(self, folder: Path, name: str, check: Callable[[Any], None]) -> Any:
+    def _read_branch(self, folder: Path, name: str, check_shapes: Callable[[Any], None]) -> Any:
         reader = make_reader()
         tree = read_outlines(reader, folder / "arrays")
         if not isinstance(tree, Mapping) or name not in tree:
             raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
-        check(tree[name])
-        branch_outlines = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
-        return read_arrays(reader, folder / "arrays", branch_outlines)[name]
+        check_shapes(tree[name])
+        branch_structs = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree[name])}
+        return read_arrays(reader, folder / "arrays", branch_structs)[name]
 
     def _remove_temporary(self) -> None:
         """Removes what a killed save left behind."""
@@ -238,20 +238,20 @@ def _describe_reason(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _list_files(folder: Path, reference: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
+def _list_files(folder: Path, stored_files: Mapping[str, Any] | None = None) -> dict[str, list[int]]:
     """File → [bytes, CRC-32], without the CRC-32 if the size is not the expected one.
 
     Raises OSError for a pipe or a device.
     """
-    listing: dict[str, list[int]] = {}
+    facts_by_file: dict[str, list[int]] = {}
     for file_path in sorted(folder.rglob("*")):
         if not file_path.is_dir():
             file_name, byte_count = str(file_path.relative_to(folder)), file_path.stat().st_size
-            listing[file_name] = [byte_count]
+            facts_by_file[file_name] = [byte_count]
             # A file of another size may have terabytes.
-            if reference is None or reference.get(file_name, [])[:1] == [byte_count]:
-                listing[file_name].append(_compute_crc32(file_path))
-    return listing
+            if stored_files is None or stored_files.get(file_name, [])[:1] == [byte_count]:
+                facts_by_file[file_name].append(_compute_crc32(file_path))
+    return facts_by_file
 
 
 def _compute_crc32(path: Path) -> int:

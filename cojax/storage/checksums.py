@@ -32,9 +32,9 @@ class CheckedLog:
     """
 
     def __init__(self, path: Path, *, is_shared: bool = False):
-        self.log, self.path, self._shared = Log(path), path, is_shared
+        self.log, self.path, self._is_shared = Log(path), path, is_shared
         # Whether the digest covers what the file held when this object was made.
-        self._is_absorbed = False
+        self._has_counted_lines = False
         self._reset()
 
     def _reset(self) -> None:
@@ -58,7 +58,7 @@ class CheckedLog:
     def append(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Like `Log.append`. Raises StorageError if another process wrote to the file too."""
         encoded_lines = self.log.encode(records)
-        if not self._is_absorbed:
+        if not self._has_counted_lines:
             self.count_new_lines()
         new_length = self.log.extend(encoded_lines)
         if new_length - len(encoded_lines) != self._byte_count:
@@ -68,7 +68,7 @@ class CheckedLog:
 
     def measure_extent(self) -> Extent:
         """The extent of the whole log. Raises StorageError if another process wrote to a log that is not shared."""
-        if self._shared or not self._is_absorbed:
+        if self._is_shared or not self._has_counted_lines:
             self.count_new_lines()
         elif (log_length := self.log.length) != self._byte_count:
             raise self._make_change_error(log_length)
@@ -76,23 +76,23 @@ class CheckedLog:
 
     def take_new_sums(self) -> list[str]:
         """The checksums of the lines that were added since the last call."""
-        sums, self._new_line_sums = self._new_line_sums, []
-        return sums
+        new_sums, self._new_line_sums = self._new_line_sums, []
+        return new_sums
 
     def clear(self) -> None:
         """Empties the log."""
         self.log.truncate(0)
         self._reset()
-        self._is_absorbed = True
+        self._has_counted_lines = True
 
     def cut(self) -> None:
         """Drops the lines after the part that was verified last."""
         self.log.truncate(self._byte_count)
 
-    def verify(self, extent: Extent, sums: Callable[[], Sequence[str]] = tuple) -> None:
+    def verify(self, extent: Extent, read_line_sums: Callable[[], Sequence[str]] = tuple) -> None:
         """Checks that the log begins with the extent that a checkpoint stores; later appends continue from its end.
 
-        `sums` gives the checksums of the lines. Raises StorageError, which names the first line that differs.
+        `read_line_sums` gives the checksums of the lines. Raises StorageError, which names the first line that differs.
         """
         self._reset()
         if self.path.exists():
@@ -102,15 +102,15 @@ class CheckedLog:
                     self._byte_count += len(chunk)
                     self._line_count += chunk.count(b"\n")
         if (self._byte_count, self._line_count, self._digest.hexdigest()) != extent:
-            raise StorageError(_describe_damage(self.path, extent, sums()))
-        self._is_absorbed = True
+            raise StorageError(_describe_damage(self.path, extent, read_line_sums()))
+        self._has_counted_lines = True
 
     def count_new_lines(self) -> None:
         """Counts the lines after the known part, up to the last whole one.
 
         Raises StorageError for a line that is not a JSON object.
         """
-        self._is_absorbed = True
+        self._has_counted_lines = True
         if (log_length := self.length) < self._byte_count:
             raise self._make_change_error(log_length)
         if not log_length:
@@ -122,7 +122,7 @@ class CheckedLog:
                     return
                 try:
                     record = parse_record(log_line)
-                    if self._shared:
+                    if self._is_shared:
                         has_valid_checksum(record)
                 except ValueError as error:
                     raise StorageError(f"{self.path}, line {self._line_count + 1}: {error}. {_RESTORE}") from error
@@ -158,9 +158,9 @@ class Checksums:
         name = str(path.relative_to(self.folder))
         self._add({"file": name, "is": hash_file(path) if content is None else f"{len(content)}:{checksum(content)}"})
 
-    def add_lines(self, lines: Mapping[str, Sequence[str]]) -> None:
+    def add_lines(self, sums_by_log: Mapping[str, Sequence[str]]) -> None:
         """Stores the checksums of new lines, by log."""
-        if joined_sums := {log_name: "".join(line_sums) for log_name, line_sums in lines.items() if line_sums}:
+        if joined_sums := {log_name: "".join(line_sums) for log_name, line_sums in sums_by_log.items() if line_sums}:
             self._add({"lines": joined_sums})
 
     def read_files(self) -> dict[str, str]:
@@ -179,12 +179,12 @@ class Checksums:
             self.log.verify(extent)
         except StorageError:
             for line_number, record in enumerate(self.log.read(), 1):
-                if record.get(CHECKSUM_KEY) != _hash_line(_drop_checksum(record)):
+                if record.get(CHECKSUM_KEY) != _hash_line(_encode_unsigned(record)):
                     raise StorageError(f"{self.log.path}, line {line_number}: {_CHANGE_TEXT}. {_RESTORE}") from None
             raise
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        self.log.append([{**record, CHECKSUM_KEY: _hash_line(_drop_checksum(record))}])
+        self.log.append([{**record, CHECKSUM_KEY: _hash_line(_encode_unsigned(record))}])
 
 
 _CHANGE_TEXT = "it is not what the run wrote"
@@ -208,19 +208,19 @@ def hash_file(path: Path) -> str:
 
 def add_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a checksum of its content added."""
-    return {**record, CHECKSUM_KEY: checksum(_drop_checksum(record))}
+    return {**record, CHECKSUM_KEY: checksum(_encode_unsigned(record))}
 
 
 def has_valid_checksum(record: Mapping[str, Any]) -> bool:
     """Whether the record carries a checksum. Raises ValueError if its content does not match the checksum."""
     if CHECKSUM_KEY not in record:
         return False
-    if record[CHECKSUM_KEY] != checksum(_drop_checksum(record)):
+    if record[CHECKSUM_KEY] != checksum(_encode_unsigned(record)):
         raise ValueError("its content is not what the run wrote: its checksum differs")
     return True
 
 
-def _drop_checksum(record: Mapping[str, Any]) -> bytes:
+def _encode_unsigned(record: Mapping[str, Any]) -> bytes:
     return canonical({name: value for name, value in record.items() if name != CHECKSUM_KEY}).encode()
 
 

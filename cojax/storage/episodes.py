@@ -15,7 +15,7 @@ from cojax.types import Trajectory, from_json, to_json
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
 # A file may expand to this many bytes, or to this many times its size if that is more. Episodes expand 35 times.
-_MAX_CONTENT_BYTES, _MAX_RATIO = 2**28, 100
+_MAX_CONTENT_BYTES, _MAX_EXPANSION = 2**28, 100
 _MAX_LINES = 1_000_000
 _CHUNK_BYTES = 2**20  # bytes
 
@@ -44,10 +44,10 @@ class Episodes:
         newest_steps = self.list_steps()[-self.kept_count :]
         return min(pending_step, newest_steps[0] if newest_steps else 0)
 
-    def drop_before(self, first_kept: int) -> None:
+    def drop_before(self, first_kept_step: int) -> None:
         """Drops the episodes of every step before `find_first_kept`. Costs nothing if there can be none."""
-        if first_kept > 0:
-            self.drop(lambda step: step < first_kept)
+        if first_kept_step > 0:
+            self.drop(lambda step: step < first_kept_step)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step that is not kept.
@@ -101,7 +101,7 @@ def decompress(path: Path) -> bytes:
     A damaged one raises EOFError, OSError or zlib.error.
     """
     with files.open_file(path) as raw_file, gzip.open(raw_file, "rb") as file:
-        max_bytes = max(_MAX_CONTENT_BYTES, _MAX_RATIO * os.fstat(raw_file.fileno()).st_size)
+        max_bytes = max(_MAX_CONTENT_BYTES, _MAX_EXPANSION * os.fstat(raw_file.fileno()).st_size)
         content = bytearray()
         # In pieces: reading everything at once would allocate memory for everything.
         while len(content) <= max_bytes and (piece := file.read(_CHUNK_BYTES)):

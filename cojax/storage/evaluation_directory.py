@@ -73,7 +73,7 @@ class EvaluationDirectory:
 
         Raises StorageError, which names the line, for an episode that has changed since it was written.
         """
-        episodes: dict[str, Trajectory] = {}
+        episode_by_id: dict[str, Trajectory] = {}
         for line, record in enumerate(self.episodes.read(), 1):
             try:
                 if not has_valid_checksum(record):
@@ -82,8 +82,8 @@ class EvaluationDirectory:
                 episode = from_json(Trajectory, fields)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise StorageError(
-                    f"{self.episodes.path}, line {line}: {error}. Restore the file from a copy, or remove the line: "
-                    "its episode is played again."
+                    f"{self.episodes.path}, line {line}: {error}. Restore the file from a copy, or remove the "
+                    "line: its episode is played again."
                 ) from error
-            episodes[episode.episode] = episode
-        return {episode_id: episode for episode_id, episode in episodes.items() if episode.valid}
+            episode_by_id[episode.episode] = episode
+        return {episode_id: episode for episode_id, episode in episode_by_id.items() if episode.valid}

@@ -77,7 +77,7 @@ class Log:
         """The records as lines. Raises ValueError for one that is not strict JSON."""
         return b"".join(encode_record(record, self.path) for record in records)
 
-    def extend(self, text: bytes) -> int:
+    def extend(self, encoded_lines: bytes) -> int:
         """Adds encoded lines, as `append` does."""
         with explain_os_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ class Log:
                 line_end = _find_last_line_end(file)
                 file.truncate(line_end)
                 try:
-                    remaining_bytes = memoryview(text)
+                    remaining_bytes = memoryview(encoded_lines)
                     while remaining_bytes:
                         remaining_bytes = remaining_bytes[file.write(remaining_bytes) :]
                     if self.sync:
@@ -94,7 +94,7 @@ class Log:
                 except OSError:
                     os.truncate(self.path, line_end)
                     raise
-        return line_end + len(text)
+        return line_end + len(encoded_lines)
 
     def truncate(self, length: int) -> None:
         """Cuts the log back to `length` bytes. Raises StorageError if it is shorter: records were lost."""
@@ -282,14 +282,14 @@ def _find_last_line_end(file: io.FileIO) -> int:
     return 0
 
 
-def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
+def lock_folder(folder: Path, setting: str, lock_name: str = ".lock") -> TextIO:
     """Makes the folder and locks it until the returned file is closed or the process ends.
 
     Raises RunDirectoryError, which names the `setting` that chooses the folder, if it cannot be written or is in use.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock_file = open(folder / name, "a", opener=open_own_file)  # noqa: SIM115  the caller closes it
+        lock_file = open(folder / lock_name, "a", opener=open_own_file)  # noqa: SIM115  the caller closes it
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write {folder}: {error.strerror or error}. Choose another {setting}."

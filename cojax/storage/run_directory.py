@@ -49,9 +49,9 @@ class RunDirectory:
         self.metrics, self.tasks, self.signals, self.drafts = (self.logs[log_name] for log_name in LOG_NAMES[:4])
         self.expeditions, self.quarantine, self.memory = (self.logs[log_name] for log_name in LOG_NAMES[4:])
         self.episodes, self.checkpointer = self.files.episodes, self.files.checkpointer
-        self._verified: Checkpoint | None = None
+        self._verified_checkpoint: Checkpoint | None = None
         # The first step whose episodes retention has not dropped.
-        self._first_episodes = 0
+        self._first_step = 0
 
     def close(self) -> None:
         """Unlocks the folder."""
@@ -74,27 +74,28 @@ class RunDirectory:
         """
         path = self.folder / "config.json"
         has_progress = bool(self.checkpointer.steps()) or self._has_steps
-        record: Mapping[str, Any] = {}
+        old_record: Mapping[str, Any] = {}
         if has_progress:
-            record = self._expect_same(path, config, {} if accept_changed_code else facts.get("code", {}))
-        elif not path.exists() and (paths := [log.path for log in self.files.checked_logs.values() if log.length]):
+            old_record = self._expect_same_config(path, config, {} if accept_changed_code else facts.get("code", {}))
+        elif not path.exists() and (log_paths := [log.path for log in self.files.checked_logs.values() if log.length]):
             raise RunDirectoryError(
-                f"{paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
+                f"{log_paths[0]} belongs to no run: config.json is missing. Choose another --config.workdir."
             )
-        self._verified = verify_run(self.files)
-        if self._verified is None:
+        self._verified_checkpoint = verify_run(self.files)
+        if self._verified_checkpoint is None:
             self._expect_no_steps()
         # A report or an evaluation may be writing at this moment: the latter has a lock of its own.
         sweep(self.folder, *(self.folder / name for name in FOLDER_NAMES if name != "evaluations"))
         if not has_progress:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
-        step = self._verified.step if self._verified else 0
+        step = self._verified_checkpoint.step if self._verified_checkpoint else 0
         write_json(
-            path, add_checksum({"config": dict(config), **facts, **history(record, {"config": config, **facts}, step)})
+            path,
+            add_checksum({"config": dict(config), **facts, **history(old_record, {"config": config, **facts}, step)}),
         )
-        return self._verified
+        return self._verified_checkpoint
 
-    def _expect_same(self, path: Path, config: Mapping[str, Any], code: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _expect_same_config(self, path: Path, config: Mapping[str, Any], code: Mapping[str, Any]) -> Mapping[str, Any]:
         """The content of config.json. Raises RunDirectoryError if it is unreadable, or its settings or code differ."""
         if not path.exists():
             raise RunDirectoryError(
@@ -161,12 +162,12 @@ class RunDirectory:
         All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
         the detectors' memory at the start of a run; the logged changes are applied to it.
         """
-        checkpoint, self._verified = self._verified or verify_run(self.files), None
+        checkpoint, self._verified_checkpoint = self._verified_checkpoint or verify_run(self.files), None
         if checkpoint is None:
             return None
         arrays = self.checkpointer.read_arrays(checkpoint.step, like)
         self.cut(checkpoint)
-        self._first_episodes = checkpoint.host.get("first_episodes", 0)
+        self._first_step = checkpoint.host.get("first_episodes", 0)
         # They may have been made again by an engine that gives other bits.
         self.files.note(["zero_shot.json", ZERO_SHOT_EPISODES])
         for changes in checkpoint.changes:
@@ -222,14 +223,14 @@ class RunDirectory:
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.
         last_steps = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
         first_step = self.episodes.find_first_kept(1 + min([*last_steps, host["evolved"]]))
-        self._first_episodes = max(self._first_episodes, first_step)
-        file_state = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
+        self._first_step = max(self._first_step, first_step)
+        file_state = {"first_episodes": self._first_step, "waiting": len(trajectories), "logs": self._measure_extents()}
         self.checkpointer.save(step, arrays, {**plain(host), **file_state})
-        self.episodes.drop_before(self._first_episodes)
+        self.episodes.drop_before(self._first_step)
         checkpoint_steps = self.checkpointer.steps()
         self.files.waiting.drop(lambda step: step not in checkpoint_steps)
 
-    def _extents(self) -> dict[str, list[Any]]:
+    def _measure_extents(self) -> dict[str, list[Any]]:
         """The extents of all logs, once checksums.jsonl holds the checksum of every line."""
         logs = {**self.logs, **self.files.paid}
         extents = {log_name: log.measure_extent() for log_name, log in logs.items()}

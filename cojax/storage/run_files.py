@@ -54,10 +54,10 @@ class RunFiles:
 
     def note(self, file_names: Iterable[str]) -> None:
         """Stores the checksums of these files, and of all files in these folders, if they are new or changed."""
-        fingerprints = self.checksums.read_files()
+        fingerprint_by_file = self.checksums.read_files()
         for noted_path in (self.folder / file_name for file_name in file_names):
             for path in sorted(noted_path.rglob("*")) if noted_path.is_dir() else [noted_path]:
-                if path.is_file() and fingerprints.get(str(path.relative_to(self.folder))) != hash_file(path):
+                if path.is_file() and fingerprint_by_file.get(str(path.relative_to(self.folder))) != hash_file(path):
                     self.checksums.add_file(path)
 
     def lacks(self, name: str) -> bool:
@@ -66,8 +66,8 @@ class RunFiles:
 
     def check_remade(self, name: str) -> None:
         """Raises StorageError if the file of this name, or one in the folder of this name, differs after a remake."""
-        for file_name, first_fingerprint in self._list_fingerprints(name).items():
-            if not (path := self.folder / file_name).is_file() or hash_file(path) != first_fingerprint:
+        for file_name, stored_fingerprint in self._list_fingerprints(name).items():
+            if not (path := self.folder / file_name).is_file() or hash_file(path) != stored_fingerprint:
                 raise StorageError(f"{path} was made again, and is not what this run began with. {RESTORE}")
 
     def _list_fingerprints(self, name: str) -> dict[str, str]:
@@ -141,7 +141,7 @@ def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoi
     return Checkpoint(
         step,
         host,
-        TaskPool.of(tasks, fresh=host["fresh"]),
+        TaskPool.of(tasks, fresh_count=host["fresh"]),
         tuple(_read_changes(files.logs["memory"])),
         tuple(_read_pending_signals(files.logs["signals"], host["evolved"])),
         _read_waiting_groups(files.waiting, step, host.get("waiting", 0)),
@@ -196,9 +196,9 @@ def _check_logs(files: RunFiles, extents: Mapping[str, list[Any]], path: Path) -
 def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
     """Raises StorageError for a file that is missing, or differs from the fingerprint taken when it was written."""
     checkpoint_step, host_state, faults = checkpoint
-    hosts = [host_state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
+    host_states = [host_state] if faults else files.checkpointer.hosts(files.checkpointer.steps())
     # If a later checkpoint cannot be read, it is not known which episodes it had dropped.
-    first_step = host_state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in hosts)
+    first_step = host_state["evolved"] + 1 if faults else max(host.get("first_episodes", 0) for host in host_states)
     for file_name, stored_fingerprint in files.checksums.read_files().items():
         path, (top_folder, _, path_in_folder) = files.folder / file_name, file_name.partition("/")
         step = int(path_in_folder.partition(".")[0]) if top_folder in ("episodes", "waiting") else None
@@ -222,16 +222,16 @@ def _need(folder: str, step: int | None, evolution_step: int) -> str:
 
 def _read_tasks(log: CheckedLog) -> list[Task]:
     """The tasks of the pool in order. Raises StorageError for a line that is not a task, or for a repeated task."""
-    tasks: dict[str, Task] = {}
+    task_by_id: dict[str, Task] = {}
     for line_number, record in enumerate(log.records(), 1):
         try:
             task = read_task_record(record)
         except _MALFORMED_ERRORS as error:
             raise StorageError(f"{log.path}, line {line_number}: {str(error).removeprefix('tasks.jsonl: ')}") from error
-        if task.id in tasks:
+        if task.id in task_by_id:
             raise StorageError(f"{log.path}, line {line_number}: task {task.id} occurs twice. {RESTORE}")
-        tasks[task.id] = task
-    return list(tasks.values())
+        task_by_id[task.id] = task
+    return list(task_by_id.values())
 
 
 def _read_changes(log: CheckedLog) -> Iterator[Mapping[str, Any]]:
@@ -270,4 +270,6 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[Gro
         trajectories = [from_json(Trajectory, record) for record in episode_records]
     except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
-    return tuple(Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda group: group.task))
+    return tuple(
+        Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda trajectory: trajectory.task)
+    )

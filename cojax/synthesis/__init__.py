@@ -52,9 +52,9 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     parameters = inspect.signature(evolve).parameters.values()
     positional = [param for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
     memory_names = tuple(param.name for param in positional[1:] if param.default is param.empty)
-    if unknown := [memory_name for memory_name in memory_names if memory_name not in MEMORIES]:
+    if unknown_names := [memory_name for memory_name in memory_names if memory_name not in MEMORIES]:
         raise RegistryError(
-            f"{_describe(evolve)} takes the parameter {unknown[0]!r}; besides its inputs it can read "
+            f"{_describe(evolve)} takes the parameter {unknown_names[0]!r}; besides its inputs it can read "
             f"{', '.join(MEMORIES)}, and its settings come after a *"
         )
     return memory_names
@@ -90,10 +90,10 @@ def explain_idle(evolve: Evolve, inputs: EvolutionInputs, *, environment_failed:
     if evolve_function is evolutions.around_displaced_signals and not inputs.signals:
         places = ("signals",)
     budget_note = "; the run's episodes or environment_steps are used up" if used_up else ""
-    return " and ".join(_explain_none(place, inputs) for place in places) + budget_note
+    return " and ".join(_explain_no_start(place, inputs) for place in places) + budget_note
 
 
-def _explain_none(place: str, inputs: EvolutionInputs) -> str:
+def _explain_no_start(place: str, inputs: EvolutionInputs) -> str:
     """Why no expedition began at signals, at episodes or at setups."""
     signal_count, episodes = len(inputs.signals), len(inputs.episodes)
     if place == "signals" and signal_count:

@@ -165,7 +165,7 @@ class Posterior:
         tools = [tool for tool in solution_tools(solution) if tool != ending]
         if len(tools) < 2:
             return self.tool_mean(tools[0]) if tools else None
-        beliefs = [self.pair_belief(alpha, beta, len(solution)) for alpha, beta in itertools.combinations(tools, 2)]
+        beliefs = [self.pair_belief(tool, beta, len(solution)) for tool, beta in itertools.combinations(tools, 2)]
         return sum(map(_find_mean, beliefs)) / len(beliefs)
 
     def known(self, tool: str) -> float:
@@ -252,7 +252,7 @@ def posteriors(
         if (tools := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
     ]
 
-    def contender() -> tuple[float, Trajectory, tuple[str, ...]]:
+    def draw_contender() -> tuple[float, Trajectory, tuple[str, ...]]:
         """(success drawn from its belief, trajectory, the tools to use)."""
         trajectory, parent_tools = rng.choice(parents)
         plan = tuple(rng.sample(parent_tools, min(rng.choice((1, 2)), len(parent_tools))))
@@ -263,7 +263,7 @@ def posteriors(
     def make_expedition() -> Expedition | None:
         if not parents:
             return None
-        candidates = [contender() for _ in range(contenders)]
+        candidates = [draw_contender() for _ in range(contenders)]
         drawn_success, trajectory, plan = max(candidates, key=lambda draw: draw[0] * (1.0 - draw[0]))
         evidence_text = f"success with {' and '.join(plan)} drawn as {drawn_success:.2f}"
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence_text, plan)

@@ -61,7 +61,7 @@ def take_in_turn(
     queues = [order(signals_by_kind[kind]) for kind in sorted(signals_by_kind)]
     selection: list[Signal] = []
     while len(selection) < budget and any(queues):
-        selection += [members.pop() for members in queues if members][: budget - len(selection)]
+        selection += [queue.pop() for queue in queues if queue][: budget - len(selection)]
     return tuple(selection)
 
 
@@ -76,12 +76,12 @@ SELECTIONS: dict[str, SignalSelector] = {"even": even, "confident": confident, "
 
 
 def list_visits(
-    episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
+    episodes: Mapping[str, Mapping[str, Any]], scores_by_task: Mapping[str, Sequence[float]], group_size: int
 ) -> dict[str, list[Visit]]:
     """The visits of every task in `episodes`, oldest first.
 
     Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean scores in
-    `windows` remain: each counts as a visit of `group_size` trajectories at step 0.
+    `scores_by_task` remain: each counts as a visit of `group_size` trajectories at step 0.
     """
     counts_by_task: dict[str, dict[int, list[float]]] = {}
     for episode_id, episode in episodes.items():
@@ -93,7 +93,7 @@ def list_visits(
     for task_id, counts_by_step in counts_by_task.items():
         recent_visits = [Visit(step, *counts_by_step[step]) for step in sorted(counts_by_step)]
         recent_count = sum(visit.solved + visit.failed > 0 for visit in recent_visits)
-        scores = windows.get(task_id, ())
+        scores = scores_by_task.get(task_id, ())
         older = scores[: max(0, len(scores) - recent_count)]
         visits[task_id] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent_visits
     return visits
@@ -234,9 +234,9 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     rng = random.Random(repr(("displaced", inputs.seed)))
     selection = inputs.selected_signals()
     kinds = dict.fromkeys(signal.kind for signal in selection)
-    trajectories = {kind: inputs.trajectories(rng) for kind in kinds}
+    trajectories_by_kind = {kind: inputs.trajectories(rng) for kind in kinds}
     for signal in selection:
-        trajectory = next(trajectories[signal.kind], None)
+        trajectory = next(trajectories_by_kind[signal.kind], None)
         if trajectory is None:
             continue
         candidate_tools = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
@@ -275,7 +275,7 @@ def reflect_on(
 
     `plan` is as in ExplorationContext. Signal and plan decide the kind of the context, which names the guidance; the
     expedition's origin may have any name. The kind is the signal's, or \"trajectory\" without a signal. With a plan
-    it is one of PLANNED: \"posterior\" replaces any other.
+    it is one of PLAN_GUIDANCE: \"posterior\" replaces any other.
     """
     if plan and signal is None:
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))
@@ -293,7 +293,5 @@ def offered_tools(environment: Environment, task: Task) -> list[str]:
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
     """The setups of `count` tasks of the split, as tasks without query and solution; the seed alone decides which."""
-    tasks_seed = int(content_hash(["places", repr(seed)]), 16) % 2**31
-    return tuple(
-        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, tasks_seed)
-    )
+    task_seed = int(content_hash(["places", repr(seed)]), 16) % 2**31
+    return tuple(dataclasses.replace(t, query="", solution=()) for t in ask(environment.tasks, split, count, task_seed))

@@ -59,10 +59,10 @@ class Expedition:
         explorer: Explorer,
         environment: Environment,
         seed: tuple,
-        limit: int,
+        max_drafts: int,
         examine: Callable[[Iterable[TaskDraft]], Iterator[Finding]],
     ) -> "Expedition":
-        """Reflects, explores, abstracts at most `limit` drafts and examines them; returns a copy with the results."""
+        """Reflects, explores, abstracts and examines at most `max_drafts` drafts; returns a copy with the results."""
         trip = self
         try:
             trip = self.prepare(explorer)
@@ -70,7 +70,7 @@ class Expedition:
         except (EnvironmentFailure, EngineError) as error:
             return dataclasses.replace(trip, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
-        drafts = explorer.abstract(exploration, environment, limit)
+        drafts = explorer.abstract(exploration, environment, max_drafts)
         findings = tuple(examine(take_until(drafts, errors, (EnvironmentFailure, EngineError))))
         return dataclasses.replace(
             trip, triplets=exploration.triplets, failures=exploration.failures, findings=findings, errors=tuple(errors)

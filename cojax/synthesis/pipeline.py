@@ -79,8 +79,8 @@ class Synthesis:
         refusal_texts = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
         failures = [record["error"] for record in self.expeditions if record["error"]]
         # If all runs of an expedition failed, the reason of the first one counts.
-        first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
-        failures += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
+        run_errors = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
+        failures += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in run_errors]
         by_wording: dict[str, list[str]] = {}
         for reason in (*refusal_texts, *failures):
             by_wording.setdefault(re.sub(r"\d+", "#", reason), []).append(reason)
@@ -115,8 +115,8 @@ def synthesize(
     Raises Interrupted soon after `stop` turns true.
     """
     # A fork: an interrupted evolution must not change the pool's own index of wordings.
-    wordings = near_duplicates and near_duplicates.fork()
-    search = _Search(explorer.name, environment, validate, in_pool, wordings, predict, stop, budget, step)
+    forked_duplicates = near_duplicates and near_duplicates.fork()
+    search = _Search(explorer.name, environment, validate, in_pool, forked_duplicates, predict, stop, budget, step)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
     failures: list[EnvironmentFailure] = []
@@ -151,10 +151,10 @@ def initial_tasks(
     again. If fewer tasks are found, raises ValueError, which names the commonest reasons and what may help.
     """
 
-    def validate_draft(draft: TaskDraft, exists: Callable[[str], bool], payer: Explorer) -> tuple[Verdict, Task | None]:
-        outcome = validate(draft, exists, payer)
+    def validate_draft(draft: TaskDraft, has_id: Callable[[str], bool], payer: Explorer) -> tuple[Verdict, Task | None]:
+        result = validate(draft, has_id, payer)
         examined()
-        return outcome
+        return result
 
     setups = _draw_setups(environment, count, seed, attempts * count)
     synthesis = synthesize(
@@ -201,9 +201,9 @@ class _Search:
         return self.budget - len(self.tasks)
 
     def run(
-        self, limit: int, explorer: Explorer, expedition: Expedition, seed: tuple, is_unwanted: Callable[[], bool]
+        self, max_tasks: int, explorer: Explorer, expedition: Expedition, seed: tuple, is_unwanted: Callable[[], bool]
     ) -> Expedition:
-        """Runs one expedition until `limit` tasks are found.
+        """Runs one expedition until `max_tasks` tasks are found.
 
         It may propose two drafts more than that, because not every draft is accepted.
         """
@@ -212,15 +212,15 @@ class _Search:
             return is_unwanted() or self.stop()
 
         interruptible_environment = interruptible(self.environment, is_over)
-        examine = functools.partial(self._examine, explorer=explorer, limit=limit, is_over=is_over)
-        return expedition.run(explorer, interruptible_environment, seed, limit + 2, examine)
+        examine = functools.partial(self._examine, explorer=explorer, max_tasks=max_tasks, is_over=is_over)
+        return expedition.run(explorer, interruptible_environment, seed, max_tasks + 2, examine)
 
     def _examine(
-        self, drafts: Iterable[TaskDraft], *, explorer: Explorer, limit: int, is_over: Callable[[], bool]
+        self, drafts: Iterable[TaskDraft], *, explorer: Explorer, max_tasks: int, is_over: Callable[[], bool]
     ) -> Iterator[Finding]:
         """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
         own_tasks: dict[str, Task] = {}
-        wordings = self.wordings and self.wordings.fork()
+        own_duplicates = self.wordings and self.wordings.fork()
 
         def is_taken(id: str) -> bool:
             return id in own_tasks or id in self.tasks or self.in_pool(id)
@@ -228,16 +228,16 @@ class _Search:
         for draft in drafts:
             if is_over():
                 raise Interrupted
-            if duplicate_reason := wordings.find_draft_duplicate(draft, is_taken) if wordings else "":
+            if duplicate_reason := own_duplicates.find_draft_duplicate(draft, is_taken) if own_duplicates else "":
                 yield draft, Verdict("discarded", (duplicate_reason,)), None
                 continue
             verdict, task = self.validate(draft, is_taken, explorer)
             if task is not None:
                 own_tasks[task.id] = task
-                if wordings:
-                    wordings.add(task)
+                if own_duplicates:
+                    own_duplicates.add(task)
             yield draft, verdict, task
-            if len(own_tasks) == limit:
+            if len(own_tasks) == max_tasks:
                 return
 
     def add_expedition(self, number: int, expedition: Expedition) -> None:
@@ -247,7 +247,7 @@ class _Search:
         counts["runs_failed"] += len(expedition.failures)
         counts["triplets"] += len(expedition.triplets)
         for draft, verdict, task in expedition.findings:
-            if task is not None and (refusal := self._find_superfluous(task)):
+            if task is not None and (refusal := self._explain_superfluous(task)):
                 verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, refusal))
                 task = None
             counts["drafts"] += 1
@@ -266,7 +266,7 @@ class _Search:
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in expedition.errors)
         self.expeditions.append(expedition.record(self.step, number))
 
-    def _find_superfluous(self, task: Task) -> str:
+    def _explain_superfluous(self, task: Task) -> str:
         """Why earlier expeditions of the same batch make this task superfluous; "" if they do not."""
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
@@ -275,13 +275,13 @@ class _Search:
         return self.wordings.find_duplicate(task) if self.wordings else ""
 
 
-def _draw_setups(environment: Environment, count: int, seed: tuple, limit: int) -> Iterator[Task]:
-    """Yields up to `limit` setups, drawn `count` at a time; none if the environment has none."""
+def _draw_setups(environment: Environment, count: int, seed: tuple, max_setups: int) -> Iterator[Task]:
+    """Yields up to `max_setups` setups, drawn `count` at a time; none if the environment has none."""
     for round_number in itertools.count():
         setups = sample_setups(environment, "seed", count, (*seed, round_number))
-        yield from setups[:limit]
-        limit -= len(setups)
-        if limit <= 0 or not setups:
+        yield from setups[:max_setups]
+        max_setups -= len(setups)
+        if max_setups <= 0 or not setups:
             return
 
 
@@ -290,12 +290,12 @@ def _explain_too_few(count: int, synthesis: Synthesis) -> str:
     task_count, counts = len(synthesis.tasks), synthesis.counts
     reasons = synthesis.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
     advice = next((advice for reason_words, advice in _ADVICE_BY_REASON if reason_words in reasons[0]), "")
-    fewer = f"lower initial_tasks to {task_count}, " if task_count else ""
+    fewer_advice = f"lower initial_tasks to {task_count}, " if task_count else ""
     return (
         f"{count} initial tasks wanted, {task_count} found by {counts['expeditions']} expeditions; commonest reasons: "
         f"{'; '.join(reasons)}; the environment failed {counts['failures']}× and lost {counts['runs_failed']} runs. "
-        f"What can help: {advice}{fewer}more setups or tools, or more runs and steps of the explorer (explorer.runs, "
-        "explorer.steps)."
+        f"What can help: {advice}{fewer_advice}more setups or tools, or more runs and steps of the explorer "
+        "(explorer.runs, explorer.steps)."
     )
 
 
@@ -341,11 +341,11 @@ class Probe:
     def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
         rng = random.Random(repr(("admission", seed)))
         random_order = rng.sample(range(len(groups)), len(groups))
-        free_indices = random_order[: min(round(self.unselected * budget), budget)]
+        random_indices = random_order[: min(round(self.unselected * budget), budget)]
         worths = [_WORTH_BY_PREFERENCE[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
-        best_indices = sorted(random_order[len(free_indices) :], key=lambda index: -worths[index])
-        chosen_indices = {*free_indices, *best_indices[: budget - len(free_indices)]}
+        best_indices = sorted(random_order[len(random_indices) :], key=lambda index: -worths[index])
+        chosen_indices = {*random_indices, *best_indices[: budget - len(random_indices)]}
         return [group.task for index, group in enumerate(groups) if index in chosen_indices]
 
 
@@ -372,7 +372,7 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], selection: Sequence[Tas
         "discarded": synthesis.counts["discarded"] + refusal_count,
     }
     drafts = tuple(
-        _make_draft_record(record, group_by_task[record["task"]], record["task"] in ids) if record["task"] else record
+        _update_draft_record(record, group_by_task[record["task"]], record["task"] in ids) if record["task"] else record
         for record in synthesis.drafts
     )
     tasks = tuple(_add_evidence(task, group_by_task[task.id]) for task in synthesis.tasks if task.id in ids)
@@ -383,7 +383,7 @@ def _evidence(group: Group) -> str:
     return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
 
-def _make_draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
+def _update_draft_record(record: Mapping[str, Any], group: Group, is_admitted: bool) -> dict[str, Any]:
     verdict = record["verdict"]
     lines = [*verdict["evidence"], _evidence(group), *([] if is_admitted else [f"not admitted: {_why_refused(group)}"])]
     verdict = {**verdict, "evidence": lines, "status": verdict["status"] if is_admitted else "discarded"}

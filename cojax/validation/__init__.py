@@ -50,8 +50,8 @@ class Attempts:
     def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Verdict:
         """The verdict: accepted if an attempt earns full reward, retained if one earns part of it, else discarded. Its
         difficulty is the share of valid attempts that failed, or None if none was valid."""
-        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as threads:
-            trajectories = list(threads.map(functools.partial(self._make_attempt, environment, task, play), actors))
+        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as executor:
+            trajectories = list(executor.map(functools.partial(self._make_attempt, environment, task, play), actors))
         attempts = [trajectory for trajectory in trajectories if trajectory.valid]
         if not attempts:
             return Verdict("discarded", (f"no attempt on the query alone came to an end: {trajectories[0].error}",))
@@ -139,10 +139,12 @@ class Validation:
             self._check_repeatable(task, run, evidence)
             bare_ending = self._find_bare_ending(task, explorer.ending)
             idle_run = self._check_effect(task, run, bare_ending, evidence)
-            match = self._compare_query(task, run, bare_ending, idle_run, explorer.ending, evidence)
+            query_match = self._compare_query(task, run, bare_ending, idle_run, explorer.ending, evidence)
             bare = None if _only_ends(task.solution[-1], bare_ending) else bare_ending
             phrase = functools.partial(ask, self.environment.phrase)
-            controls = NegativeControls(task, run, explorer.ending, bare, match, self._documents, phrase, self._replay)
+            controls = NegativeControls(
+                task, run, explorer.ending, bare, query_match, self._documents, phrase, self._replay
+            )
             controls.check_parts(evidence)
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _require_metered(explorer).remaining_budget(), self.safe))
@@ -150,8 +152,8 @@ class Validation:
                 attempts_verdict = self.attempts(self.environment, task, _require_metered(explorer), self.play)
                 verdict = dataclasses.replace(attempts_verdict, evidence=(*evidence, *attempts_verdict.evidence))
                 return verdict, task if verdict.status == "accepted" else None
-        except DraftRefused as reason:
-            return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
+        except DraftRefused as refusal:
+            return Verdict("discarded", (*evidence, str(refusal)), quarantine=refusal.quarantine), None
         except EnvironmentFailure as failure:
             return Verdict("discarded", (*evidence, f"environment failed: {failure}")), None
         return Verdict("accepted", tuple(evidence)), task
@@ -226,22 +228,29 @@ class Validation:
         if answer_evidence := check_answer(task.query, steps, run.states[-1], ending, document):
             evidence.append(answer_evidence)
         wording = ask(self.environment.phrase, steps)
-        match = compare_query(task.query, task.environment, steps, join_opening(run), wording, self._documents, ending)
+        query_match = compare_query(
+            task.query, task.environment, steps, join_opening(run), wording, self._documents, ending
+        )
         if answer_evidence:
             bare_run = self._replay(task, (*task.solution[:-1], bare_ending))
             bare_wording = ask(self.environment.phrase, list_triplets(bare_run))
             # If the solution does nothing else, the query can only ask for the answer.
             checks_asking = bare_run.complete and bare_run.states[-1] != idle_run.states[-1]
         else:
-            bare_wording, checks_asking = wording, not match.verbatim and takes_answer(run.states[-1], ending, document)
-        if match.contradiction:
-            return match  # raised once the look-ups have been examined
+            bare_wording, checks_asking = (
+                wording,
+                not query_match.verbatim and takes_answer(run.states[-1], ending, document),
+            )
+        if query_match.contradiction:
+            return query_match  # raised once the look-ups have been examined
         if checks_asking:
             _refuse(asking_flaw(task.query, steps, run.effective, bare_wording, bool(answer_evidence), self._documents))
-        if not match.verbatim and (condition := find_false_condition(task.query, steps, run.effective, run.states)):
+        if not query_match.verbatim and (
+            condition := find_false_condition(task.query, steps, run.effective, run.states)
+        ):
             raise DraftRefused(f"the query makes it depend on {condition!r:.60}, which does not hold")
-        evidence.append(match.evidence_line)
-        return match
+        evidence.append(query_match.evidence_line)
+        return query_match
 
     def _replay(self, task: Task, actions: tuple[Action, ...]) -> Replay:
         """Replays actions once. Raises EnvironmentFailure if the environment failed or timed out: it proves nothing."""

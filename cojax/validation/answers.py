@@ -38,19 +38,21 @@ _DIGITS_ONLY_PATTERN = re.compile(r"[\d\W_]+")
 
 
 def check_answer(
-    query: str, steps: Sequence[Triplet], end: Mapping[str, Any], ending: str, document: Mapping[str, Any]
+    query: str, steps: Sequence[Triplet], end_state: Mapping[str, Any], ending: str, document: Mapping[str, Any]
 ) -> str:
     """The evidence for the answer that these steps give; "" if they give none. Raises DraftRefused for a faulty one.
 
-    `end` is the last state, which holds the answer under "answer" if the environment keeps one. `ending` is the tool
-    that ends an episode; the first parameter of its `document` carries the answer. An answer that is not a literal in
-    the code counts as worked out. The query must not contain it either, unless it is a number, perhaps by chance.
+    `end_state` is the last state, which holds the answer under "answer" if the environment keeps one. `ending` is the
+    tool that ends an episode; the first parameter of its `document` carries the answer. An answer that is not a literal
+    in the code counts as worked out. The query must not contain it either, unless it is a number, perhaps by chance.
     """
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
     if objections := find_answer_objections(steps, ending, parameter):
         raise DraftRefused(objections[0])
     literals = [value for value in list_written_answers(steps, ending, parameter) if value is not None]
-    results = [value for value in list_values(end.get("answer")) if value not in (None, "") and value not in literals]
+    results = [
+        value for value in list_values(end_state.get("answer")) if value not in (None, "") and value not in literals
+    ]
     for value in (*literals, *(value for value in results if isinstance(value, str) and not _is_number(value))):
         if (answer := str(value).strip()).lower() in _TRUTH_WORDS:
             continue
@@ -88,8 +90,8 @@ def asking_flaw(
         request = find_asking_words(query, own_stems, len(changes) < len(steps) - 1)
         return f"the query asks for an answer, {request!r:.{_WIDTH}}, and the solution gives none" if request else ""
     lookup_texts = (list_tool_words(docs, call.name) for step_index, call in calls if step_index not in changes)
-    topic = {word for text in lookup_texts for word in words(text)} - own_stems
-    return "" if may_ask(query, own_stems, topic) else "the solution gives an answer, and the query asks for none"
+    topic_stems = {word for text in lookup_texts for word in words(text)} - own_stems
+    return "" if may_ask(query, own_stems, topic_stems) else "the solution gives an answer, and the query asks for none"
 
 
 def _is_number(text: str) -> bool:
@@ -107,7 +109,7 @@ def find_asking_words(query: str, explained_stems: Collection[str], looks_up: bo
     question that the next sentence refers to does not ask for an answer.
     """
     all_sentences = sentences(_PATTERNS["quoted"].sub(" ", query), _SENTENCE_ENDS)
-    clauses = [[*_clauses(sentence)] for sentence in all_sentences]
+    clauses = [[*_clauses_of(sentence)] for sentence in all_sentences]
     other_text = " ".join(clause for group in clauses for clause in group if not _PATTERNS["order"].match(clause))
     # "Tell" may mean "send" if no other word of the query asks to send, and "let it say" may set a text.
     means_send = not _SENDING_STEMS.isdisjoint(explained_stems) and _SENDING_STEMS.isdisjoint(words(other_text))
@@ -137,13 +139,13 @@ def may_ask(query: str, explained_stems: Collection[str], lookup_stems: Collecti
     """Whether the query may ask for an answer: plainly, by a question, or by a word that may ask or names a look-up."""
     if find_asking_words(query, explained_stems) or not Mentions(query).words.isdisjoint(lookup_stems):
         return True
-    questions = ([*_clauses(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))
+    questions = ([*_clauses_of(sentence)] for sentence in sentences(query, _SENTENCE_ENDS) if sentence.endswith("?"))
     if any(clauses and not any(map(_PATTERNS["request"].match, clauses)) for clauses in questions):
         return True
     return any(stem_word(word) not in explained_stems for word in _PATTERNS["perhaps"].findall(fold_text(query)))
 
 
-def _clauses(sentence: str) -> Iterator[str]:
+def _clauses_of(sentence: str) -> Iterator[str]:
     for clause in _PATTERNS["clause"].split(sentence):
         if clause := _PATTERNS["first"].sub("", clause.strip(), count=1).strip(" .?!"):
             yield clause
@@ -174,11 +176,11 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
     answer_words = words_alike(answer)
     letters, stem_letters = "".join(answer_words), "".join(map(stem_word, answer_words))
     plain_answer = "".join(WORD.findall(to_letters(answer)))
-    cipher_forms = dict(_encipher(plain_answer)) if len(plain_answer) >= _MIN_REVERSED else {}
+    cipher_by_form = dict(_encipher(plain_answer)) if len(plain_answer) >= _MIN_REVERSED else {}
     sorted_letters = sorted(plain_answer) if len(plain_answer) > _MIN_REVERSED else []
     consonants = re.sub("[aeiou]", "", plain_answer)
     consonants = consonants if _MIN_LETTERS <= len(consonants) < len(plain_answer) else ""
-    encodings = dict(_encode(answer))
+    encoding_by_form = dict(_encode(answer))
     morse_answer = " ".join(MORSE.get(letter, "") for letter in plain_answer)
 
     def name_form(text: str) -> str:
@@ -186,8 +188,8 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
         if morse_answer in " ".join(folded_text.translate(MORSE_MARKS).split()) and morse_answer.strip():
             return "Morse"
         spelling_words = [_OTHER_SPELLINGS.get(word, word) for word in WORD.findall(_HEX_PREFIX.sub("", folded_text))]
-        if form := _find_form(spelling_words, encodings):
-            return encodings[form]
+        if form := _find_form(spelling_words, encoding_by_form):
+            return encoding_by_form[form]
         text_words, reversed_letters = words_alike(text), [letters[::-1]] if len(letters) >= _MIN_REVERSED else []
         if _find_form(text_words, [letters, *reversed_letters]):
             return "taken apart, backwards or in letters that look alike"
@@ -197,7 +199,7 @@ def _make_form_finder(answer: str) -> Callable[[str], str]:
         plain_words = WORD.findall(to_letters(text))
         if any(sorted_letters == sorted(word) for word in plain_words) or consonants in plain_words:
             return "its letters mixed, or without vowels"
-        return cipher_forms.get(_find_form(plain_words, cipher_forms), "")
+        return cipher_by_form.get(_find_form(plain_words, cipher_by_form), "")
 
     return name_form
 

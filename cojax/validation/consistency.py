@@ -31,9 +31,9 @@ from cojax.validation.mention import Mentions, fold_text, near, read_number, sen
 _MAX_LISTED_VALUES, _WIDTH = 4, 60
 
 # Verb → the first of the verbs that people use for the same thing.
-_FIRST_SYNONYM = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
+_FIRST_SYNONYM_BY_VERB = {verb: group.split()[0] for group in mention.ENGLISH["synonyms"] for verb in group.split()}
 # A value of this many characters may contain a call: a query may ask to write some code to a file.
-_MIN_CODE = 12
+_MIN_CODE_LENGTH = 12
 _CAMEL_JOINT_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SEPARATOR_PATTERN = re.compile(r"[\W_]+")
 _NAME_PATTERN = re.compile(r"(?<!\w)\w++(?:(?:[.:-]|::|->)\w++)*+")
@@ -74,14 +74,14 @@ class QueryMatch:
         if not self.open_values:
             return f"query and solution agree: {self.count} arguments are named, shown or documented"
         return (
-            f"query and solution have words in common, and {self.count} arguments are named, shown or documented; it "
-            f"cannot be told of {', '.join(self.open_values[:_MAX_LISTED_VALUES])}"
+            f"query and solution have words in common, and {self.count} arguments are named, shown or documented"
+            f"; it cannot be told of {', '.join(self.open_values[:_MAX_LISTED_VALUES])}"
         )
 
 
 def compare_query(
     query: str,
-    world: str,
+    environment_name: str,
     steps: Sequence[Triplet],
     opening: str,
     wording: str | None,
@@ -90,8 +90,8 @@ def compare_query(
 ) -> QueryMatch:
     """How the query fits the steps of a replay.
 
-    `world` is the environment's name, `opening` the text that the episode shows before the first action, and `wording`
-    the environment's wording of the steps, or None. `ending` is the tool that ends an episode.
+    `opening` is the text that the episode shows before the first action, and `wording` the environment's wording of the
+    steps, or None. `ending` is the tool that ends an episode.
     """
     if wording is not None and normalise(wording) == normalise(query):
         return QueryMatch(verbatim=True)
@@ -101,14 +101,14 @@ def compare_query(
         return QueryMatch(f"the query holds a call, {call_text!r:.{_WIDTH}}; expected words")
     query_mentions = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if mismatch_line := _find_mismatch(query_mentions, steps, calls, f"{wording or ''} {world}", documents):
+    if mismatch_line := _find_mismatch(query_mentions, steps, calls, f"{wording or ''} {environment_name}", documents):
         return QueryMatch(mismatch_line)
     texts = [opening.replace(query, " "), *(join_shown(step, query) for step in steps)]
     named_count, open_values = 0, list[str]()
     for place, call in calls:
-        earlier, document = Mentions("\n".join(texts[:place])), json.dumps(documents.get(call.name, {}), default=str)
+        history, document = Mentions("\n".join(texts[:place])), json.dumps(documents.get(call.name, {}), default=str)
         for name, value in _list_arguments(call):
-            if query_mentions.names(value) or _is_shown(value, query_mentions, earlier, document):
+            if query_mentions.names(value) or _is_shown(value, query_mentions, history, document):
                 named_count += 1
             elif has_other_names(value):
                 open_values.append(f"{value!r:.{_WIDTH}}")
@@ -128,15 +128,15 @@ def join_shown(step: Triplet, query: str) -> str:
     return "\n".join(text for text in texts if not (text.strip() and text.strip() in query))
 
 
-def _is_shown(value: Any, query: Mentions, earlier: Mentions, document: str) -> bool:
+def _is_shown(value: Any, query: Mentions, history: Mentions, document: str) -> bool:
     """Whether the value was shown or documented, or consists of words or numbers that were shown or queried."""
     value_text = value if isinstance(value, str) else json.dumps(value)
     if value_text and re.search(rf"(?<![\w.]){re.escape(value_text)}(?![\w.]*\w)", document, re.IGNORECASE):
         return True
     if not isinstance(value, str):
-        return value in earlier.numbers or is_computable(value, query.numbers | earlier.numbers)
-    return earlier.has_phrase(fold_text(value)) or all(
-        any(word in one.words or read_number(word) in one.numbers for one in (query, earlier)) for word in words(value)
+        return value in history.numbers or is_computable(value, query.numbers | history.numbers)
+    return history.has_phrase(fold_text(value)) or all(
+        any(word in one.words or read_number(word) in one.numbers for one in (query, history)) for word in words(value)
     )
 
 
@@ -159,7 +159,7 @@ def is_computable(value: Any, numbers: frozenset[float]) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     terms = sorted(numbers, key=abs)[:_MAX_NUMBERS]
-    return any(near(value, result) for one in terms for right in (*terms, *_FACTORS) for result in _combine(one, right))
+    return any(near(value, result) for a in terms for b in (*terms, *_FACTORS) for result in _combine(a, b))
 
 
 def _combine(left: float, right: float) -> Iterator[float]:
@@ -186,7 +186,7 @@ def _find_mismatch(
 
 def synonym(word: str) -> str:
     """The first of the word's synonyms, which stands for all of them."""
-    return _FIRST_SYNONYM.get(word, word)
+    return _FIRST_SYNONYM_BY_VERB.get(word, word)
 
 
 def _find_contradiction(query_words: set[str], tools: set[str], solution_words: set[str], documents: Documents) -> str:
@@ -195,7 +195,7 @@ def _find_contradiction(query_words: set[str], tools: set[str], solution_words: 
     # The first word of a name is an application if several tools share it and it is not a verb.
     prefix_counts = Counter(name[0] for name in names.values() if len(name) > 1)
     app_words = {word for word, count in prefix_counts.items() if count > 1}
-    if app_words <= _FIRST_SYNONYM.keys():
+    if app_words <= _FIRST_SYNONYM_BY_VERB.keys():
         # A world without prefixes is one application. The first word of a name then says what the tool does.
         words_by_tool, applications = {tool: {name[0]} for tool, name in names.items()}, dict.fromkeys(names, "")
     else:
@@ -206,8 +206,8 @@ def _find_contradiction(query_words: set[str], tools: set[str], solution_words: 
         return ""
     called_apps = {applications[tool] for tool in tools if tool in applications}
     for tool in names:
-        if applications.get(tool) in called_apps and (other := (words_by_tool[tool] - solution_words) & query_words):
-            return f"the query says {min(other)!r}, which is what {tool} does, and not what the solution does"
+        if applications.get(tool) in called_apps and (words := (words_by_tool[tool] - solution_words) & query_words):
+            return f"the query says {min(words)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
 
@@ -272,7 +272,7 @@ def find_raw_call(query: str, actions: Sequence[Action], tools: Collection[str])
     solution_values = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     solution_values |= {str(leaf) for call in calls for leaf in list_leaves(call.arguments)}
     text = normalise_form("NFKC", query)
-    for value in sorted((value for value in solution_values if len(value) >= _MIN_CODE), key=len, reverse=True):
+    for value in sorted((value for value in solution_values if len(value) >= _MIN_CODE_LENGTH), key=len, reverse=True):
         text = text.replace(normalise_form("NFKC", value), " ")
     if fenced_code := next((part for part in text.split("```")[1::2] if _SEPARATOR_PATTERN.sub("", part)), ""):
         return fenced_code
@@ -308,10 +308,10 @@ def _split_name(name: str) -> list[str]:
 
 # At most this many values of a state are read, down to this depth, and this many conditions of a query.
 _MAX_STATE_VALUES, _MAX_STATE_DEPTH, _CONDITIONS = 20_000, 8, 8
-_NUMBER_OF_WORD = {"no": 0, **mention.NUMBER_BY_WORD}
+_NUMBER_BY_WORD = {"no": 0, **mention.NUMBER_BY_WORD}
 # Words that bound a count → the comparison with the number.
-_COMPARISONS = {words: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for words in some}
-_PATTERNS = mention.patterns("conditions", BOUND="|".join(_COMPARISONS), NUMBER="|".join(_NUMBER_OF_WORD))
+_COMPARISONS = {phrase: getattr(operator, name) for name, some in mention.ENGLISH["bounds"].items() for phrase in some}
+_PATTERNS = mention.patterns("conditions", BOUND="|".join(_COMPARISONS), NUMBER="|".join(_NUMBER_BY_WORD))
 # What may be said of any value.
 _VAGUE_WORDS = mention.ENGLISH["conditions"]["VAGUE"][0].split()
 
@@ -334,7 +334,7 @@ def find_false_condition(
         text_before, text_after = texts[index][: match.start()], texts[index][match.end() :]
         end_match = _PATTERNS["end"].search(text_after) or _PATTERNS["else"].search(text_after)
         condition = text_after[: end_match.start()] if end_match else text_after
-        truths = {_decide_condition(condition, text_before, end_world) for end_world in worlds}
+        truths = {_decide_condition(condition, text_before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
         peers = [*texts[:index], *texts[index + 1 :]]
@@ -355,7 +355,7 @@ def _acts_wrongly(then: str, other: str, rest_text: str, actions: Sequence[Actio
     if not other:
         then_words = {*map(synonym, words(then))}
         return not holds and any(call & then_words and not call <= {*map(synonym, words(rest_text))} for call in calls)
-    right_words, wrong_words = ({*map(synonym, words(side))} for side in ((then, other) if holds else (other, then)))
+    right_words, wrong_words = ({*map(synonym, words(text))} for text in ((then, other) if holds else (other, then)))
     called_words = {word for call in calls for word in call}
     return bool(called_words & (wrong_words - right_words)) and not called_words & (right_words - wrong_words)
 
@@ -371,20 +371,20 @@ def _list_call_words(action: Action) -> Iterator[set[str]]:
 def _decide_condition(condition: str, text_before: str, world: "_World") -> bool | None:
     """Whether the condition holds in the world; None if that cannot be decided."""
     parts = _PATTERNS["number_of"].sub(r"there are \2 \1", condition.replace("exceeds", "is more than")).split(" and ")
-    truths = [_decide_one(clause, text_before, world) for clause in parts]
+    truths = [_decide_clause(clause, text_before, world) for clause in parts]
     return None if _PATTERNS["or"].search(condition) else False if False in truths else None if None in truths else True
 
 
-def _decide_one(condition: str, text_before: str, world: "_World") -> bool | None:
+def _decide_clause(condition: str, text_before: str, world: "_World") -> bool | None:
     """Whether one of several conditions that "and" joins holds."""
-    count = _PATTERNS["count"].search(condition)
-    sizes = (world.sizes(count["noun"]) or world.amounts(condition[: count.start()], count["noun"])) if count else []
+    match = _PATTERNS["count"].search(condition)
+    sizes = (world.sizes(match["noun"]) or world.amounts(condition[: match.start()], match["noun"])) if match else []
     if (exists := _PATTERNS["exists"].search(condition)) and (exists["value"] or not sizes):
         return ((exists["value"] or exists["name"]) in world.names) != bool(exists["no"] or exists["not"])
     if some_match := _PATTERNS["some"].search(condition):
         return any(entry_counts) if (entry_counts := world.sizes(some_match["noun"])) else None
-    if count and sizes:
-        return None if _PATTERNS["not"].search(condition) else _count_fits(count, sizes)
+    if match and sizes:
+        return None if _PATTERNS["not"].search(condition) else _count_fits(match, sizes)
     if value_match := _PATTERNS["is"].search(condition):
         subject = condition[: value_match.start()].strip()
         return world.has_value(text_before if _PATTERNS["pronoun"].fullmatch(subject) else subject, value_match)
@@ -393,7 +393,7 @@ def _decide_one(condition: str, text_before: str, world: "_World") -> bool | Non
 
 def _count_fits(count_match: re.Match[str], sizes: Sequence[float]) -> bool | None:
     """Whether collections of these sizes fit the number that is said; None if it counts only some entries."""
-    number = int(count_match["number"]) if count_match["number"].isdigit() else _NUMBER_OF_WORD[count_match["number"]]
+    number = int(count_match["number"]) if count_match["number"].isdigit() else _NUMBER_BY_WORD[count_match["number"]]
     compare = _COMPARISONS.get(count_match["how"] or count_match["tail"], operator.eq)
     is_partial = bool(count_match["filter"] or count_match["more"]) or len(sizes) > 1
     if compare in (operator.gt, operator.ge):
@@ -467,12 +467,12 @@ class _World:
         flags = [leaf for name, leaf in subject_leaves if name == value and isinstance(leaf, bool)]
         value_collections = [names for name, names in self._collections if stem_word(name) == stem_word(value)]
         # "The day of lunch is …" tells which of its values is meant.
-        targets = [(name, leaf) for name, leaf in subject_leaves if mentions.has_phrase(name)]
-        is_definite = value_match["says"] or (targets and value not in _VAGUE_WORDS) or any(map(str.isdigit, value))
+        leaves = [(name, leaf) for name, leaf in subject_leaves if mentions.has_phrase(name)]
+        is_definite = value_match["says"] or (leaves and value not in _VAGUE_WORDS) or any(map(str.isdigit, value))
         if not (flags or value_collections or is_definite or value in self.names or value in mention.WEEKDAYS):
             return None
         holds = (
-            any(flags) if flags else any(Mentions(str(leaf)).has_phrase(value) for _, leaf in targets or subject_leaves)
+            any(flags) if flags else any(Mentions(str(leaf)).has_phrase(value) for _, leaf in leaves or subject_leaves)
         )
         holds = holds or any(mentions.has_phrase(fold_text(str(name))) for names in value_collections for name in names)
         return holds != bool(value_match["no"])

@@ -58,9 +58,9 @@ class Part:
 class NegativeControls:
     """The negative controls of one task, whose solution was replayed as `run`.
 
-    `bare` is the action that ends the episode in place of the last one, or None if the last one does nothing else.
-    `match` is the comparison of query and solution, `phrase` returns the environment's wording of steps, and `replay`
-    plays other actions.
+    `bare` is the action that ends the episode in place of the last one, or None if the last one does
+    nothing else. `match` is the comparison of query and solution, `phrase` returns the environment's wording of
+    steps, and `replay` plays other actions.
     """
 
     task: Task
@@ -79,11 +79,11 @@ class NegativeControls:
         then for any other part that is not needed.
         """
         all_parts = list(self._list_parts())
-        with_effect = self._find_effective_parts(all_parts)
-        effective_parts = [part for part in all_parts if part in with_effect]
+        effective_set = self._find_effective_parts(all_parts)
+        effective_parts = [part for part in all_parts if part in effective_set]
         if self.bare is not None:
             effective_parts.append(self._last_part)
-        evidence += [self._describe_lookup(part, None) for part in all_parts if part not in with_effect]
+        evidence += [self._describe_lookup(part, None) for part in all_parts if part not in effective_set]
         if self.match.contradiction:
             raise DraftRefused(self.match.contradiction)
         for part in effective_parts:
@@ -122,8 +122,10 @@ class NegativeControls:
         trial = self.replay(self.task, tuple(actions))
         if not trial.complete or trial.states[-1] != self.run.states[-1]:
             return action_parts | set(call_parts)
-        places = {part: first_indices[part.action] + (part.call_index or 0) for part in call_parts}
-        return action_parts | {part for part, place in places.items() if trial.states[place] != trial.states[place + 1]}
+        index_by_part = {part: first_indices[part.action] + (part.call_index or 0) for part in call_parts}
+        return action_parts | {
+            part for part, index in index_by_part.items() if trial.states[index] != trial.states[index + 1]
+        }
 
     def _examine_part(self, part: Part) -> list[str]:
         """The evidence on a part that changes the state. Raises DraftRefused if it is not needed."""
@@ -144,11 +146,11 @@ class NegativeControls:
         Raises DraftRefused if the part is superfluous.
         """
         solution, part_name = self.task.solution, part.describe(self.task.solution)
-        if shown_value := self._find_first_shown(part):
+        if shown_value := self._find_first_shown_value(part):
             return f"look-up used: {shown_value[:60]!r}, first shown by {part_name}, stands in what follows"
         # If the query is the environment's wording of the steps without the part, it does not ask for the part.
-        wording_without = self.phrase(_leave_out(part, self._steps))
-        is_unasked = wording_without is not None and normalise(wording_without) == normalise(self.task.query)
+        shorter_wording = self.phrase(_leave_out(part, self._steps))
+        is_unasked = shorter_wording is not None and normalise(shorter_wording) == normalise(self.task.query)
         if self.match.verbatim and not is_unasked:
             return f"look-up asked for, as the environment words it: {part_name}"
         shorter_run = shorter_run or self.replay(self.task, part.leave_out(solution))
@@ -158,8 +160,8 @@ class NegativeControls:
             return f"look-up needed: the end differs without {part_name}"
         if not is_unasked and self._is_condition(part):
             return f"look-up asked for, as the query makes it a condition: {part_name}"
-        output_counts = shorter_run.trajectory.reward < 1.0  # its output counts for the reward
-        if not is_unasked and output_counts and self._may_be_asked(part):
+        output_matters = shorter_run.trajectory.reward < 1.0  # its output counts for the reward
+        if not is_unasked and output_matters and self._may_be_asked(part):
             return f"look-up perhaps asked for, which cannot be told: {part_name}"
         raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {part_name}")
 
@@ -171,13 +173,13 @@ class NegativeControls:
         """
         if not self.run.states or not shorter_run.states:
             return False
-        with_part, without_part = _count_values(self.run.states[-1]), _count_values(shorter_run.states[-1])
+        full_values, shorter_values = _count_values(self.run.states[-1]), _count_values(shorter_run.states[-1])
         outputs = Counter(message.content for message in _list_messages(part, self._steps))
         outputs += Counter({f"hash:{content_hash(output_text)}": count for output_text, count in outputs.items()})
-        extra_values = Counter(leaf_value for _, leaf_value in (with_part - without_part).elements())
-        return not without_part - with_part and not extra_values - outputs
+        extra_values = Counter(leaf_value for _, leaf_value in (full_values - shorter_values).elements())
+        return not shorter_values - full_values and not extra_values - outputs
 
-    def _find_first_shown(self, part: Part) -> str:
+    def _find_first_shown_value(self, part: Part) -> str:
         """The longest value that the part was the first to show and a later action contains; empty if there is none."""
         steps, query = self._steps, self.task.query
         earlier = [query, join_opening(self.run), _as_lines(part.as_action(self.task.solution))]
@@ -209,8 +211,8 @@ class NegativeControls:
         """Whether the query has a word about this part alone: of its values, its name, its documentation or its
         wording."""
         other_steps, own_action = _leave_out(part, self._steps), part.as_action(self.task.solution)
-        wording_words = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
-        topic = {*words(consistency.list_words(self.documents, own_action))} | wording_words
+        wording_stems = {*words(self.phrase(self._steps) or "")} - {*words(self.phrase(other_steps) or "")}
+        topic = {*words(consistency.list_words(self.documents, own_action))} | wording_stems
         topic -= {word for step in other_steps for word in words(consistency.list_words(self.documents, step.action))}
         # A repeated call has no words that only it has.
         if not topic:
@@ -248,15 +250,15 @@ def _find_call_after_end(action: Action, ending: str) -> str:
     owner = ""
     for statement in consistency.parse_action(action).body:
         for node in ast.walk(statement) if owner else ():
-            if isinstance(node, ast.Call) and ((chain := _chain_names(node.func))[0] == owner or chain[-1] == ending):
+            if isinstance(node, ast.Call) and ((chain := _read_chain(node.func))[0] == owner or chain[-1] == ending):
                 return ast.unparse(node)[:100]
         if isinstance(statement, ast.Expr | ast.Assign) and isinstance(statement.value, ast.Call):
-            chain = _chain_names(statement.value.func)
+            chain = _read_chain(statement.value.func)
             owner = owner or (chain[0] if chain[-1] == ending else "")
     return ""
 
 
-def _chain_names(func: ast.expr) -> list[str]:
+def _read_chain(func: ast.expr) -> list[str]:
     """The names of a chain of attributes; the first is empty if the chain does not begin with a name."""
     attribute_names = []
     while isinstance(func, ast.Attribute):

@@ -42,14 +42,14 @@ _BANG_PATTERN = re.compile(r"(?<=\w)!(?=\w)|(?<!\S)!(?=\w)")
 WORD = re.compile(r"[^\W_]+")
 
 _LEET_LETTERS = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
-_LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
+_OTHER_LEET_LETTERS = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
 _UPSIDE_DOWN = str.maketrans("ɐqɔpǝɟƃɥᴉɾʞlɯuodbɹsʇnʌʍxʎzɓıɹ", ALPHABET + "gir")
 MORSE = dict(zip(ENGLISH["spelling"]["morse"].split(), ALPHABET + "0123456789", strict=True))
-_NUMBER_OF_WORD = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
-_PART_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBER_OF_WORD if len(word) > 1))["marker"]
+_NUMBER_BY_WORD = {word: number for number, words in enumerate(ENGLISH["places"], 1) for word in words.split()}
+_PART_MARKER = patterns("parts", PLACE="|".join(word for word in _NUMBER_BY_WORD if len(word) > 1))["marker"]
 _QUOTE_PATTERN = re.compile(r"\"([^\"\n]+)\"|“([^”\n]{1,500})”|«([^»\n]{1,500})»|`([^`\n]+)`|(?<!\w)'([^'\n]+)'(?!\w)")
 _BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/_-]{8,}={0,2}|[A-Za-z0-9+/_-]{2,7}={1,2}")
-_BASE64_SHORT = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")
+_SHORT_BASE64_PATTERN = re.compile(r"[A-Za-z0-9+/_-]{4,}={0,2}|[A-Za-z0-9+/_-]{2,3}={1,2}")
 _BASE64_LINES = re.compile(r"(?<=[A-Za-z0-9+/_=-]{16})\n(?=[A-Za-z0-9+/_-]{4})")
 _BASE32_PATTERN = re.compile(r"[A-Za-z2-7]{16,}={0,6}")
 _BASE85_PATTERN = re.compile(r"(?:<~)?[!-z{|}~]{15,}")
@@ -60,8 +60,8 @@ _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-
 MORSE_MARKS = str.maketrans("·•–−—_", "..----")
 _MORSE_TEXT = re.compile(r"[.\-·•–−—_/| \n]+")
 _MORSE_RUN = re.compile(r"[.\-·•–−—_/| \n]{14,}")
-_MARKS_BETWEEN = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
-_GAPS_BETWEEN = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
+_MARKS_BETWEEN_LETTERS = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
+_GAPS_BETWEEN_LETTERS = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _LEET_WORD = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
 _MIN_USUAL_SHARE = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
@@ -134,8 +134,8 @@ def readings(
 
 def decode(text: str) -> Iterator[tuple[str, str]]:
     """(name of the encoding, decoded text) for each encoding that the text may be in."""
-    for encoding, decode in _DECODINGS.items():
-        for reading in decode(text):
+    for encoding, decoder in _DECODER_BY_ENCODING.items():
+        for reading in decoder(text):
             if reading.strip() and reading != text:
                 yield encoding, reading
 
@@ -149,8 +149,8 @@ def _to_plain_char(char: str) -> str:
     if char in BLANK:
         return ""
     parts = unicodedata.normalize("NFKD", char)[:_MAX_EXPANSION]
-    visible = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN_CATEGORIES)
-    return visible if visible.isascii() else _read_lookalikes().get(char) or "".join(map(_find_lookalike, visible))
+    letters = "".join(part for part in parts if unicodedata.category(part) not in _HIDDEN_CATEGORIES)
+    return letters if letters.isascii() else _read_lookalikes().get(char) or "".join(map(_find_lookalike, letters))
 
 
 def _find_lookalike(char: str) -> str:
@@ -195,7 +195,7 @@ def _to_text(data: bytes) -> str:
     return text
 
 
-def _decode_in_place(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
+def _make_decoder(pattern: re.Pattern[str], *decoders: Callable[[str], str]) -> Callable[[str], Iterator[str]]:
     """A decoding of each match of the pattern, by the first decoder that does not raise ValueError.
 
     It yields the decoded pieces alone, then the text with each of them in its place.
@@ -235,9 +235,9 @@ _BASE64_DECODERS = (
 
 def _decode_base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
-    if readings := list(_decode_in_place(_BASE64_PATTERN, *_BASE64_DECODERS)(text)):
+    if readings := list(_make_decoder(_BASE64_PATTERN, *_BASE64_DECODERS)(text)):
         # If some words are base64, shorter ones may be too.
-        yield from (*readings, *_decode_in_place(_BASE64_SHORT, *_BASE64_DECODERS)(text))
+        yield from (*readings, *_make_decoder(_SHORT_BASE64_PATTERN, *_BASE64_DECODERS)(text))
 
 
 def _read_base32(token: str) -> str:
@@ -304,16 +304,16 @@ def _turn_upright(text: str) -> Iterator[str]:
 
 
 def _join_letters(text: str) -> Iterator[str]:
-    if len(_GAPS_BETWEEN.findall(text)) >= 3:
-        yield _MARKS_BETWEEN.sub("", text)
-        yield _GAPS_BETWEEN.sub("", text)
+    if len(_GAPS_BETWEEN_LETTERS.findall(text)) >= 3:
+        yield _MARKS_BETWEEN_LETTERS.sub("", text)
+        yield _GAPS_BETWEEN_LETTERS.sub("", text)
 
 
 def _undo_leet(text: str) -> Iterator[str]:
     if _LEET_WORD.search(text):
         words_and_spaces = re.split(r"(\s+)", text)
         yield "".join(word.translate(_LEET_LETTERS) if _LEET_WORD.search(word) else word for word in words_and_spaces)
-        yield text.translate(_LEET_SECOND)
+        yield text.translate(_OTHER_LEET_LETTERS)
 
 
 def _order_parts(text: str) -> Iterator[str]:
@@ -323,7 +323,7 @@ def _order_parts(text: str) -> Iterator[str]:
         part_ends = [mark.start() for mark in part_marks[1:]] + [len(text)]
         numbers = [(mark["number"] or mark["letter"] or mark["bare"]).lower() for mark in part_marks]
         numbered_parts = [
-            (_NUMBER_OF_WORD.get(number) or int(number), text[mark.end() : part_end])
+            (_NUMBER_BY_WORD.get(number) or int(number), text[mark.end() : part_end])
             for number, mark, part_end in zip(numbers, part_marks, part_ends, strict=True)
         ]
         yield " ".join(part for _, part in sorted(numbered_parts, key=lambda pair: pair[0]))
@@ -331,17 +331,17 @@ def _order_parts(text: str) -> Iterator[str]:
         yield " ".join(quotes)
 
 
-_DECODINGS: dict[str, Callable[[str], Iterator[str]]] = {
+_DECODER_BY_ENCODING: dict[str, Callable[[str], Iterator[str]]] = {
     "base64": _decode_base64,
-    "base32": _decode_in_place(_BASE32_PATTERN, _read_base32),
-    "base85": _decode_in_place(
+    "base32": _make_decoder(_BASE32_PATTERN, _read_base32),
+    "base85": _make_decoder(
         _BASE85_PATTERN,
         lambda token: _to_text(base64.b85decode(token)),
         lambda token: _to_text(base64.a85decode(token.removeprefix("<~").removesuffix("~>"))),
     ),
-    "hexadecimal": _decode_in_place(_HEX_PATTERN, _read_hex, functools.partial(_read_hex, is_backwards=True)),
-    "binary": _decode_in_place(_BITS_PATTERN, _read_bits),
-    "numbers for letters": _decode_in_place(_CODES_PATTERN, _read_codes),
+    "hexadecimal": _make_decoder(_HEX_PATTERN, _read_hex, functools.partial(_read_hex, is_backwards=True)),
+    "binary": _make_decoder(_BITS_PATTERN, _read_bits),
+    "numbers for letters": _make_decoder(_CODES_PATTERN, _read_codes),
     "escapes": _undo_escapes,
     "Morse": _decode_morse,
     "characters that show nothing": _read_invisible,

@@ -32,11 +32,11 @@ _EXTRA_IF_SCATTERED = 3
 # The wording of a decoded text is compared only if it has at least this many words.
 _MIN_DECODED_WORDS = 4
 # The solutions of at most this many evaluation tasks on one setup are run; benchmarks have a few on each.
-_MAX_PER_SETUP = 20
+_MAX_TASKS_PER_SETUP = 20
 # A query is recognised inside a longer reading only if it has at least this many words and letters.
 _MIN_WORDS, _MIN_LETTERS = 3, 12
 # Words that no query contains count as filler only if there are at least this many queries.
-_REPRESENTATIVE_COUNT = 100
+_MIN_REPRESENTATIVE_COUNT = 100
 # Of a query with other words in between, the least share of neighbouring words that must still be neighbours.
 _NEIGHBOURS = 0.6
 # At most this many words of a text are tried with each cipher, and at most this many ciphers are followed up.
@@ -77,34 +77,36 @@ class Exclusions:
         cls,
         tasks: Iterable[Task],
         similarity: float = 0.0,
-        words: int = Settings.validation.evaluation_words,
+        min_words: int = Settings.validation.evaluation_words,
         closed: Iterable[Task] = (),
     ) -> "Exclusions":
         """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.
 
-        No query may contain an evaluation query of at least `words` words; 0 allows all. Five is the fewest that makes
-        a request distinctive: "Start the engine" is part of many tasks, and is refused only as a whole query or
-        paragraph. Raises ValueError for a similarity outside [0, 1] and for `words` below 0.
+        No query may contain an evaluation query of at least `fewest` words; 0 allows all. Five is the fewest that
+        makes a request distinctive: "Start the engine" is part of many tasks, and is refused only as a whole query or
+        paragraph. Raises ValueError for a similarity outside [0, 1] and for `fewest` below 0.
         """
         if not 0.0 <= similarity <= 1.0:
             raise ValueError(f"similarity is {similarity}; expected a cosine in [0, 1], 0 to compare nothing")
-        if words < 0:
+        if min_words < 0:
             raise ValueError(
-                f"words is {words}; expected the fewest words of a query that no other may contain, 0 for none"
+                f"words is {min_words}; expected the fewest words of a query that no other may contain, 0 for none"
             )
         tasks = tuple(tasks)
         query_texts = sorted({task.query for task in tasks})
         by_setup: dict[str, tuple[Task, ...]] = {}
         for task in tasks:
-            if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MAX_PER_SETUP:
+            if task.solution and len(earlier_tasks := by_setup.get(setup_hash(task), ())) < _MAX_TASKS_PER_SETUP:
                 by_setup[setup_hash(task)] = (*earlier_tasks, task)
         return cls(
             frozenset(query_key for text in query_texts for query_key in _make_query_keys(text)),
             frozenset(_hash_plan(task) for task in tasks),
             similarity,
             make_nearest(query_texts) if similarity else None,
-            tuple(sorted({part for text in query_texts for part in _find_distinctive(text, words)})) if words else (),
-            Disguises(query_texts, _EXTRA_IF_SCATTERED + words if words else 0),
+            tuple(sorted({part for text in query_texts for part in _find_distinctive(text, min_words)}))
+            if min_words
+            else (),
+            Disguises(query_texts, _EXTRA_IF_SCATTERED + min_words if min_words else 0),
             by_setup,
             frozenset(map(setup_hash, closed)),
         )
@@ -125,7 +127,7 @@ class Exclusions:
             # The task is not named: drafts.jsonl must not hold evaluation tasks.
             return f"an evaluation task is worded alike: similarity {cosine:.2f}, above {self.similarity:g}"
         turns = (_make_query_keys(turn) for turn in _split_turns(task.query) if _split_words(turn))
-        if any(map(finder(_split_words(task.query)), self.distinctive)) or any(turn & self.queries for turn in turns):
+        if any(map(finder(_split_words(task.query)), self.distinctive)) or any(keys & self.queries for keys in turns):
             return "it holds the query of an evaluation task word for word"
         for encoding, reading in self.disguises.list_readings(task.query):
             if disguise := self.disguises.find_disguise(encoding, reading, task.query):
@@ -152,10 +154,10 @@ class Exclusions:
         setup = setup_hash(task)
         if setup not in self.ends:
             runs = [(peer, replay(peer, peer.solution)) for peer in self.by_setup.get(setup, ())]
-            self.ends[setup] = tuple((peer, _hash_world(other_run)) for peer, other_run in runs if other_run.complete)
-        change_hash = _hash_world(run)
-        for other_task, its_hash in self.ends[setup]:
-            if its_hash == change_hash and (change_hash or replay(other_task, task.solution).trajectory.reward >= 1.0):
+            self.ends[setup] = tuple((peer, _hash_changes(other_run)) for peer, other_run in runs if other_run.complete)
+        change_hash = _hash_changes(run)
+        for peer, peer_hash in self.ends[setup]:
+            if peer_hash == change_hash and (change_hash or replay(peer, task.solution).trajectory.reward >= 1.0):
                 return "an evaluation task on the same setup comes to the same end"
         return ""
 
@@ -174,7 +176,7 @@ class Disguises:
         self._backward_words: set[str] = set()
         for query in queries:
             self._add_query(query)
-        self._is_representative = len(queries) >= _REPRESENTATIVE_COUNT
+        self._is_representative = len(queries) >= _MIN_REPRESENTATIVE_COUNT
         self._queries_by_word: dict[str, list[list[str]]] = {}  # the rarest word of a query → its words
         if min_words:
             parts = [words_of(part) for query in queries for part in {query, *_split_paragraphs(query)}]
@@ -215,7 +217,7 @@ class Disguises:
                 return encoding or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
                 return encoding or "words around its parts"
-            if any(self._is_whole(core) for core in self._list_familiar(passage, words, _MIN_WORDS - bool(encoding))):
+            if any(self._is_whole(core) for core in self._list_cores(passage, words, _MIN_WORDS - bool(encoding))):
                 return encoding or "other words between its parts"
         words = words_of(reading)
         if queries := self._find_queries(merge_letters("".join(words))):
@@ -227,7 +229,7 @@ class Disguises:
     def _is_whole(self, words: Sequence[str]) -> bool:
         return len(words) > 1 and (merge_letters("".join(words)) in self._whole or _drop_filler(words) in self._bare)
 
-    def _list_familiar(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
+    def _list_cores(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
         # If few queries are known, a word that none contains may matter.
         if not self._is_representative or self._words.issuperset(words):
@@ -243,7 +245,7 @@ class Disguises:
         """Whether these words contain all words of a query in order, most of them right after the one before."""
         word_set, word_pairs = set(words), set(itertools.pairwise(words))
         likely_queries = (query for word in word_set for query in self._queries_by_word.get(word, ()))
-        return any(word_set.issuperset(query) and _in_order(query, words, word_pairs) for query in likely_queries)
+        return any(word_set.issuperset(query) and _are_in_order(query, words, word_pairs) for query in likely_queries)
 
     def _is_enciphered(self, text: str) -> bool:
         letters = "".join(WORD.findall(to_letters(text)))
@@ -297,20 +299,20 @@ def _drop_filler(words: Sequence[str]) -> str:
     return "".join(word for word in words if word not in _FILLER_WORDS) or "".join(words)
 
 
-def _in_order(query_words: Sequence[str], words: Sequence[str], word_pairs: set[tuple[str, str]]) -> bool:
+def _are_in_order(query_words: Sequence[str], words: Sequence[str], word_pairs: set[tuple[str, str]]) -> bool:
     neighbour_count = sum(word_pair in word_pairs for word_pair in itertools.pairwise(query_words))
     words_left = iter(words)
     return neighbour_count >= _NEIGHBOURS * (len(query_words) - 1) and all(word in words_left for word in query_words)
 
 
-def _hash_world(run: Replay) -> str:
+def _hash_changes(run: Replay) -> str:
     """A hash of the parts of the world that the run changed, in their final state; "" if it changed none.
 
     The mappings in a state are the parts of the world. The other values describe the episode: the answer, the outputs
     of calls, whose turn it is.
     """
-    first, last = run.states[0], run.states[-1]
-    changed_parts = {name: part for name, part in last.items() if isinstance(part, Mapping) and part != first.get(name)}
+    start, end = run.states[0], run.states[-1]
+    changed_parts = {name: part for name, part in end.items() if isinstance(part, Mapping) and part != start.get(name)}
     return content_hash(changed_parts) if changed_parts else ""
 
 
@@ -323,8 +325,8 @@ def _hash_plan(task: Task) -> str:
 def _split_words(text: str) -> list[str]:
     """The runs of letters and digits, in lower case and usual width, without accents and invisible characters."""
     chars = normalise_form("NFKD", normalise_form("NFKD", text).casefold())
-    visible = (char for char in chars if unicodedata.category(char) not in ("Cf", "Mn", "Me") and char not in BLANK)
-    return WORD.findall("".join(visible))
+    letters = (char for char in chars if unicodedata.category(char) not in ("Cf", "Mn", "Me") and char not in BLANK)
+    return WORD.findall("".join(letters))
 
 
 def _make_query_keys(text: str) -> set[str]:

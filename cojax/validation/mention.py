@@ -120,9 +120,9 @@ def words(text: str) -> Iterator[str]:
             yield stem_word(word)
 
 
-def sentences(text: str, ends: str = ".!?") -> list[str]:
+def sentences(text: str, end_marks: str = ".!?") -> list[str]:
     """The sentences of a text, folded. Each ends with its line, or with one of the marks before white space."""
-    return [fold_text(sentence) for sentence in re.split(rf"(?<=[{ends}])\s+|\n+", text) if sentence.strip()]
+    return [fold_text(sentence) for sentence in re.split(rf"(?<=[{end_marks}])\s+|\n+", text) if sentence.strip()]
 
 
 def read_number(word: str) -> float:
@@ -164,7 +164,7 @@ def _read_numbers(text: str) -> Iterator[float]:
         yield value
         if percent:
             yield value / 100
-    total, group, is_open = 0.0, 0.0, False
+    total, subtotal, is_open = 0.0, 0.0, False
     for token in (*_TOKEN_PATTERN.findall(folded_text), ""):
         is_digits = token[:1].isdigit() and len(token) < 16 and token.count(".") < 2
         if is_digits or token in _VALUE_BY_WORD:
@@ -172,11 +172,11 @@ def _read_numbers(text: str) -> Iterator[float]:
             if not is_digits:
                 yield value
             # Only tens combine with a following unit: "twenty" with "one".
-            group = group + value if is_open and group % 100 in range(20, 100, 10) and value < 10 else value
+            subtotal = subtotal + value if is_open and subtotal % 100 in range(20, 100, 10) and value < 10 else value
             is_open = True
         elif token in _SCALE_BY_WORD and (is_open or token == "hundred"):
-            group = (group or 1.0) * _SCALE_BY_WORD[token]
-            total, group = (total + group, 0.0) if _SCALE_BY_WORD[token] > 100 else (total, group)
+            subtotal = (subtotal or 1.0) * _SCALE_BY_WORD[token]
+            total, subtotal = (total + subtotal, 0.0) if _SCALE_BY_WORD[token] > 100 else (total, subtotal)
         elif token != "and" and is_open:
-            yield total + group
-            total, group, is_open = 0.0, 0.0, False
+            yield total + subtotal
+            total, subtotal, is_open = 0.0, 0.0, False

@@ -67,10 +67,10 @@ def _list_readings(text: str) -> Iterator[str]:
         return
     for _, reading in decode(text):
         yield _plain(reading)
-    small_letters = _plain(text)
-    for reading in (small_letters[::-1], codecs.encode(small_letters, "rot13")):
+    plain_text = _plain(text)
+    for reading in (plain_text[::-1], codecs.encode(plain_text, "rot13")):
         # A text that reads as English is not also a cipher text.
-        if _count_common_words(reading) >= _count_common_words(small_letters):
+        if _count_common_words(reading) >= _count_common_words(plain_text):
             yield reading
 
 

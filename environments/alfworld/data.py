@@ -63,14 +63,14 @@ def provide(root_name: str, python_path: str, say: Callable[[str], None]) -> Non
             say(f"alfworld: {root_name} games already in {find_games_folder(root)}")
             return
         if root_name == "tiny":
-            _generate(python_path, root, say)
+            _generate_games(python_path, root, say)
         else:
             _link_official_games(root)
         _write_game_list(root)
     say(f"alfworld: {len(read_game_list(root))} {root_name} games ready in {find_games_folder(root)}")
 
 
-def _generate(python_path: str, root: Path, say: Callable[[str], None]) -> None:
+def _generate_games(python_path: str, root: Path, say: Callable[[str], None]) -> None:
     """Generates games from our own problems, and moves them into place when all are complete."""
     say(f"alfworld: alfworld-generate makes games in {root}")
     for leftover in ("problems", "making", _GAMES_FOLDER):
@@ -86,9 +86,9 @@ def _generate(python_path: str, root: Path, say: Callable[[str], None]) -> None:
 def _link_official_games(root: Path) -> None:
     """Links to the official games on this machine. Raises InstallError if there are none."""
     data_folder = _official_folder(root)
-    if missing := [split for split in SPLITS if not (data_folder / split).is_dir()]:
+    if missing_splits := [split for split in SPLITS if not (data_folder / split).is_dir()]:
         raise InstallError(
-            f"ALFWorld's official games are not in {data_folder}: no folder {missing[0]}. {_advise('official')}"
+            f"ALFWorld's official games are not in {data_folder}: no folder {missing_splits[0]}. {_advise('official')}"
         )
     (root / _LIST_FILE).unlink(missing_ok=True)
     link_path = root / f"{_GAMES_FOLDER}.part"

@@ -36,7 +36,7 @@ ROOMS: Mapping[str, Mapping[str, tuple[int, int]]] = {
     },
 }  # fmt: skip
 # Room → the objects that may lie in it.
-_OBJECTS: Mapping[str, Sequence[str]] = {
+_OBJECTS_BY_ROOM: Mapping[str, Sequence[str]] = {
     "kitchen": (
         "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Lettuce", "Mug", "Pan",
         "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "Spatula", "Spoon", "Tomato",
@@ -85,20 +85,20 @@ def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
             for trial_number in range(1, whole_count + 1 + (0 if task_kind == _UNSLICED_KIND else slice_count)):
                 rng, is_sliced = random.Random(repr((split, task_kind, trial_number))), trial_number > whole_count
                 room = "kitchen" if is_sliced else rooms[trial_number % len(rooms)]
-                pddl, record = _problem(task_kind, is_sliced, room, rng.choice(variants), rng)
+                pddl, record = _draw_problem(task_kind, is_sliced, room, rng.choice(variants), rng)
                 targets = [record["pddl_params"][f"{role}_target"] or "None" for role in ("object", "parent", "toggle")]
                 # The folder's name must not say "Sliced", as the official script skips such folders: one of its experts
                 # cannot slice.
                 yield f"{split}/{'-'.join((task_kind, *targets))}/trial_{trial_number}", pddl, record
 
 
-def _problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
+def _draw_problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
     """Draws a problem of a kind in a room. The room's variant determines its receptacles, but not the objects in it."""
     fits_in, able_to = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
     abilities = list(filter(None, (_TASK_KINDS[kind][1], "Sliceable" if slicing else "")))
-    receps = _receptacles(room, variant)
+    receps = _list_receptacles(room, variant)
     for _ in range(_MAX_DRAWS):
-        placements = _placements(room, receps, rng)
+        placements = _draw_placements(room, receps, rng)
         obj, _ = rng.choice(placements)
         if kind == "pick_two_obj_and_place":
             placements.append((obj, rng.choice([recep for recep in receps if obj in fits_in[_kind(recep)]])))
@@ -118,16 +118,16 @@ def _problem(kind: str, slicing: bool, room: str, variant: int, rng: random.Rand
     raise RuntimeError(f"no {room} has a task of the kind {kind}")
 
 
-def _receptacles(room: str, variant: int) -> list[str]:
+def _list_receptacles(room: str, variant: int) -> list[str]:
     """Lists the receptacles of a room, such as CounterTop-1."""
     rng = random.Random(repr((room, variant)))
     return [f"{kind}-{i}" for kind, (low, high) in ROOMS[room].items() for i in range(1, rng.randint(low, high) + 1)]
 
 
-def _placements(room: str, receps: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
+def _draw_placements(room: str, receps: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
     """Draws the (object, receptacle) pairs of a room, with different kinds of objects."""
     fits_in, placements = _constants().VAL_RECEPTACLE_OBJECTS, []
-    for obj in rng.sample(_OBJECTS[room], min(_MAX_OBJECTS, len(_OBJECTS[room]))):
+    for obj in rng.sample(_OBJECTS_BY_ROOM[room], min(_MAX_OBJECTS, len(_OBJECTS_BY_ROOM[room]))):
         if fitting_receps := [recep for recep in receps if obj in fits_in[_kind(recep)]]:
             placements.append((obj, rng.choice(fitting_receps)))
     return placements
@@ -187,7 +187,7 @@ def _constants() -> Any:
     return importlib.import_module("alfworld.gen.constants")
 
 
-def _generate(problems_folder: str, games_folder: str) -> None:
+def _generate_games(problems_folder: str, games_folder: str) -> None:
     """Runs the official script with the planner as its expert. The other expert gives up on some tasks with two
     objects, and takes detours longer than an episode."""
     package_data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
         problem_folder.mkdir(parents=True)
         (problem_folder / "initial_state.pddl").write_text(pddl)
         (problem_folder / "traj_data.json").write_text(json.dumps(record))
-    _generate(problems_folder, games_folder)
+    _generate_games(problems_folder, games_folder)
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ def make(
     return environment
 
 
-def check(count: int, *, every: bool = False) -> int:
+def check(count: int, *, drops_each_call: bool = False) -> int:
     """`python -m environments.check appworld`; see audit.py."""
     from .audit import audit
 
-    return audit(make, count, drops_all=every)
+    return audit(make, count, drops_all=drops_each_call)

@@ -21,7 +21,7 @@ from ..soundness import GARBAGE, SplitReport
 from . import data as roots
 from .environment import NAME, AppWorld, AppWorldEpisode
 
-_COMPLETING_AT_ONCE = (Action("```python\napis.supervisor.complete_task()\n```"),)
+_COMPLETING_ACTIONS = (Action("```python\napis.supervisor.complete_task()\n```"),)
 _TABLE_HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
 # Fixed, so that every run leaves out the same calls.
 _SEED = 1
@@ -32,8 +32,8 @@ _ID_KEY = "task"
 def audit(make_environment: Callable[..., AppWorld], max_tasks: int, *, drops_all: bool) -> int:
     """Prints the table of every data root, then the faults; returns 1 if there are any.
 
-    It examines at most `max_tasks` tasks of each split. `drops_all` leaves out each effective call in turn, not one
-    drawn at random. Raises InstallError if no data root is installed.
+    It examines at most `max_tasks` tasks of each split. `drops_all` leaves out each effective call in turn, not
+    one drawn at random. Raises InstallError if no data root is installed.
     """
     root_names = [root_name for root_name in roots.ROOTS if roots.is_current(root_name)]
     if not root_names:
@@ -55,15 +55,15 @@ def audit(make_environment: Callable[..., AppWorld], max_tasks: int, *, drops_al
 def _check_split(environment: AppWorld, split: str, max_tasks: int, *, drops_all: bool) -> list[str]:
     """Prints the line of a split; returns its faults."""
     tasks = [task for task in environment.tasks(split, max_tasks) if task.solution]
-    passes, no_ops, mutations, failures = 0, 0, 0, 0
+    passes, no_ops, mutant_count, failures = 0, 0, 0, 0
     examples: list[tuple[Group, list[Call]]] = []
     faults = []
     for task in tasks:
         id = task.setup["task"]
         try:
-            trial, calls = _play(environment, task)
-            retrial, _ = _play(environment, task)
-            no_op_play = play(environment, task, follow(_COMPLETING_AT_ONCE), max_turns=1)
+            trial, calls = _play_solution(environment, task)
+            retrial, _ = _play_solution(environment, task)
+            no_op_play = play(environment, task, follow(_COMPLETING_ACTIONS), max_turns=1)
             mutants = list(_play_mutants(environment, task, calls, drops_all=drops_all))
         except EnvironmentFailure as failure:
             faults.append(f"{id}: {failure}")
@@ -79,14 +79,14 @@ def _check_split(environment: AppWorld, split: str, max_tasks: int, *, drops_all
         if no_op_play.reward == 1.0:
             faults.append(f"{id}: completing at once earns reward 1")
         for dropped_call, _, trajectory in mutants:
-            mutations += 1
+            mutant_count += 1
             failures += trajectory.reward < 1.0
             if trajectory.reward == 1.0:
                 faults.append(f"{id}: passes without {dropped_call}")
         # Every fourth trajectory is a mutant's, so that the figures are below 100 %.
         example = (trial, calls) if len(examples) % 4 or not mutants else (mutants[0][2], mutants[0][1])
         examples.append((Group(task, (example[0],)), example[1]))
-    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutations:>7} {failures:>5}"
+    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {passes:>6} {no_ops:>11} {mutant_count:>7} {failures:>5}"
     if examples and len(examples) == len(environment.tasks(split, 10**9)):
         figures = measures([group for group, _ in examples])
         ours = [round(100 * share, 1) for share in (figures["TGC"]["value"], _mean(figures["SGC"]["values"]))]
@@ -98,7 +98,7 @@ def _check_split(environment: AppWorld, split: str, max_tasks: int, *, drops_all
     return faults
 
 
-def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
+def _play_solution(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     """Plays the task's solution; returns its trajectory, and the calls that it made."""
     episodes: list[AppWorldEpisode] = []
 
@@ -167,7 +167,7 @@ def _observation_texts(trajectory: Trajectory) -> list[str]:
 
 
 def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """TGC and SGC of these tasks, in the form of `cojax.worlds.measures`. It skips tasks without the benchmark's id.
+    """TGC and SGC of these tasks, as in `cojax.worlds.measures`. It skips tasks without the benchmark's id.
 
     TGC is the share of tasks that succeed, SGC the share of scenarios in which every task succeeds. Both are means over
     samples. `values` has one number for each scenario, as the tasks of one scenario are similar. A lost episode counts
@@ -182,14 +182,14 @@ def measures(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
         raise ValueError(f"no task has {_ID_KEY!r} in its setup; goal completion is of AppWorld's own tasks")
     sample_count = max(len(scores) for tasks in scores_by_scenario.values() for scores in tasks)
     # Scenario → sample → the success of each task in that sample.
-    runs_by_scenario = [
+    runs_of_scenarios = [
         [run for sample in range(sample_count) if (run := [scores[sample] for scores in tasks if sample < len(scores)])]
         for tasks in scores_by_scenario.values()
     ]
     task_means = [_mean(scores) for tasks in scores_by_scenario.values() for scores in tasks]
-    episode_count = sum(map(len, runs_by_scenario))
-    task_shares = [_mean([_mean(run) for run in scenario_runs]) for scenario_runs in runs_by_scenario]
-    scenario_shares = [_mean([min(run) for run in scenario_runs]) for scenario_runs in runs_by_scenario]
+    episode_count = sum(map(len, runs_of_scenarios))
+    task_shares = [_mean([_mean(run) for run in scenario_runs]) for scenario_runs in runs_of_scenarios]
+    scenario_shares = [_mean([min(run) for run in scenario_runs]) for scenario_runs in runs_of_scenarios]
     return {
         "TGC": {"values": task_shares, "episodes": episode_count, "value": _mean(task_means), "count": len(task_means)},
         "SGC": {"values": scenario_shares, "episodes": episode_count},

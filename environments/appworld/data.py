@@ -132,9 +132,9 @@ def _make_root(root_name: str, python_path: str, say: Callable[[str], None]) -> 
 def _move_into_place(root_name: str, workspace: Path) -> None:
     """Renames the new folders into place, then stamps them, so that neither is used before it is complete."""
     root_folder = _root_folder(root_name)
-    is_by_hand = not (workspace / "root" / "data").exists()
+    was_copied_by_hand = not (workspace / "root" / "data").exists()
     for source, target in ((workspace / "public", _public_folder(root_name)), (workspace / "root", root_folder)):
-        if source.name == "public" or not is_by_hand:
+        if source.name == "public" or not was_copied_by_hand:
             if target.exists():
                 target.rename(workspace / f"old-{target.name}")
             source.chmod(0o700)

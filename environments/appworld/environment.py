@@ -43,7 +43,7 @@ NO_CODE_REPLY = (
 )
 COMPLETED_REPLY = "The task was completed; nothing was run."
 
-_CODE_BLOCK = re.compile(
+_CODE_BLOCK_PATTERN = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 # The most characters of code in one block.
@@ -79,9 +79,9 @@ class AppWorld:
         self.verdict = verdict_timeout_s
         self.play, self.judge, self.data, self.solutions, self.skills = play, judge, data, solutions, skills
         self.layers = play.layers
-        self._references: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
-        self._guards: dict[str, threading.Lock] = {}
-        self._guard = threading.Lock()
+        self._effects_by_key: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._locks_by_key: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The first `count` tasks of a split, or all if it has fewer; `seed` orders only the split `seed`.
@@ -117,22 +117,22 @@ class AppWorld:
         # The key holds each action's code, as a call before the action's own calls.
         parts_as_calls = [call for action in task.solution for call in (Call(action.text), *action.calls)]
         cache_key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in parts_as_calls])}"
-        with self._guard:
-            lock = self._guards.setdefault(cache_key, threading.Lock())
+        with self._lock:
+            lock = self._locks_by_key.setdefault(cache_key, threading.Lock())
         with lock:
-            if cache_key in self._references:
-                return self._references[cache_key]
+            if cache_key in self._effects_by_key:
+                return self._effects_by_key[cache_key]
             is_sound = False
             try:
                 effects, is_sound = self._play_solution(task)
             finally:
-                with self._guard:
+                with self._lock:
                     if is_sound:
-                        self._references[cache_key] = effects
+                        self._effects_by_key[cache_key] = effects
                     else:
-                        self._guards.pop(cache_key, None)
-                    while len(self._references) > _MAX_REFERENCE_EFFECTS:
-                        self._guards.pop(self._references.popitem(last=False)[0], None)
+                        self._locks_by_key.pop(cache_key, None)
+                    while len(self._effects_by_key) > _MAX_REFERENCE_EFFECTS:
+                        self._locks_by_key.pop(self._effects_by_key.popitem(last=False)[0], None)
             return effects
 
     def _play_solution(self, task: Task) -> tuple[Mapping[str, Any], bool]:
@@ -212,21 +212,25 @@ class AppWorldEpisode:
         if self.over:
             return Evaluation(0.0, (Check(f"at most {MAX_CALLS:,} calls of {report.REPORT_BYTES:,} bytes", False),))
         # The machinery causes a failure here; the calls may cause one below.
-        reference = self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
+        reference_effects = (
+            self.environment.find_reference_effects(self.task) if "scenario" in self.task.setup else None
+        )
         deadline = read_counted_seconds() + self.environment.verdict
         for _ in range(2):
             self._open_judge_world()
             try:
-                return self._compute_verdict(reference, deadline)
+                return self._compute_verdict(reference_effects, deadline)
             except (EpisodeFailure, LimitExceeded):
                 # The judge's process failed. Only a second failure is blamed on the calls.
                 self._close_judge_world()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
-    def _compute_verdict(self, reference: Mapping[str, Any] | None, deadline: float) -> Evaluation:
+    def _compute_verdict(self, reference_effects: Mapping[str, Any] | None, deadline: float) -> Evaluation:
         judge_episode = self._replay_calls(deadline)
         evaluation = (
-            judge_episode.evaluate() if reference is None else report.compare_effects(reference, judge_episode.state())
+            judge_episode.evaluate()
+            if reference_effects is None
+            else report.compare_effects(reference_effects, judge_episode.state())
         )
         if self.differing:
             call_names = ", ".join(dict.fromkeys(self.differing))
@@ -283,17 +287,17 @@ def find_code(action: Action, accepts_calls: bool = False) -> tuple[str, str]:
     An action without text stands for its calls' code (skills.py). With `accepts_calls`, one without a block does too.
     """
     searched_text = action.text[-_MAX_SEARCHED_CHARACTERS:].rpartition("</think>")[2].partition("<think>")[0]
-    block = _CODE_BLOCK.search(searched_text)
-    if block is None and action.calls and (accepts_calls or not action.text):
+    code_match = _CODE_BLOCK_PATTERN.search(searched_text)
+    if code_match is None and action.calls and (accepts_calls or not action.text):
         try:
             return skills.write_code(action.calls), ""
         except ValueError as error:
             return "", f"Execution failed: {error}"
-    if block is None or not block[1].strip():
+    if code_match is None or not code_match[1].strip():
         return "", NO_CODE_REPLY
-    if len(block[1]) > _MAX_CODE:
+    if len(code_match[1]) > _MAX_CODE:
         return (
             "",
-            f"The code block has {len(block[1]):,} characters; at most {_MAX_CODE:,} are run. Write less at once.",
+            f"The code block has {len(code_match[1]):,} characters; at most {_MAX_CODE:,} are run. Write less at once.",
         )
-    return block[1], ""
+    return code_match[1], ""

@@ -97,11 +97,11 @@ def check_sealed(data_folder: str, truth_folders: Sequence[str]) -> None:
 # Kinds of values that an action may change; each other kind is looked up only once.
 _CHANGING_KINDS = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
 # The most values of a kind that are offered.
-_VALUES_PER_KIND = 6
+_MAX_VALUES_PER_KIND = 6
 # The most actions of one skill that are offered.
 _MAX_CALLS_PER_SKILL = 5
 # The most characters of an output that could be an answer.
-_LONGEST_ANSWER = 100
+_MAX_ANSWER_CHARS = 100
 
 Values = list[tuple[Any, ...]]
 
@@ -121,13 +121,13 @@ class Offers:
         for value_kind in _CHANGING_KINDS:
             self.values_by_kind.pop(value_kind, None)
         calls = [call for skill in SKILLS.values() for call in self.draw_calls(skill)]
-        endings = [{}, {"answer": last_output}] if 0 < len(last_output) <= _LONGEST_ANSWER else [{}]
+        endings = [{}, {"answer": last_output}] if 0 < len(last_output) <= _MAX_ANSWER_CHARS else [{}]
         return tuple(Action(calls=(call,)) for call in (*calls, *(Call(ENDING, arguments) for arguments in endings)))
 
     def draw_calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, with different arguments; none if an argument has no value."""
-        values_of_slots = [_sample(self.list_values(kind), _VALUES_PER_KIND, self.rng) for kind in skill.slots]
-        combinations = list(itertools.islice(itertools.product(*values_of_slots), 200))
+        values_of_kinds = [_sample(self.list_values(kind), _MAX_VALUES_PER_KIND, self.rng) for kind in skill.slots]
+        combinations = list(itertools.islice(itertools.product(*values_of_kinds), 200))
         return [
             Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(combination), strict=True)))
             for combination in _sample(combinations, _MAX_CALLS_PER_SKILL, self.rng)

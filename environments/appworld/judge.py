@@ -170,7 +170,7 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
 
     field_mapping = type(row).field_mapping()
 
-    def resolve(id_field: str, value: Any) -> Any:
+    def resolve_id(id_field: str, value: Any) -> Any:
         """The id of an original row, or the content of an added row."""
         model_field = field_mapping.get(f"{id_field}_id", field_mapping.get(f"{id_field}_ids", id_field))
         model_name = modelize(model_field.removesuffix("_ids").removesuffix("_id"))
@@ -186,8 +186,12 @@ def _stable_columns(app: str, row: Any, added: Rows, depth: int = 0) -> dict[str
         if isinstance(column_value, dict):
             return {field: clean(field, nested_value) for field, nested_value in column_value.items()}
         if column.endswith("_ids") and isinstance(column_value, list):
-            return [resolve(column.removesuffix("_ids"), row_id) for row_id in column_value]
-        return resolve(column.removesuffix("_id"), column_value) if column.endswith("_id") else column_value
+            return [resolve_id(column.removesuffix("_ids"), row_id) for row_id in column_value]
+        return resolve_id(column.removesuffix("_id"), column_value) if column.endswith("_id") else column_value
 
-    columns = json.loads(json.dumps(row.dict(), default=str))
-    return {column: clean(column, value) for column, value in sorted(columns.items()) if not _VOLATILE.match(column)}
+    values_by_column = json.loads(json.dumps(row.dict(), default=str))
+    return {
+        column: clean(column, value)
+        for column, value in sorted(values_by_column.items())
+        if not _VOLATILE.match(column)
+    }

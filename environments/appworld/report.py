@@ -63,20 +63,20 @@ def _is_deeper_than(value: Any, level_count: int) -> bool:
     return level_count == 0 or any(_is_deeper_than(inner_value, level_count - 1) for inner_value in inner_values)
 
 
-def compare_effects(reference: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluation:
+def compare_effects(reference_effects: Mapping[str, Any], effects: Mapping[str, Any]) -> Evaluation:
     """Checks an episode's changes, each side as by `judge.diff_world`; reward 1.0 if all checks pass, else 0.0.
 
     There is one check for each part of a table that the solution changes (rows added, changed, removed, as multisets),
     one that nothing else changed, one for the answer, and one that the task was completed. The targets of the partial
     reward are the parts that the solution changes, and the answer if it gives one.
     """
-    goal, actual = _group_rows_by_part(reference), _group_rows_by_part(effects)
+    goal, actual = _group_rows_by_part(reference_effects), _group_rows_by_part(effects)
     row_checks = [Check(f"{table}: {kind}", actual.get((table, kind)) == rows) for (table, kind), rows in goal.items()]
     extra_parts = actual.keys() - goal.keys()
-    answer_check = Check("answer", normalise_answer(effects["answer"]) == normalise_answer(reference["answer"]))
-    is_done = effects["status"] is not None and effects["status"] == reference["status"]
+    answer_check = Check("answer", normalise_answer(effects["answer"]) == normalise_answer(reference_effects["answer"]))
+    is_done = effects["status"] is not None and effects["status"] == reference_effects["status"]
     checks = (*row_checks, Check("nothing else changed", not extra_parts), answer_check, Check("completed", is_done))
-    has_answer = reference["answer"] is not None
+    has_answer = reference_effects["answer"] is not None
     targets = [*row_checks, answer_check] if has_answer else row_checks
     harm_count = len(extra_parts) + (not has_answer and not answer_check.passed)
     partial = score_partially(sum(check.passed for check in targets), len(targets), harm_count)

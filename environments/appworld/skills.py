@@ -75,7 +75,7 @@ def write_code(calls: Sequence[Call]) -> str:
         values = call.arguments
         if values.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in values.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        skill_code = _fill_in(skill.code, values)
+        skill_code = _fill_template(skill.code, values)
         blocks.append(f'access = token("{skill.app}")\n{skill_code}')
     return "\n".join(blocks)
 
@@ -99,7 +99,7 @@ def neighbours(skill_name: str) -> tuple[str, ...]:
     return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != skill_name)
 
 
-def _fill_in(code_template: str, arguments: Mapping[str, Any]) -> str:
+def _fill_template(code_template: str, arguments: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda match: repr(arguments[match[1]]), code_template)
 
 
@@ -145,9 +145,9 @@ def _word_call(call: Call) -> str | None:
 
 
 def _word_value(value: Any, slot_match: re.Match[str]) -> str:
-    is_bare, _, true_text, false_text = slot_match.groups()
+    bare_mark, _, true_text, false_text = slot_match.groups()
     if true_text or false_text:
         return str(true_text if value else false_text)
-    if isinstance(value, str) and (is_bare or not re.search(r"['\\\x00-\x1f]", value)):
-        return value if is_bare else f"'{value}'"
+    if isinstance(value, str) and (bare_mark or not re.search(r"['\\\x00-\x1f]", value)):
+        return value if bare_mark else f"'{value}'"
     return json.dumps(value, ensure_ascii=False)

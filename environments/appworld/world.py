@@ -77,7 +77,8 @@ class World:
     """The world of one task, and the calls in it."""
 
     def __init__(self, data_folder: str, task_id: str, seconds: float = 100.0) -> None:
-        """Opens the world; `make_own_root` must have run. One block of code may take `seconds` of processor time.
+        """Opens the world; `make_own_root` must have run. One block of code may take `seconds` of processor
+        time.
 
         Raises ValueError for an unknown task.
         """
@@ -145,7 +146,7 @@ class World:
         return digest
 
     def _digest_reply(self, app_name: str, api: str, arguments: Mapping[str, Any]) -> str:
-        with self._own_randomness():
+        with self._own_random_state():
             try:
                 return content_hash(_to_plain_json(self._request(app_name, api, raise_on_failure=True, **arguments)))
             except Exception as error:
@@ -153,7 +154,7 @@ class World:
 
     def peek(self, app: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that is not recorded; None if the call is refused."""
-        with contextlib.suppress(Exception), self._own_randomness(), self.access.open_route(app, api, arguments):
+        with contextlib.suppress(Exception), self._own_random_state(), self.access.open_route(app, api, arguments):
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
@@ -193,7 +194,7 @@ class World:
         record_bytes = len(json.dumps(call_record))
         if self._call_count >= MAX_CALLS or self._record_bytes + record_bytes > RECORD_BYTES:
             raise OverflowError(f"an episode makes at most {MAX_CALLS:,} calls of {RECORD_BYTES:,} bytes; not made")
-        with self._own_randomness(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
+        with self._own_random_state(), self.access.open_route(_app_name, _api_name, api_arguments) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
                 call_record["digest"] = content_hash(_to_plain_json(reply))
@@ -207,7 +208,7 @@ class World:
         return reply
 
     @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
+    def _own_random_state(self) -> Iterator[None]:
         outer_state = random.getstate()
         random.setstate(self._random_state)
         try:
@@ -248,7 +249,7 @@ _PATH_MARKS = frozenset("/\\?#{}")
 _CONTROLS = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # The most characters of an argument in a path.
 _MAX_PATH_ARGUMENT_CHARS = 1_000
-_PATH_SLOT = re.compile(r"{(\w+)}")
+_PATH_PARAMETER = re.compile(r"{(\w+)}")
 
 
 class Access:
@@ -263,7 +264,7 @@ class Access:
         # reached the route.
         self._call: SimpleNamespace | None = None
         # A model's code may call from several threads.
-        self._turn = threading.RLock()
+        self._call_lock = threading.RLock()
         _enforce(self)
 
     def is_documented(self, app: Any, api: Any) -> bool:
@@ -277,10 +278,10 @@ class Access:
         It opens no route to an unknown API, or if an argument in the path could lead elsewhere.
         """
         path, route = self._routes.get((app, api), ("", None))
-        slots = {slot: str(value) for slot, value in arguments.items() if f"{{{slot}}}" in path}
-        if not slots.keys() <= set(_PATH_SLOT.findall(path)) or any(map(leads_elsewhere, slots.values())):
+        slots = {parameter: str(value) for parameter, value in arguments.items() if f"{{{parameter}}}" in path}
+        if not slots.keys() <= set(_PATH_PARAMETER.findall(path)) or any(map(leads_elsewhere, slots.values())):
             route = None
-        with self._turn:
+        with self._call_lock:
             outer_call, self._call = self._call, (call := SimpleNamespace(route=route, slots=slots, reached=False))
             try:
                 yield call
@@ -292,8 +293,8 @@ class Access:
         call = self._call
         if call is None or route is not call.route:
             return False
-        path_arguments = scope["path_params"]
-        if any(path_arguments.get(slot) != value for slot, value in call.slots.items()):
+        path_params = scope["path_params"]
+        if any(path_params.get(parameter) != value for parameter, value in call.slots.items()):
             return False
         call.reached = True
         return True
@@ -333,9 +334,9 @@ def _find_documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str
     }
     routes_by_api = {}
     for app in apps:
-        docs = _get_api_name_to_doc(app, include_private_apis=False)
-        for api in get_name_to_apis(app, ignore_private_apis=True).keys() & docs.keys():
-            path, method = docs[api]["path"], docs[api]["method"].upper()
+        doc_by_api = _get_api_name_to_doc(app, include_private_apis=False)
+        for api in get_name_to_apis(app, ignore_private_apis=True).keys() & doc_by_api.keys():
+            path, method = doc_by_api[api]["path"], doc_by_api[api]["method"].upper()
             routes_by_api[app, api] = path, route_by_path[method, path]
     return routes_by_api
 

@@ -17,7 +17,7 @@ from cojax.types import Call, canonical, content_hash
 _MAX_ARGUMENT_DEPTH = 16
 _MAX_ARGUMENT_VALUES = 5_000
 _MAX_ARGUMENT_CHARS = 100_000
-_LARGEST_NUMBER = 10**300
+_MAX_NUMBER = 10**300
 # A longer result is cut here.
 _MAX_RESULT_CHARS = 200_000
 
@@ -68,7 +68,7 @@ def explain_refusal(arguments: Mapping[str, Any]) -> str:
             pending_values += [(depth + 1, item) for item in value]
         elif isinstance(value, float) and not math.isfinite(value):
             return "an argument is no finite number"
-        elif isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
+        elif isinstance(value, int) and abs(value) > _MAX_NUMBER:
             return "a number is too large"
         elif value is not None and not isinstance(value, (bool, int, float)):
             return f"an argument is of type {type(value).__name__}; JSON has none"
@@ -125,16 +125,16 @@ class Apis:
         self.instances = dict(instances)
         self.class_of_tool = {tool: class_name for tool, class_name in class_of_tool.items() if class_name in instances}
 
-    def run(self, call: Call, allowed_tools: Collection[str] | None = None, target: Any = None) -> Result:
+    def run(self, call: Call, allowed_tools: Collection[str] | None = None, target_instance: Any = None) -> Result:
         """Runs the call if its tool is among `allowed_tools`, by default all. A failure of an API becomes a result.
 
-        It runs on `target` if one is given, else on the instance of the tool's class.
+        It runs on `target_instance` if one is given, else on the instance of the tool's class.
         """
         if call.name not in (self.class_of_tool if allowed_tools is None else allowed_tools):
             return Result(f"{ERROR_PREFIX}there is no function {call.name!r:.100}", ok=False)
         if reason := explain_refusal(call.arguments):
             return Result(f"{ERROR_PREFIX}{reason}", ok=False)
-        instance = self.instances[self.class_of_tool[call.name]] if target is None else target
+        instance = self.instances[self.class_of_tool[call.name]] if target_instance is None else target_instance
         method = vars(type(instance))[call.name]
         try:
             # A copy, as an API may store its arguments, and calls must not share a default list.
@@ -150,7 +150,7 @@ class Apis:
     def make_trial(self) -> Callable[[Call], Result]:
         """Returns a function that runs each call on a copy of the present instances. Raises RecursionError as above."""
         pickle_by_class = {class_name: pickle.dumps(instance) for class_name, instance in self.instances.items()}
-        return lambda call: self.run(call, target=pickle.loads(pickle_by_class[self.class_of_tool[call.name]]))
+        return lambda call: self.run(call, target_instance=pickle.loads(pickle_by_class[self.class_of_tool[call.name]]))
 
 
 def _find_mutable_defaults(method: Callable[..., Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _write_error(error: Exception) -> str:
 _MAX_STATE_DEPTH = 40
 _MAX_STATE_VALUES = 20_000
 # Larger numbers become hexadecimal: Python writes no decimal of more than 4,300 digits.
-_LARGEST_DECIMAL = 10**4000
+_MAX_DECIMAL = 10**4000
 
 
 def copy_state(instance: Any) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def copy_state(instance: Any) -> dict[str, Any]:
             case None | bool():
                 return value
             case int():
-                return value if abs(value) < _LARGEST_DECIMAL else hex(value)
+                return value if abs(value) < _MAX_DECIMAL else hex(value)
             case str():
                 return shorten(value)
             case float():

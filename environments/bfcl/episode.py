@@ -34,8 +34,8 @@ def split_turns(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
 class Dialogue:
     """The episode of one task. Raises ValueError for a setup that the APIs do not load."""
 
-    def __init__(self, official: Official, class_of_tool: Mapping[str, str], task: Task):
-        self._official, self._task, self._classes = official, task, class_of_tool
+    def __init__(self, benchmark: Official, class_of_tool: Mapping[str, str], task: Task):
+        self._benchmark, self._task, self._classes = benchmark, task, class_of_tool
         self._user_turns = task.query.split(SEPARATOR)
         self._apis = self._make_apis()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
@@ -69,7 +69,7 @@ class Dialogue:
         if len(action.calls) > _MAX_CALLS:
             messages.append(Message("tool", f"{ERROR_PREFIX}only {_MAX_CALLS} calls at once; the rest were not run"))
         self._step_count += 1
-        if self._step_count >= self._official.max_steps:
+        if self._step_count >= self._benchmark.max_steps:
             self._end_turn()
             self._is_done = True
         ok = all(result.ok for result in results) and len(action.calls) <= _MAX_CALLS
@@ -107,10 +107,12 @@ class Dialogue:
             return Evaluation(0.0)
         reference_apis = self._make_apis()
         checks: list[Check] = []
-        for index, reference_calls in enumerate(split_turns(self._task.solution)):
+        for turn_index, reference_calls in enumerate(split_turns(self._task.solution)):
             outputs = [reference_apis.run(call).text for call in reference_calls]
-            has_ended = index < len(self._past_turns)
-            checks.append(Check(f"turn {index + 1}", has_ended and self._turn_passes(index, outputs, reference_apis)))
+            has_ended = turn_index < len(self._past_turns)
+            checks.append(
+                Check(f"turn {turn_index + 1}", has_ended and self._turn_passes(turn_index, outputs, reference_apis))
+            )
         is_complete = self._is_done and len(self._past_turns) == len(self._user_turns) == len(checks)
         return Evaluation(float(is_complete and all(check.passed for check in checks)), tuple(checks))
 
@@ -126,9 +128,9 @@ class Dialogue:
             return False
         all_outputs = [output for _, outputs in self._past_turns[: turn_index + 1] for output in outputs]
         try:
-            check = self._official.same_state(pickle.loads(snapshot), apis.instances)
+            check = self._benchmark.same_state(pickle.loads(snapshot), apis.instances)
             return bool(
-                check["valid"] and self._official.same_responses(all_outputs, reference_outputs, turn_index)["valid"]
+                check["valid"] and self._benchmark.same_responses(all_outputs, reference_outputs, turn_index)["valid"]
             )
         except Exception:
             # The checker cannot compare endless folders.
@@ -137,7 +139,7 @@ class Dialogue:
     def _make_apis(self) -> Apis:
         setup = self._task.setup
         try:
-            instances = self._official.make_instances(setup["classes"], setup["config"], setup["long"])
+            instances = self._benchmark.make_instances(setup["classes"], setup["config"], setup["long"])
         except KeyError as error:
             raise ValueError(f"setup lacks {error}; expected classes, config and long") from error
         return Apis(instances, self._classes)
@@ -152,14 +154,16 @@ class Dialogue:
 
     def _list_tools(self, turn_index: int) -> tuple[str, ...]:
         """The tools of the task's classes, without those withheld until a later turn."""
-        later_tools = {tool for start, tools in self._withheld.items() if int(start) > turn_index for tool in tools}
+        later_tools = {
+            tool for first_turn, tools in self._withheld.items() if int(first_turn) > turn_index for tool in tools
+        }
         return tuple(tool for tool in self._apis.class_of_tool if tool not in later_tools)
 
     def _document_tools(self, tool_names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
         return tuple(
             tool_entry
             for class_name in self._apis.instances
-            for tool_entry in self._official.documentation[class_name]
+            for tool_entry in self._benchmark.documentation[class_name]
             if tool_entry["function"]["name"] in tool_names
         )
 

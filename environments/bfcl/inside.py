@@ -40,7 +40,7 @@ class Bfcl:
     name = NAME
 
     def __init__(self, benchmark: Official, category: str, dev_fraction: float):
-        self._official = benchmark
+        self._benchmark = benchmark
         self._classes = {
             doc["function"]["name"]: class_name for class_name, docs in benchmark.documentation.items() for doc in docs
         }
@@ -63,7 +63,7 @@ class Bfcl:
         self._scenarios = tuple({task.id: task for task in bare_tasks}.values())
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(tool_doc for tool_docs in self._official.documentation.values() for tool_doc in tool_docs)
+        return tuple(tool_doc for tool_docs in self._benchmark.documentation.values() for tool_doc in tool_docs)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """The first `count` tasks of a split, or all if it has fewer; `seed` orders only the split `seed`.
@@ -79,7 +79,7 @@ class Bfcl:
         return self._splits[split][:count]
 
     def start(self, task: Task) -> Dialogue:
-        return Dialogue(self._official, self._classes, task)
+        return Dialogue(self._benchmark, self._classes, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         turns = tools.phrase(steps)
@@ -89,7 +89,7 @@ class Bfcl:
         """Tool → rank ** -POPULARITY_EXPONENT, by its rank in the documentation of its class."""
         return {
             tool_doc["function"]["name"]: rank**-POPULARITY_EXPONENT
-            for tool_docs in self._official.documentation.values()
+            for tool_docs in self._benchmark.documentation.values()
             for rank, tool_doc in enumerate(tool_docs, start=1)
         }
 
@@ -103,8 +103,8 @@ class Bfcl:
         classes, calls_of_turns = entry["involved_classes"], answer["ground_truth"]
         config = {name: class_state for name, class_state in entry["initial_config"].items() if name in classes}
         setup: dict[str, Any] = {"classes": list(classes), "config": config, "long": is_long}
-        if withheld := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
-            setup["withheld"] = withheld
+        if withheld_by_turn := _withheld_functions(entry.get("missed_function", {}), calls_of_turns):
+            setup["withheld"] = withheld_by_turn
         user_turns = [_join_user_texts(messages) for messages in entry["question"]]
         if any(normalise(SEPARATOR) in normalise(user_turn) for user_turn in user_turns):
             raise ValueError(f"{entry['id']} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
@@ -120,8 +120,8 @@ class Bfcl:
         return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
 
     def _parse_call(self, call_text: str) -> Call:
-        tool_name, positional, keywords = calls.parse_call(call_text)
-        return Call(tool_name, {**dict(zip(self._parameters[tool_name], positional, strict=False)), **keywords})
+        tool_name, args, kwargs = calls.parse_call(call_text)
+        return Call(tool_name, {**dict(zip(self._parameters[tool_name], args, strict=False)), **kwargs})
 
 
 def _withheld_functions(by_turn: Mapping[str, Sequence[str]], answers: Sequence[Sequence[str]]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Reads the installed wheel: tasks, documentation, APIs and checker. Only this file imports the wheel.
 
-`load` reads everything, so that children forked later open no file. The official store of instances is never used: it
-is not cleared between visits, so that correct replays fail on a second visit.
+`load` reads everything, so that children forked later open no file. The official store of instances is never
+used: it is not cleared between visits, so that correct replays fail on a second visit.
 """
 
 import copy

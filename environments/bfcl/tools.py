@@ -210,11 +210,11 @@ _NAMED_SOURCES: Mapping[str, Source] = {
 
 def _read_source(source_text: str) -> Source:
     """The source of the values of a list in tools.txt."""
-    sources = [_source(node) for node in ast.parse(f"({source_text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
+    sources = [_make_source(node) for node in ast.parse(f"({source_text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
-def _source(node: ast.expr) -> Source:
+def _make_source(node: ast.expr) -> Source:
     match node:
         case ast.Name(id="OMIT"):
             return lambda scene: (OMIT,)
@@ -246,12 +246,12 @@ _MAX_TRIES_PER_TOOL = 10
 def draw_calls(apis: Apis, scene: Scene, tool_names: Sequence[str], salt: str) -> list[Call]:
     """Draws at most 150 different calls of these tools that work now, by `salt`: one of each tool, then a second, …"""
     try_call = apis.make_trial()
-    calls_by_tool = []
+    calls_of_tools = []
     for tool_name in tool_names:
         calls = _combine_values(tool_name, scene, random.Random(repr((tool_name, salt))))
         working_calls = (call for call in itertools.islice(calls, _MAX_TRIES_PER_TOOL) if try_call(call).ok)
-        calls_by_tool.append(list(itertools.islice(working_calls, _MAX_OFFERS_PER_TOOL)))
-    rounds = itertools.zip_longest(*calls_by_tool)
+        calls_of_tools.append(list(itertools.islice(working_calls, _MAX_OFFERS_PER_TOOL)))
+    rounds = itertools.zip_longest(*calls_of_tools)
     return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MAX_OFFERS]
 
 
@@ -262,8 +262,8 @@ def _combine_values(tool_name: str, scene: Scene, rng: random.Random) -> Iterato
         return
     seen_arguments: set[str] = set()
     for _ in range(3 * _MAX_TRIES_PER_TOOL):
-        choice = {parameter: rng.choice(candidates) for parameter, candidates in values_by_name.items()}
-        arguments = {parameter: value for parameter, value in choice.items() if value is not OMIT}
+        drawn_values = {parameter: rng.choice(candidates) for parameter, candidates in values_by_name.items()}
+        arguments = {parameter: value for parameter, value in drawn_values.items() if value is not OMIT}
         value_texts = [json.dumps(value) for value in arguments.values()]
         arguments_json = json.dumps(arguments)
         if arguments_json not in seen_arguments and len(set(value_texts)) == len(value_texts):

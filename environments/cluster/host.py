@@ -112,13 +112,13 @@ class Host:
         while (queued_call := call_queue.get()) is not None:
             request, future = queued_call
             try:
-                future.set_result(self._answer(request, operations))
+                future.set_result(self._answer_request(request, operations))
             except BaseException as error:
                 future.set_exception(error)
         with contextlib.suppress(Exception):
             operations["close"]()
 
-    def _answer(self, request: dict[str, Any], operations: Operations) -> bytes:
+    def _answer_request(self, request: dict[str, Any], operations: Operations) -> bytes:
         call_id, episode_id, op = request["id"], request["episode"], request["op"]
         # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
         # trainer.
@@ -213,8 +213,8 @@ def decode_reply(reply_line: object, call_id: int, episode_id: int) -> tuple[flo
 
 def decode_progress(reply_line: object) -> dict[str, float]:
     """Call → seconds that it has counted so far. Raises Malformed."""
-    counted = read(dict, decode(reply_line, _MAX_REPLY_BYTES, _MAX_REPLY_VALUES).get("counted"))
-    return {call_id: read(float, counted_s) for call_id, counted_s in counted.items()}
+    seconds_by_call = read(dict, decode(reply_line, _MAX_REPLY_BYTES, _MAX_REPLY_VALUES).get("counted"))
+    return {call_id: read(float, counted_s) for call_id, counted_s in seconds_by_call.items()}
 
 
 def decode(reply: object, max_bytes: int = _MAX_REPLY_BYTES, max_values: int = _MAX_REPLY_VALUES) -> dict[str, Any]:

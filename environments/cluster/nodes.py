@@ -53,8 +53,8 @@ class Node:
         self._call_ids, self._episode_ids = itertools.count(1), itertools.count(1)
         self._lock = threading.Lock()
         # When the node was last heard, and the time that each call under way had counted by then.
-        self.last_heard, self._counted = running(), dict[str, float]()
-        self._beat_reply: concurrent.futures.Future[Any] | None = None
+        self.last_heard, self._counted_s_by_call = running(), dict[str, float]()
+        self._beat_future: concurrent.futures.Future[Any] | None = None
 
     def begin_episode(self) -> int:
         """The number of a new episode, which is open until `end_episode`."""
@@ -90,18 +90,18 @@ class Node:
         def read_count() -> float:
             if self.loss:
                 raise EnvironmentFailure(self.loss)
-            if (counted_s := self._counted.get(str(call_id), 0.0)) > timeout_s:
+            if (counted_s := self._counted_s_by_call.get(str(call_id), 0.0)) > timeout_s:
                 raise EnvironmentFailure(f"{op} took longer than {timeout_s:g} s on {self.name}")
             if (progress := PLAYING.get()) and progress.is_abandoned:  # the watch over the episode has given it up
                 raise Abandoned
             return counted_s
 
-        value, failure = await_reply(future, read_count, lambda: self._receive(future, call_id, episode_id))
+        value, failure = await_reply(future, read_count, lambda: self._receive_reply(future, call_id, episode_id))
         if failure is not None:
             raise failure
         return value
 
-    def _receive(
+    def _receive_reply(
         self, future: concurrent.futures.Future[Any], call_id: int, episode_id: int
     ) -> tuple[float, tuple[Any, EnvironmentFailure | None]]:
         try:
@@ -122,12 +122,12 @@ class Node:
         if self.loss:
             return
         try:
-            if self._beat_reply is not None and self._beat_reply.done():
-                self._counted = host.decode_progress(reply_line := self._beat_reply.result())
+            if self._beat_future is not None and self._beat_future.done():
+                self._counted_s_by_call = host.decode_progress(reply_line := self._beat_future.result())
                 self.pid = int(host.decode(reply_line)["process"])
-                self.last_heard, self._beat_reply = running(), None
-            if self._beat_reply is None:
-                self._beat_reply = self.cluster.send(self.actor.beat)
+                self.last_heard, self._beat_future = running(), None
+            if self._beat_future is None:
+                self._beat_future = self.cluster.send(self.actor.beat)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}")
             return
@@ -250,9 +250,9 @@ class Nodes:
                 _LOG.warning("%s", failure)
             if running() - last_look > _JOIN_PERIOD_S:
                 last_look = running()
-                self._start_missing()
+                self._start_missing_nodes()
 
-    def _start_missing(self) -> None:
+    def _start_missing_nodes(self) -> None:
         """Starts actors on nodes that joined, and on those whose actor was lost."""
         try:
             node_names = self.cluster.list_nodes()

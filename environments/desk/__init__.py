@@ -72,9 +72,9 @@ def examine(**settings: Any) -> None:
         "suites": (0, 40), "applications": (1, len(growth.RECORD_KINDS)), "longest": (1, 12), "more": (0.0, 1.0),
         "skew": (-5.0, 5.0), "steep": (0.0, 100.0),
     }  # fmt: skip
-    for setting_name, (least, most) in bounds.items():
-        if setting_name in settings and not least <= settings[setting_name] <= most:
-            raise ValueError(f"environment.{setting_name} is {settings[setting_name]}; expected {least} to {most}")
+    for setting_name, (minimum, maximum) in bounds.items():
+        if setting_name in settings and not minimum <= settings[setting_name] <= maximum:
+            raise ValueError(f"environment.{setting_name} is {settings[setting_name]}; expected {minimum} to {maximum}")
     keywords = inspect.signature(make).parameters
     names = [name for name in settings if name not in ("isolated", "suites")]
     if not settings.get("suites") and (faults := [name for name in names if settings[name] != keywords[name].default]):
@@ -87,15 +87,15 @@ def examine(**settings: Any) -> None:
 class Desk:
     """The environment: tasks, episodes, and the language of its queries.
 
-    `suites` are the kinds of office; `steep` goes to `generator.play_demonstration`.
+    `suites` are the kinds of office; `steepness` goes to `generator.play_demonstration`.
     """
 
     name = generator.NAME
 
     def __init__(
-        self, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS, steep: float = 1.0
+        self, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS, steepness: float = 1.0
     ):  # fmt: skip
-        self._suites, self._splits, self._steep = tuple(suites), splits, steep
+        self._suites, self._splits, self._steepness = tuple(suites), splits, steepness
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return office.document_tools(tool for office_suite in self._suites for tool in office_suite.tools.values())
@@ -120,7 +120,7 @@ class Desk:
         for task_index, (task, plan) in zip(range(count), task_stream, strict=False):
             rng = random.Random(f"{generator.NAME}/noise/{seed}/{task_index}")
             suite = find_suite(task.setup, self._suites)
-            yield task, generator.play_demonstration(task, plan, noise, rng, suite, self._steep)
+            yield task, generator.play_demonstration(task, plan, noise, rng, suite, self._steepness)
 
     def popularity(self) -> Mapping[str, float]:
         """Tool → how often a novice user tries it, in (0, 1]; suite by suite, in the order of the skills.

@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 # The most actions offered.
 _MAX_OFFERS = 300
 # The most new names offered for a slot.
-_NEW_NAME_COUNT = 2
+_MAX_NEW_NAMES = 2
 # The most recent values offered of a kind.
 _MAX_RECENT_WORDS = 4
 
@@ -82,16 +82,18 @@ class DeskEpisode:
         """
         if not self._task.solution:
             return Evaluation(0.0)
-        reference = DeskEpisode(self._task, self._suite)
+        reference_episode = DeskEpisode(self._task, self._suite)
         for action in self._task.solution:
-            reference.step(action)
-        start, goal, current = (office.facts_of(state) for state in (self._task.setup, reference._office, self._office))
-        changed_paths = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
-        other_paths = (start | current).keys() - set(changed_paths)
-        wrong_count = sum(start.get(path) != current.get(path) for path in other_paths)
-        is_answer_right = self._answer == reference._answer
+            reference_episode.step(action)
+        start_facts, goal, current = (
+            office.facts_of(state) for state in (self._task.setup, reference_episode._office, self._office)
+        )
+        changed_paths = [path for path in sorted(start_facts | goal) if start_facts.get(path) != goal.get(path)]
+        other_paths = (start_facts | current).keys() - set(changed_paths)
+        wrong_count = sum(start_facts.get(path) != current.get(path) for path in other_paths)
+        is_answer_right = self._answer == reference_episode._answer
         checks = [Check(path, current.get(path) == goal.get(path)) for path in changed_paths]
-        if reference._answer is not None:
+        if reference_episode._answer is not None:
             checks.append(Check("answer", is_answer_right))
         else:
             wrong_count += not is_answer_right
@@ -131,7 +133,7 @@ class DeskEpisode:
         vocabulary, shelf = self._suite.words_of(slot), self._suite.find_shelf(slot)
         if slot.startswith("new_"):
             taken_names = self._office[shelf] if shelf else {}
-            yield from _draw([word for word in vocabulary if word not in taken_names], _NEW_NAME_COUNT, rng)
+            yield from _draw([word for word in vocabulary if word not in taken_names], _MAX_NEW_NAMES, rng)
         elif shelf:
             yield from sorted(self._office[shelf])
         else:

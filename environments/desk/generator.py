@@ -47,19 +47,20 @@ SPLITS: Mapping[str, Split] = {
 }
 
 
-def grow_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
+def grow_splits(longest: int, length_ratio: float, skew: float) -> Mapping[str, Split]:
     """Makes the splits of a grown desk, with the query buckets of SPLITS.
 
     A solution has at most `longest` calls, without finish; a task of n skills has the weight more ** (n − 1).
     `challenge` has the larger half of these numbers of skills, and prefers rare skills.
     """
-    lengths = {n: more ** (n - 1) for n in range(1, longest + 1) if more or n == 1}
-    long_lengths = {n: 1.0 for n in range(longest // 2 + 1, longest + 1)}
+    length_weights = {n: length_ratio ** (n - 1) for n in range(1, longest + 1) if length_ratio or n == 1}
+    challenge_weights = {n: 1.0 for n in range(longest // 2 + 1, longest + 1)}
     splits = {
-        name: dataclasses.replace(split, length_weights=lengths, max_calls=longest) for name, split in SPLITS.items()
+        name: dataclasses.replace(split, length_weights=length_weights, max_calls=longest)
+        for name, split in SPLITS.items()
     }
     splits["seed"] = dataclasses.replace(splits["seed"], skew=skew)
-    splits["challenge"] = dataclasses.replace(splits["challenge"], length_weights=long_lengths)
+    splits["challenge"] = dataclasses.replace(splits["challenge"], length_weights=challenge_weights)
     return splits
 
 
@@ -127,9 +128,9 @@ def _draw_skills(rng: random.Random, split_profile: Split, candidates: Sequence[
     (skill_count,) = rng.choices(list(split_profile.length_weights), list(split_profile.length_weights.values()))
     mean = sum(length * length_weight for length, length_weight in split_profile.length_weights.items())
     weights = [rank**-split_profile.skew for rank in range(1, len(candidates) + 1)]
-    early_odds = [0.0 if skill.is_answer else weight for skill, weight in zip(candidates, weights, strict=True)]
+    early_weights = [0.0 if skill.is_answer else weight for skill, weight in zip(candidates, weights, strict=True)]
     end_odds = [weight * mean if skill.is_answer else weight for skill, weight in zip(candidates, weights, strict=True)]
-    return [*rng.choices(candidates, early_odds, k=skill_count - 1), *rng.choices(candidates, end_odds)]
+    return [*rng.choices(candidates, early_weights, k=skill_count - 1), *rng.choices(candidates, end_odds)]
 
 
 def _draw_plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
@@ -194,7 +195,7 @@ def _do_all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
 
 
 def play_demonstration(
-    task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steep: float = 1.0
+    task: Task, plan: Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK, steepness: float = 1.0
 ) -> tuple[Action, ...]:
     """Plays a demonstrator, who observes while acting; returns the actions, which end with finish.
 
@@ -215,7 +216,7 @@ def play_demonstration(
     min_noise, max_noise = noise
     for skill, skill_words in plan:
         rank_share = suite.skills.index(skill) / (len(suite.skills) - 1)  # 0 for the most popular one, 1 for the least
-        if rng.random() < min_noise + (max_noise - min_noise) * rank_share**steep:
+        if rng.random() < min_noise + (max_noise - min_noise) * rank_share**steepness:
             bungle(skill, skill_words, act, rng)
         else:
             carry_out(skill, skill_words, act)

@@ -55,8 +55,10 @@ def _match_skills(
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                match = _find_look_up(template, calls, last_index, words, prior_looks, suite)
-                words, look_ups = (match[1], look_ups | {match[0]}) if match else (None, look_ups)
+                found_look_up = _find_look_up(template, calls, last_index, words, prior_looks, suite)
+                words, look_ups = (
+                    (found_look_up[1], look_ups | {found_look_up[0]}) if found_look_up else (None, look_ups)
+                )
             if words is not None:
                 words = _fill_slots(skill, branch, words, suite)
                 if _is_in_language(skill, words, suite):

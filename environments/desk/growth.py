@@ -20,8 +20,8 @@ RECORD_KINDS = ("file", "note", "event", "person", "folder")
 ATTRIBUTES = ("text", "day", "address")
 # The number of records of an application in a new office.
 _RECORD_COUNT = 3
-_REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
-_VERBS = read_words("verbs.txt")
+_REFUSAL_REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
+_VERBS_BY_FORM = read_words("verbs.txt")
 _SYLLABLES = tuple(f"{consonant}{vowel}" for consonant in "bdfgklmnprstvz" for vowel in "aeiou")
 
 
@@ -58,11 +58,11 @@ def _invent_names(rng: random.Random) -> Iterator[str]:
 def _draw_application(app_name: str, record_kind: str, rng: random.Random) -> Application:
     attributes = tuple(rng.sample(ATTRIBUTES, rng.choice((1, 2))))
     forms = ["add", "drop", "rename", "mark", "link", "lock", "seek"] + ["fill"] * (len(attributes) > 1)
-    tools = {form: f"{app_name}_{rng.choice(_VERBS[form])}" for form in forms}
-    for action in ("set", "get"):
-        verb = rng.choice(_VERBS[action])
-        tools |= {f"{action}_{attribute}": f"{app_name}_{verb}_{attribute}" for attribute in attributes}
-    return Application(app_name, record_kind, attributes, tools)
+    tool_by_form = {form: f"{app_name}_{rng.choice(_VERBS_BY_FORM[form])}" for form in forms}
+    for form_prefix in ("set", "get"):
+        verb = rng.choice(_VERBS_BY_FORM[form_prefix])
+        tool_by_form |= {f"{form_prefix}_{attribute}": f"{app_name}_{verb}_{attribute}" for attribute in attributes}
+    return Application(app_name, record_kind, attributes, tool_by_form)
 
 
 def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suite:
@@ -77,7 +77,7 @@ def _make_suite(applications: Sequence[Application], rng: random.Random) -> Suit
         tools=tools,
         skills=tuple(skills),
         new_office=functools.partial(_new_office, tuple(applications)),
-        refusal_reasons=(*_REASONS, *(f"no such {attribute}" for attribute in ATTRIBUTES)),
+        refusal_reasons=(*_REFUSAL_REASONS, *(f"no such {attribute}" for attribute in ATTRIBUTES)),
     )
 
 
@@ -103,7 +103,7 @@ _NEW_RECORD_VALUES: Mapping[str, Any] = {"marked": False, "locked": False, "link
 def _make_tools(app: Application) -> Iterator[Tool]:
     """Yields the application's tools; `Tool.slots` maps a parameter to the slot that it takes."""
     shelf, attributes = app.app_name, app.attributes
-    record = {"record": shelf}
+    record_slot = {"record": shelf}
     attribute_slots = {attribute: attribute for attribute in attributes}
 
     def make_tool(form: str, slots: Mapping[str, str], rule: Rule, description: str, gives: str = "") -> Tool:
@@ -113,26 +113,28 @@ def _make_tools(app: Application) -> Iterator[Tool]:
     yield make_tool("add", {"record": f"new_{shelf}", **attribute_slots}, add_rule, "Add a record.")
     for attribute in attributes:
         put_rule = office.put(shelf, attribute, require=office.require_word)
-        yield make_tool(f"set_{attribute}", {**record, attribute: attribute}, put_rule, f"Set the {attribute}.")
+        yield make_tool(f"set_{attribute}", {**record_slot, attribute: attribute}, put_rule, f"Set the {attribute}.")
         read_rule = office.read(shelf, attribute)
-        yield make_tool(f"get_{attribute}", record, read_rule, f"Tell the {attribute} of a record.", attribute)
+        yield make_tool(f"get_{attribute}", record_slot, read_rule, f"Tell the {attribute} of a record.", attribute)
     if len(attributes) > 1:
         put_rule = office.put(shelf, *attributes, require=office.require_word)
-        yield make_tool("fill", {**record, **attribute_slots}, put_rule, "Set all of a record.")
-    yield make_tool("drop", record, office.remove(shelf), "Remove a record.")
-    yield make_tool("rename", {**record, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name.")
-    yield make_tool("mark", record, office.turn_on(shelf, "marked"), "Mark a record.")
+        yield make_tool("fill", {**record_slot, **attribute_slots}, put_rule, "Set all of a record.")
+    yield make_tool("drop", record_slot, office.remove(shelf), "Remove a record.")
+    yield make_tool(
+        "rename", {**record_slot, "name": f"new_{shelf}"}, office.rename(shelf), "Give a record another name."
+    )
+    yield make_tool("mark", record_slot, office.turn_on(shelf, "marked"), "Mark a record.")
     link_rule = office.extend(shelf, "links", require=lambda state, _, other: office.entity_of(state, shelf, other))
-    yield make_tool("link", {**record, "other": shelf}, link_rule, "Link a record to another.")
-    yield make_tool("lock", record, office.turn_on(shelf, "locked"), "Lock a record.")
-    yield make_tool("seek", record, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
+    yield make_tool("link", {**record_slot, "other": shelf}, link_rule, "Link a record to another.")
+    yield make_tool("lock", record_slot, office.turn_on(shelf, "locked"), "Lock a record.")
+    yield make_tool("seek", record_slot, office.read(shelf, attributes[-1]), "Look at a record.", attributes[-1])
 
 
 def _make_skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
     """Yields the skills that a query can ask of the application: one for most tools, and some that need look-ups."""
-    tool_of, a, arguments = app.tool_of_form, app.app_name, ", ".join(app.attributes)
+    tool_by_form, a, arguments = app.tool_of_form, app.app_name, ", ".join(app.attributes)
     attribute_slots = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
     def make_skill(wording: str, script: str, **branches: Any) -> Skill:
@@ -141,15 +143,15 @@ def _make_skills(
             tool_name = script.partition("(")[0]
         return Skill(wording, script, _pick_wrong_tool(tool_name, app, tools, rng), tools=tools, **branches)
 
-    yield make_skill(f"add {{new_{a}}} to {a} with {attribute_slots}", f"{tool_of['add']}(new_{a}, {arguments})")
+    yield make_skill(f"add {{new_{a}}} to {a} with {attribute_slots}", f"{tool_by_form['add']}(new_{a}, {arguments})")
     if len(app.attributes) > 1:
-        yield make_skill(f"fill {{{a}}} in {a} with {attribute_slots}", f"{tool_of['fill']}({a}, {arguments})")
-    yield make_skill(f"remove {{{a}}} from {a}", f"{tool_of['drop']}({a})")
-    yield make_skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{tool_of['rename']}({a}, new_{a})")
-    yield make_skill(f"mark {{{a}}} in {a}", f"{tool_of['mark']}({a})")
-    yield make_skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{tool_of['link']}({a}, {a}2)")
+        yield make_skill(f"fill {{{a}}} in {a} with {attribute_slots}", f"{tool_by_form['fill']}({a}, {arguments})")
+    yield make_skill(f"remove {{{a}}} from {a}", f"{tool_by_form['drop']}({a})")
+    yield make_skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{tool_by_form['rename']}({a}, new_{a})")
+    yield make_skill(f"mark {{{a}}} in {a}", f"{tool_by_form['mark']}({a})")
+    yield make_skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{tool_by_form['link']}({a}, {a}2)")
     for attribute in app.attributes:
-        get, put = tool_of[f"get_{attribute}"], tool_of[f"set_{attribute}"]
+        get, put = tool_by_form[f"get_{attribute}"], tool_by_form[f"set_{attribute}"]
         yield make_skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
         yield make_skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
         yield make_skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
@@ -159,20 +161,20 @@ def _make_skills(
     first_attribute = app.attributes[0]
     yield make_skill(
         f"if the {first_attribute} of {{{a}}} in {a} is {{{first_attribute}}} remove it otherwise mark it",
-        f"{tool_of[f'get_{first_attribute}']}({a}) > found",
+        f"{tool_by_form[f'get_{first_attribute}']}({a}) > found",
         equal_names=("found", first_attribute),
-        then_call=f"{tool_of['drop']}({a})",
-        else_call=f"{tool_of['mark']}({a})",
+        then_call=f"{tool_by_form['drop']}({a})",
+        else_call=f"{tool_by_form['mark']}({a})",
     )
     if len(app.attributes) > 1:
         matches = [next(_find_source(attribute, applications, app), None) for attribute in app.attributes]
         sources = [source for source in matches if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
-            one, read_tool = app.attributes
+            one, attribute_c = app.attributes
             yield make_skill(
-                f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {read_tool} of {{{c}}} in {c}",
-                f"{get_b}({b}) > found; {get_c}({c}) > seen; {tool_of['add']}(new_{a}, found, seen)",
+                f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {attribute_c} of {{{c}}} in {c}",
+                f"{get_b}({b}) > found; {get_c}({c}) > seen; {tool_by_form['add']}(new_{a}, found, seen)",
             )
 
 

@@ -109,7 +109,8 @@ _WORD_PATTERN = re.compile(r"[a-z0-9]{1,24}")
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """One tool. `slots` say what each parameter takes (`new_note`: an unused title); a look-up `gives` a kind of word.
+    """One tool. `slots` say what each parameter takes (`new_note`: an unused title); a look-up `gives` a kind of
+    word.
 
     The rule receives the state and one word per parameter. A look-up's rule returns its one-word observation, any other
     rule the changes. Both raise `Refused`.
@@ -182,12 +183,13 @@ def read(shelf: str, attribute: str) -> Rule:
     return lambda state, entity_name: str(entity_of(state, shelf, entity_name)[attribute])
 
 
-def add(shelf: str, *attributes: str, require: Requirement = require_fit, **bare: Any) -> Rule:
-    """The rule that adds an entity with these attributes, and with those of `bare`, which every new entity has."""
+def add(shelf: str, *attributes: str, require: Requirement = require_fit, **fixed_values: Any) -> Rule:
+    """The rule that adds an entity with these attributes, and with those of `fixed_values`, which every new entity
+    has."""
 
     def rule(state: State, entity_name: str, *words: str) -> tuple[Change, ...]:
         _require_unused(state, shelf, entity_name)
-        return ((shelf, entity_name, {**_check_words(state, attributes, words, require), **bare}),)
+        return ((shelf, entity_name, {**_check_words(state, attributes, words, require), **fixed_values}),)
 
     return rule
 
@@ -261,19 +263,19 @@ def _check_words(state: State, attributes: Sequence[str], words: Sequence[str], 
     return values
 
 
-_MAKERS: Mapping[str, Callable[..., Rule]] = {
+_RULE_MAKERS: Mapping[str, Callable[..., Rule]] = {
     maker.__name__: maker for maker in (read, add, put, extend, turn_on, rename, remove, mail_send)
 }
 
 
 def _to_tool(table_row: str) -> Tool:
     """Reads the tool of a row of tools.txt."""
-    tool_name, parameters, rule_text, description, *gives = (cell.strip() for cell in table_row.split("|"))
+    tool_name, parameters, rule_text, description, *output_kinds = (cell.strip() for cell in table_row.split("|"))
     slots = {parameter: slot or parameter for parameter, _, slot in (arg.partition(":") for arg in parameters.split())}
     maker_name, *options = rule_text.split()
-    bare_attributes: dict[str, Any] = {option.removesuffix("=[]"): [] for option in options if option.endswith("=[]")}
-    rule = _MAKERS[maker_name](*(option for option in options if not option.endswith("=[]")), **bare_attributes)
-    return Tool(tool_name, description, slots, rule, *gives)
+    fixed_values: dict[str, Any] = {option.removesuffix("=[]"): [] for option in options if option.endswith("=[]")}
+    rule = _RULE_MAKERS[maker_name](*(option for option in options if not option.endswith("=[]")), **fixed_values)
+    return Tool(tool_name, description, slots, rule, *output_kinds)
 
 
 _TABLE = Path(__file__).with_name("tools.txt").read_text(encoding="utf-8")

@@ -111,9 +111,9 @@ def _read_skill(table_row: str) -> Skill:
     wording, script, wrong_tool, *condition = (" ".join(cell.split()) for cell in table_row.split("|"))
     if not condition:
         return Skill(wording, script, wrong_tool)
-    condition_names, then, otherwise = condition
+    condition_names, then_call, else_call = condition
     left_name, right_name = condition_names.split()
-    return Skill(wording, script, wrong_tool, (left_name, right_name), then, otherwise)
+    return Skill(wording, script, wrong_tool, (left_name, right_name), then_call, else_call)
 
 
 _TABLE_TEXT = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").replace("\n        ", " ")
@@ -126,8 +126,8 @@ class Suite:
 
     A slot without number and prefix is a noun: `new_note` and `note2` are notes. `kind_of_noun` maps nouns to the kind
     of their words, where that is not the noun itself; `shelf_of` maps them to the shelf that holds their words.
-    `shelves` maps a shelf to the attributes of its entities. `choices` says how many random words of a kind without a
-    shelf an episode offers. `refusal_reasons` are all for which a call may be refused.
+    `shelves` maps a shelf to the attributes of its entities. `choices` says how many random words of a
+    kind without a shelf an episode offers. `refusal_reasons` are all for which a call may be refused.
     """
 
     kind_of_noun: Mapping[str, str]

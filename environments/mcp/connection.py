@@ -1,9 +1,9 @@
 """In a worker: a session with one MCP server by the official SDK, as its caller needs it: calls that block.
 
-The transports to a server are a process, over its standard input and output, and streamable HTTP. A transport's `loss`
-says why it can no longer be used, "" while it can; `write_last_words()` what the server said, beside its messages, when
-it did not start; `explain_refusal()` why the last message was refused, "" if it was not. `open_streams()` opens the
-stream of the server's messages, and the one of messages to it.
+The transports to a server are a process, over its standard input and output, and streamable HTTP. A transport's
+`loss` says why it can no longer be used, "" while it can; `write_last_words()` what the server said, beside its
+messages, when it did not start; `explain_refusal()` why the last message was refused, "" if it was not.
+`open_streams()` opens the stream of the server's messages, and the one of messages to it.
 """
 
 import asyncio
@@ -159,9 +159,9 @@ Reply = tuple[str, bool]
 class Connection:
     """A session with a server, from `open` on. It ends with this process.
 
-    `tools` is the documentation of its tools in OpenAI function format, `reads` the names of those that it declares to
-    change nothing; `has_resources` whether it offers resources; `instructions` what it says of its use. The SDK's
-    client answers every request for sampling, roots and elicitation with an error, and does not offer them.
+    `tools` is the documentation of its tools in OpenAI function format, `reads` the names of those that it
+    declares to change nothing; `has_resources` whether it offers resources; `instructions` what it says of its use. The
+    SDK's client answers every request for sampling, roots and elicitation with an error, and does not offer them.
     """
 
     def __init__(self, transport: Process | Address) -> None:

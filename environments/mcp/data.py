@@ -33,8 +33,8 @@ _CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo"
 class Server:
     """A public server.
 
-    `recipe` is its virtual environment, and `fill` makes the folder of number n in which an episode starts. Comments in
-    servers.toml explain the rest.
+    `recipe` is its virtual environment, and `fill` makes the folder of number n in which an episode starts.
+    Comments in servers.toml explain the rest.
     """
 
     name: str

@@ -46,21 +46,26 @@ def make(
 
 
 def _make_episode(
-    transport: Process | Address, world: Path, start: Path | None, errors: re.Pattern[str] | None, ignore: Sequence[str]
+    transport: Process | Address,
+    world_folder: Path,
+    start_folder: Path | None,
+    errors: re.Pattern[str] | None,
+    ignore: Sequence[str],
 ) -> PlainEpisode:
-    """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address.
+    """A server: a process of its own in the folder `world_folder` of this process's scratch files, or one at an
+    address.
 
-    The folder is a copy of `start`. What the server tells at first is the message, as JSON; an answer that matches
-    `errors` is an error, whatever the server says. The server, or the session, ends with this process.
+    The folder is a copy of `start_folder`. What the server tells at first is the message, as JSON; an answer that
+    matches `errors` is an error, whatever the server says. The server, or the session, ends with this process.
 
     Raises RuntimeError if the server does not start, and OverflowError for a start folder that cannot be compared.
     """
-    world.with_name("home").mkdir()
-    if start:
-        shutil.copytree(start, world, symlinks=True)
+    world_folder.with_name("home").mkdir()
+    if start_folder:
+        shutil.copytree(start_folder, world_folder, symlinks=True)
     else:
-        world.mkdir()
-    take_snapshot(world, ignore)
+        world_folder.mkdir()
+    take_snapshot(world_folder, ignore)
     connection = Connection(transport)
     connection.open()
     facts = {"reads": connection.reads, "resources": connection.has_resources, "instructions": connection.instructions}
@@ -70,8 +75,8 @@ def _make_episode(
         (call,) = action.calls
         try:
             reply_text, is_success = connection.call(call.name, call.arguments)
-        except EOFError as loss:
-            return Observation((Message("tool", str(loss)),), ok=False, done=True)
+        except EOFError as error:
+            return Observation((Message("tool", str(error)),), ok=False, done=True)
         is_error = errors is not None and errors.match(reply_text[:1_000])
         excess = len(reply_text) - _MAX_ANSWER_CHARS
         reply_text = reply_text if excess <= 0 else f"{reply_text[:_MAX_ANSWER_CHARS]}\n[{excess} characters cut]"
@@ -80,7 +85,7 @@ def _make_episode(
     def state() -> Mapping[str, Any]:
         """The folder as JSON, or the fact that it has become too large."""
         try:
-            return take_snapshot(world, ignore)
+            return take_snapshot(world_folder, ignore)
         except OverflowError as error:
             return {"too_large": str(error)}
 

@@ -23,7 +23,7 @@ from . import resources
 NAME = "mcp"
 _LOG = logging.getLogger(__name__)
 # A world waits at most _TURN_TIMEOUT_S seconds for the only server. Messages cut a state after _CUT_AT characters.
-_TURN_TIMEOUT_S, _CUT_AT = 600.0, 300
+_LEASE_TIMEOUT_S, _CUT_AT = 600.0, 300
 
 Documents = tuple[Mapping[str, Any], ...]
 CallServer = Callable[[str, Mapping[str, Any]], str]
@@ -194,19 +194,19 @@ class Opener:
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
             return self._open_world(setup)
-        except PolicyLoss as loss:  # before a policy has done anything
-            raise EnvironmentFailure(str(loss)) from loss
+        except PolicyLoss as error:  # before a policy has done anything
+            raise EnvironmentFailure(str(error)) from error
 
     def _open_world(self, setup: Mapping[str, Any]) -> ServerWorld:
-        turn = self._take_turn()
+        lease = self._take_lease()
         try:
             folder_name = setup.get("folder") or ""
             server = self._reuse_server(folder_name) or self._start_server(folder_name)
         except BaseException:
-            self._end_turn(turn)
+            self._end_lease(lease)
             raise
-        leave = functools.partial(self._release_server, server, turn)
-        world = ServerWorld(server[0], self.read_state, turn, leave, is_lasting=self.is_lasting)
+        release = functools.partial(self._release_server, server, lease)
+        world = ServerWorld(server[0], self.read_state, lease, release, is_lasting=self.is_lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -242,7 +242,7 @@ class Opener:
 
     def _reuse_server(self, folder_name: str) -> RunningServer | None:
         """A server of an earlier episode, after its reset; None if no such server is as it was at its start."""
-        while (server := self._take_idle(folder_name)) is not None:
+        while (server := self._take_idle_server(folder_name)) is not None:
             episode, _, start_state = server
             try:
                 if episode.evaluate().reward == 1.0:
@@ -267,7 +267,7 @@ class Opener:
         if former_limit:
             _LOG.warning("the reset does not lead a server back to its start, so each episode starts one: %s", reason)
 
-    def _take_idle(self, folder_name: str) -> RunningServer | None:
+    def _take_idle_server(self, folder_name: str) -> RunningServer | None:
         with self._lock:
             server = next((server for server in reversed(self._idle) if server[1] == folder_name), None)
             if server is not None:
@@ -282,25 +282,25 @@ class Opener:
             self._idle += [server] if is_kept else []
         for episode, *_ in surplus:
             episode.close()
-        self._end_turn(turn)
+        self._end_lease(turn)
 
-    def _take_turn(self) -> Turn:
+    def _take_lease(self) -> Turn:
         """The turn of a world, for which it waits with `is_alone`. A thread that already has a turn passes it on: its
         first world is over. Raises EnvironmentFailure if the wait takes longer than ten minutes."""
-        thread_id, turn = threading.get_ident(), Turn()
+        thread_id, lease = threading.get_ident(), Turn()
         if not self.is_alone:
-            return turn
+            return lease
         with waiting(), self._lock:
-            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread_id, _TURN_TIMEOUT_S):
+            if not self._lock.wait_for(lambda: self._holder is None or self._holder[0] == thread_id, _LEASE_TIMEOUT_S):
                 raise EnvironmentFailure(
-                    f"another episode has had the server for {_TURN_TIMEOUT_S:g} s; expected episodes that end"
+                    f"another episode has had the server for {_LEASE_TIMEOUT_S:g} s; expected episodes that end"
                 )
             if self._holder is not None:
                 self._holder[1].set()
-            self._holder = thread_id, turn
-        return turn
+            self._holder = thread_id, lease
+        return lease
 
-    def _end_turn(self, turn: Turn) -> None:
+    def _end_lease(self, turn: Turn) -> None:
         """Ends a turn that was not passed on."""
         with self._lock:
             if self._holder is not None and self._holder[1] is turn:

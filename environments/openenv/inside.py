@@ -77,9 +77,9 @@ def make(
 def _to_tasks(query: str, resets: Sequence[Mapping[str, Any]], solve: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset; its solution is not ended yet."""
     task_by_id = {}
-    for reset in resets:
-        actions = read_actions(solve(dict(reset))) if solve else ()
-        task = Task(NAME, query, dict(reset), actions)
+    for reset_arguments in resets:
+        actions = read_actions(solve(dict(reset_arguments))) if solve else ()
+        task = Task(NAME, query, dict(reset_arguments), actions)
         task_by_id[task.id] = task
     return tuple(task_by_id.values())
 
@@ -128,15 +128,15 @@ class SessionEpisode:
         self,
         environment: Environment,
         action_class: type[PackageAction],
-        reset: Mapping[str, Any],
+        reset_arguments: Mapping[str, Any],
         reward_kind: str,
         full_reward: float,
         read_state: Callable[..., Any] | None,
         ignored_keys: Sequence[str],
     ) -> None:
         self._environment, self._action_class = environment, action_class
-        self._reset_arguments, self._read, self._ignore = reset, read_state, set(ignored_keys)
-        self._reward, self._full = reward_kind, full_reward
+        self._reset_arguments, self._read, self._ignored_keys = reset_arguments, read_state, set(ignored_keys)
+        self._reward_kind, self._full_reward = reward_kind, full_reward
         self._rewards: list[Any] = []
         self._runner = asyncio.Runner()
         self._documents: tuple[Mapping[str, Any], ...] = ()
@@ -148,7 +148,7 @@ class SessionEpisode:
             raise ValueError(f"the episode is over before its first action: reset({self._write_reset()}) returned done")
         self._documents = self._list_tools()
         shown_text = _to_text(self._list_shown_fields(observation))
-        incomparable = "" if self.state() else _NO_STATE_REASON.format(" and ".join(sorted(self._ignore)))
+        incomparable = "" if self.state() else _NO_STATE_REASON.format(" and ".join(sorted(self._ignored_keys)))
         return make_opening(f"At the start the environment shows {shown_text}" if shown_text else "", incomparable)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -169,7 +169,7 @@ class SessionEpisode:
     def state(self) -> Mapping[str, Any]:
         """The environment's state, and what the reader adds."""
         full_state = self._environment.state.model_dump(mode="json")
-        state = {key: value for key, value in full_state.items() if key not in self._ignore}
+        state = {key: value for key, value in full_state.items() if key not in self._ignored_keys}
         return state if self._read is None else {**state, "read": to_jsonable_python(self._read(self._environment))}
 
     def affordances(self) -> tuple[Action, ...]:
@@ -177,10 +177,10 @@ class SessionEpisode:
 
     def evaluate(self) -> Evaluation:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
-        rewards = self._rewards if self._reward == "sum" else self._rewards[-1:]
+        rewards = self._rewards if self._reward_kind == "sum" else self._rewards[-1:]
         for step_number, reward in enumerate(rewards, len(self._rewards) - len(rewards) + 1):
             require_finite(reward, f"the environment's reward of step {step_number} after reset({self._write_reset()})")
-        share = compute_share(sum(map(float, rewards)), self._full, "the sum of the environment's rewards")
+        share = compute_share(sum(map(float, rewards)), self._full_reward, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:

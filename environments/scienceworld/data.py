@@ -44,16 +44,17 @@ def load_tasks(root: Path) -> list[dict[str, Any]]:
     return [json.loads(_task_path(root, task).read_text()) for task in TASKS]
 
 
-def provide(name: str, python: str, say: Callable[[str], None]) -> None:
-    """Solves the variations with the simulator, or reports that it has. `python` is the interpreter with the wheel.
+def provide(root_name: str, python: str, say: Callable[[str], None]) -> None:
+    """Solves the variations with the simulator, or reports that it has. `python` is the interpreter with the
+    wheel.
 
     Raises InstallError, which says what to do.
     """
     jvm_library = find_jvm()
-    root = find_folder(name)
+    root = find_folder(root_name)
 
     def solve(task_name: str) -> None:
-        arguments = [jvm_library, task_name, str(_SIZES[name]), str(_task_path(root, task_name))]
+        arguments = [jvm_library, task_name, str(_SIZES[root_name]), str(_task_path(root, task_name))]
         run_module(python, f"{__package__}.solving", arguments, "ScienceWorld cannot solve its tasks", _SOLVE_TIMEOUT_S)
         say(f"scienceworld: {task_name}")
 
@@ -63,7 +64,10 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
         if not missing_tasks:
             say(f"scienceworld: solutions already in {root}")
             return
-        say(f"scienceworld: the simulator solves {_SIZES[name]} variations of each split of {len(missing_tasks)} tasks")
+        say(
+            f"scienceworld: the simulator solves {_SIZES[root_name]} variations of each split of "
+            f"{len(missing_tasks)} tasks"
+        )
         for future in [pool.submit(solve, task_name) for task_name in missing_tasks]:
             future.result()
     say(f"scienceworld: solutions ready in {root}")
@@ -93,9 +97,9 @@ def find_jvm() -> str:
         raise InstallError(f"ScienceWorld runs on Java, and there is no `java` on PATH; on Debian and Ubuntu: {JAVA}")
     java_home = Path(java).resolve().parents[1]
     # Java 8 has its runtime in a deeper folder.
-    for library in (java_home / _JVM_PATH, *java_home.glob("**/server/libjvm.so")):
-        if library.exists():
-            return str(library)
+    for jvm_library in (java_home / _JVM_PATH, *java_home.glob("**/server/libjvm.so")):
+        if jvm_library.exists():
+            return str(jvm_library)
     raise InstallError(
         f"{java} belongs to {java_home}, which has no {_JVM_PATH}; put the bin folder of a whole Java runtime first "
         f"on PATH, on Debian and Ubuntu by {JAVA}"

@@ -37,8 +37,8 @@ class Simulator:
     """One world of a variation of a task. A process may have any number of them; they are independent."""
 
     def __init__(self, jvm: str, task: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
-        """Opens the world in the JVM of the library `jvm`. With `gold`, the simulator also solves the task, in seconds
-        or minutes. Raises ValueError for an unknown task or variation."""
+        """Opens the world in the JVM of the library `jvm`. With `gold`, the simulator also solves
+        the task, in seconds or minutes. Raises ValueError for an unknown task or variation."""
         interface = _interface(jvm)
         self._java = interface()
         if task not in (known_tasks := list(self._java.getTaskNames())):
@@ -107,7 +107,7 @@ class Simulator:
 
 def prepare_to_solve(jvm: str) -> None:
     """Starts this process's JVM with the compiler that solves fastest. Call it before the first Simulator is made."""
-    _interface(jvm, solving=True)
+    _interface(jvm, is_solving=True)
 
 
 def task_names(jvm: str) -> list[str]:
@@ -116,12 +116,12 @@ def task_names(jvm: str) -> list[str]:
 
 
 @functools.cache
-def _interface(jvm: str, solving: bool = False) -> Any:
+def _interface(jvm: str, is_solving: bool = False) -> Any:
     """Returns the simulator's class in this process's JVM. If it starts a JVM, the process can no longer fork."""
     import jpype
 
     package_folder = _package_folder()
-    java_options = (*_JAVA_OPTIONS, *(_SOLVING_OPTIONS if solving else _EPISODE_OPTIONS))
+    java_options = (*_JAVA_OPTIONS, *(_SOLVING_OPTIONS if is_solving else _EPISODE_OPTIONS))
     # The simulator reads a file of the wheel from the current folder.
     with _working_in(package_folder):
         if not jpype.isJVMStarted():

@@ -62,7 +62,7 @@ class World:
         if set(setup) != {"task", "variation", "simplifications"}:
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected task, variation and simplifications")
         self.simulator = Simulator(jvm_library, setup["task"], setup["variation"], setup["simplifications"])
-        self._limit = limit_of(setup["task"])
+        self._max_commands = limit_of(setup["task"])
         self._command_count = 0
         self._cached_state: Mapping[str, Any] | None = None
 
@@ -80,7 +80,7 @@ class World:
 
     def over(self) -> bool:
         """Whether the task is completed or failed, or the episode has used up its commands."""
-        return self.simulator.over or self._command_count >= self._limit
+        return self.simulator.over or self._command_count >= self._max_commands
 
     def state(self) -> Mapping[str, Any]:
         """Where the agent is, what it carries, what each room holds, and the score."""
@@ -153,7 +153,7 @@ def read_state(object_tree: Mapping[str, Any], score: int) -> dict[str, Any]:
     An object's name, its substance and phase, and whether it is open, on, broken, burning, burnt or connected count.
     Temperatures and ages do not: they change with every move, whatever the agent does.
     """
-    by_id = dict(_names_by_id(object_tree))
+    by_id = dict(_list_names_by_id(object_tree))
     rooms: dict[str, list[Any]] = {}
     room_name, inventory = "", list[Any]()
     for room in _contents(object_tree):
@@ -209,11 +209,11 @@ def _list_qualities(item: Mapping[str, Any], by_id: Mapping[str, str]) -> Iterat
         yield f"connected to {by_id.get(other_id, other_id)}"
 
 
-def _names_by_id(item: Mapping[str, Any], holder_name: str = "") -> Iterator[tuple[str, str]]:
+def _list_names_by_id(item: Mapping[str, Any], holder_name: str = "") -> Iterator[tuple[str, str]]:
     """(id, name preceded by its holder's name) of all objects."""
     for content in _contents(item):
         yield content["uuid"], f"{holder_name} {content['name']}".strip()
-        yield from _names_by_id(content, content["name"])
+        yield from _list_names_by_id(content, content["name"])
 
 
 def _contents(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:

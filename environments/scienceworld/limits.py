@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 # ETO's limits (Yifan-Song793/ETO, eval_agent/data/sciworld/max_steps.json), under the tasks' names in the wheel.
-_ETO: Mapping[str, int] = {
+_ETO_LIMITS: Mapping[str, int] = {
     "boil": 100,
     "change-the-state-of-matter-of": 80,
     "chemistry-mix": 60,
@@ -30,7 +30,7 @@ _ETO: Mapping[str, int] = {
     "use-thermometer": 30,
 }
 # ETO does not have these tasks; the limits are ours.
-_OURS: Mapping[str, int] = {
+_OWN_LIMITS: Mapping[str, int] = {
     "inclined-plane-determine-angle": 120,
     "inclined-plane-friction-named-surfaces": 120,
     "inclined-plane-friction-unnamed-surfaces": 120,
@@ -38,12 +38,12 @@ _OURS: Mapping[str, int] = {
     "mendelian-genetics-known-plant": 200,
     "mendelian-genetics-unknown-plant": 200,
 }
-TASKS = tuple(sorted({**_ETO, **_OURS}))
+TASKS = tuple(sorted({**_ETO_LIMITS, **_OWN_LIMITS}))
 
 
 def limit_of(task: str) -> int:
     """The most commands of an episode of this task. Raises ValueError for an unknown one."""
-    limits = {**_ETO, **_OURS}
+    limits = {**_ETO_LIMITS, **_OWN_LIMITS}
     if task not in limits:
         raise ValueError(f"ScienceWorld has no task {task!r:.100}; it has {', '.join(TASKS)}")
     return limits[task]

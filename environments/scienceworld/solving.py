@@ -18,9 +18,9 @@ from .limits import limit_of
 
 SIMPLIFICATIONS = "easy"
 # The most variations to try for each solution wanted, because long solutions often do not fit.
-_MAX_TRIES = 4
+_MAX_TRIES_PER_SOLUTION = 4
 # One `wait` equals this many `wait1`s.
-_WAIT_LENGTH = 10
+_MOVES_PER_WAIT = 10
 # Commands that a solution does not need: looks, and opening doors, which are already open under `easy`.
 _IDLE_COMMANDS = ("look", "examine", "open door")
 # Commands that the simulator's solutions use to let time pass.
@@ -36,7 +36,7 @@ def records(jvm: str, task: str, solution_count: int) -> dict[str, Any]:
 
 def _solve(jvm: str, task: str, variations: Sequence[int], solution_count: int) -> list[dict[str, Any]]:
     solutions: list[dict[str, Any]] = []
-    for variation in variations[: _MAX_TRIES * solution_count]:
+    for variation in variations[: _MAX_TRIES_PER_SOLUTION * solution_count]:
         solver = Simulator(jvm, task, variation, SIMPLIFICATIONS, gold=True)
         solution = shortest(jvm, task, variation, solver.gold())
         if solution:
@@ -49,7 +49,7 @@ def _solve(jvm: str, task: str, variations: Sequence[int], solution_count: int) 
 def shortest(jvm: str, task: str, variation: int, gold_commands: Sequence[str]) -> list[str]:
     """Returns the shortened solution if it reaches the full score in time, else the whole one if that does, else []."""
     for candidate in (list(shorten(gold_commands)), gold_commands):
-        solution = _play(jvm, task, variation, candidate)
+        solution = _cut_at_full_score(jvm, task, variation, candidate)
         if solution and len(solution) <= limit_of(task):
             return solution
     return []
@@ -65,13 +65,13 @@ def shorten(gold_commands: Sequence[str]) -> Iterator[str]:
             waits.append(command)
             continue
         wait_count = len(waits[:-1])
-        yield from ["wait"] * (wait_count // _WAIT_LENGTH) + ["wait1"] * (wait_count % _WAIT_LENGTH) + waits[-1:]
+        yield from ["wait"] * (wait_count // _MOVES_PER_WAIT) + ["wait1"] * (wait_count % _MOVES_PER_WAIT) + waits[-1:]
         waits = []
         if command:
             yield command
 
 
-def _play(jvm: str, task: str, variation: int, commands: Sequence[str]) -> list[str]:
+def _cut_at_full_score(jvm: str, task: str, variation: int, commands: Sequence[str]) -> list[str]:
     """Returns the commands up to the one that ends the episode; none if the score is not full then."""
     simulator = Simulator(jvm, task, variation, SIMPLIFICATIONS)
     for command_count, command in enumerate(commands, 1):

@@ -34,7 +34,7 @@ EVALUATION = ("base",)
 # Splits that must never be trained on.
 RESERVED = ("dev", "base")
 # How a user takes part in retail and airline: by a request in writing, or as a model that answers.
-_USERS = ("written", "model")
+_USER_KINDS = ("written", "model")
 # Calls that never end.
 TRIALS = {"a power without end": Call("calculate", {"expression": "9**9**9**9"})}
 # Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
@@ -80,8 +80,8 @@ def make(
 
 def examine(*, domain: str, user: str, user_url: str, user_model: str, user_deadline: float, **others: Any) -> None:
     """Raises ValueError for settings of the user that contradict each other, or that may hold a secret."""
-    if user not in _USERS:
-        raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")
+    if user not in _USER_KINDS:
+        raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USER_KINDS)}")
     if user == "written":
         endpoint_settings = {"user_url": user_url, "user_model": user_model}
         if unfit_names := [setting_name for setting_name, value in endpoint_settings.items() if value]:

@@ -23,7 +23,7 @@ _MAX_TOKENS, _MAX_REPLY_CHARS = 2_048, 10_000
 # The settings that say where the customer's model is, and which it is.
 _ENDPOINT_SETTINGS = ("environment.user_url", "environment.user_model")
 # Failures of a call that was taken: the agent's words may be why the endpoint refuses it, or says nothing usable.
-_KINDS_BY_WORDS = frozenset({"malformed", "refused", "too_long"})
+_AGENT_CAUSED_KINDS = frozenset({"malformed", "refused", "too_long"})
 
 
 def check_endpoint(url: str, model: str, timeout_s: float) -> None:
@@ -40,8 +40,8 @@ AskCustomer = Callable[[str, Sequence[tuple[str, str]], int], str]
 def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: int = 4) -> AskCustomer:
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
-    A reply takes at most `timeout_s` seconds and `attempts` requests. The temperature is 0. `lines` are the messages so
-    far, as ("agent" or "customer", text). An answer raises EnvironmentFailure if no reply can be had, and
+    A reply takes at most `timeout_s` seconds and `attempts` requests. The temperature is 0. `messages` are the messages
+    so far, as ("agent" or "customer", text). An answer raises EnvironmentFailure if no reply can be had, and
     EpisodeFailure if none is usable, because what the agent said may be the reason. The wait does not count against a
     deadline of the episode: it has its own. Raises ValueError for an invalid address, deadline or key.
     """
@@ -50,7 +50,7 @@ def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: i
     api = ApiClient(url, model, *_ENDPOINT_SETTINGS)
     lasting_failure = ""  # why no further request can succeed
 
-    def answer(prompt: str, lines: Sequence[tuple[str, str]], seed: int) -> str:
+    def ask_model(prompt: str, lines: Sequence[tuple[str, str]], seed: int) -> str:
         nonlocal lasting_failure
         # The model plays the customer: to it, the agent is the user.
         roles = {"agent": "user", "customer": "assistant"}
@@ -71,10 +71,10 @@ def make_customer(url: str, model: str, timeout_s: float = 120.0, *, attempts: i
             if error.kind == "unauthorised":
                 lasting_failure = reason
             suffix = f"; given up after {error.attempts} attempts" if error.may_pass else ""
-            failure_type = EpisodeFailure if error.kind in _KINDS_BY_WORDS else EnvironmentFailure
+            failure_type = EpisodeFailure if error.kind in _AGENT_CAUSED_KINDS else EnvironmentFailure
             raise failure_type(reason + suffix) from None
 
-    return answer
+    return ask_model
 
 
 def _read_words(api: ApiClient, reply: Any) -> str:
@@ -125,8 +125,8 @@ def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episo
         messages.append(("agent", opening[-1].content))
         try:
             return (*opening, *ask_customer().messages)
-        except LimitExceeded as loss:  # nothing of it is the agent's doing
-            raise EnvironmentFailure(str(loss)) from loss
+        except LimitExceeded as error:  # nothing of it is the agent's doing
+            raise EnvironmentFailure(str(error)) from error
 
     def step(action: Action) -> Observation:
         """Carries out the calls; without one, says the text to the customer, whose answer is the observation."""

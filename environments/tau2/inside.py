@@ -58,19 +58,19 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
 
 
 def _add_conversations(
-    environment: ToolEnvironment, wheel: Domain, tasks: Mapping[str, Any], instructions: str
+    environment: ToolEnvironment, domain: Domain, tasks: Mapping[str, Any], instructions: str
 ) -> Environment:
     """The environment, with a conversation as the episode of each official task."""
-    texts, stop_texts, tools = official.read_conversation_texts(), official.read_stop_texts(), read_tools(wheel.tools)
-    system_text = _insert_policy(wheel, instructions, texts["instruction"], texts["prompt"])
+    texts, stop_texts, tools = official.read_conversation_texts(), official.read_stop_texts(), read_tools(domain.tools)
+    system_text = _insert_policy(domain, instructions, texts["instruction"], texts["prompt"])
 
     def start(task: Task) -> Episode:
         if task.id not in tasks:
             return environment.start(task)
         prompt = texts["customer"].replace("{instructions}", str(tasks[task.id].user_scenario))
         opening = (Message("system", system_text), Message("assistant", texts["greeting"]), Message("user", prompt))
-        world = World(wheel, task.setup)
-        return conversation(world, tools, opening, stop_texts, functools.partial(_judge, wheel, tasks[task.id], world))
+        world = World(domain, task.setup)
+        return conversation(world, tools, opening, stop_texts, functools.partial(_judge, domain, tasks[task.id], world))
 
     return Wrapped(environment, start)
 
@@ -130,15 +130,15 @@ def conversation(
     )
 
 
-def _list_setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
+def _list_setups(domain: Domain, records: Mapping[str, Mapping[str, Any]], eval_ids: set[str]) -> list[dict[str, Any]]:
     """Where an explorer may start: initial states, or users, of no official split that is evaluated."""
-    if wheel.is_solo:
-        return scenarios(wheel.name, records, eval_ids)
-    users = {user_id: user.model_dump(mode="json") for user_id, user in wheel.databases[0].users.items()}
-    return strangers(wheel.name, users, records.values())
+    if domain.is_solo:
+        return scenarios(domain.name, records, eval_ids)
+    users = {user_id: user.model_dump(mode="json") for user_id, user in domain.databases[0].users.items()}
+    return strangers(domain.name, users, records.values())
 
 
-def _judge(wheel: Domain, task: Any, world: World, is_finished: bool) -> Evaluation:
+def _judge(domain: Domain, task: Any, world: World, is_finished: bool) -> Evaluation:
     """The official verdict on an official task, the wheel's own record.
 
     `is_finished`: the agent ended the episode, or the customer a conversation. The partial reward of an episode
@@ -147,7 +147,7 @@ def _judge(wheel: Domain, task: Any, world: World, is_finished: bool) -> Evaluat
     unended_verdict = Evaluation(0.0, (Check("ended by its agent", False),))
     if world.failed >= official.MAX_ERRORS:
         return unended_verdict
-    verdict = wheel.judge(task, world.messages)
+    verdict = domain.judge(task, world.messages)
     return verdict if is_finished else dataclasses.replace(unended_verdict, partial=verdict.partial)
 
 

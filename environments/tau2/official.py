@@ -197,8 +197,8 @@ def make_message(speaker: str, text: str) -> Any:
 def fork_environment(environment: Any) -> Any:
     """An independent copy of an official environment, which shares what never changes."""
     clone = copy.copy(environment)
-    clone.tools = _copy_kit(environment.tools)
-    clone.user_tools = None if environment.user_tools is None else _copy_kit(environment.user_tools)
+    clone.tools = _copy_toolkit(environment.tools)
+    clone.user_tools = None if environment.user_tools is None else _copy_toolkit(environment.user_tools)
     return clone
 
 
@@ -230,7 +230,7 @@ def _copy_database(database: Any) -> Any:
     return clone
 
 
-def _copy_kit(toolkit: Any) -> Any:
+def _copy_toolkit(toolkit: Any) -> Any:
     """A copy of a toolkit with its database."""
     clone = copy.copy(toolkit)
     clone.db = _copy_database(toolkit.db)
@@ -245,12 +245,12 @@ def _make_numbering_tools() -> type:
 
     No replay could repeat an id made by chance, and the official evaluator fails where a replay differs.
     """
-    module = import_module("tau2.domains.telecom.tools")
+    tools_module = import_module("tau2.domains.telecom.tools")
 
-    class Numbered(module.TelecomTools):  # type: ignore[misc, name-defined]
+    class Numbered(tools_module.TelecomTools):  # type: ignore[misc, name-defined]
         def _apply_one_time_charge(self, *arguments: Any, **keywords: Any) -> None:
             digest = hashlib.sha256(str(len(self.db.bills)).encode()).hexdigest()
-            module.uuid = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=digest))  # type: ignore[attr-defined]
+            tools_module.uuid = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=digest))  # type: ignore[attr-defined]
             super()._apply_one_time_charge(*arguments, **keywords)
 
     return Numbered

@@ -38,12 +38,12 @@ def index_values(*values: Any) -> ValueIndex:
     is an `id` and an `item_id`. In an object of objects, {"files": {"a.txt": {}}}, the keys are a `file`, `file_name`
     and `file_id`. Under "" are all texts.
     """
-    index: dict[str, dict[_Scalar, None]] = {}
+    values_by_key: dict[str, dict[_Scalar, None]] = {}
     visits_left = _MAX_VISITED_VALUES
 
     def add(value: _Scalar, *keys: str) -> None:
         for key in (*keys, "") if isinstance(value, str) else keys:
-            index.setdefault(key, {})[value] = None
+            values_by_key.setdefault(key, {})[value] = None
 
     def walk(value: Any, key: str, holder: str, depth: int) -> None:
         nonlocal visits_left
@@ -67,7 +67,7 @@ def index_values(*values: Any) -> ValueIndex:
 
     for value in values:
         walk(value, "", "", 0)
-    return {key: tuple(seen_values) for key, seen_values in index.items()}
+    return {key: tuple(seen_values) for key, seen_values in values_by_key.items()}
 
 
 def normalise_name(name: str) -> str:
@@ -183,8 +183,8 @@ def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
         if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
             return False
         # In linear time: a server chooses the pattern. One that cannot be read matches.
-        is_match = _compile_pattern(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
-        return is_match is None or is_match(value)
+        matches_pattern = _compile_pattern(pattern) if isinstance(pattern := schema.get("pattern"), str) else None
+        return matches_pattern is None or matches_pattern(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
         return False
     is_above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)

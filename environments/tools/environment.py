@@ -74,16 +74,16 @@ class ToolEnvironment:
         own_traits = traits if traits.commands else _add_command(traits, tool_map)
         self.name, self.traits = name, dataclasses.replace(own_traits, ending=end_tool.name)
         # These are the same in all episodes.
-        self._tools, self._ending, self._open, self._fork = tool_map, end_tool, open, fork
-        self._judge, self._affordances, self._instructions = judge, affordances, instructions
+        self._tools, self._ending, self._open_world, self._fork_world = tool_map, end_tool, open, fork
+        self._judge, self._propose_calls, self._instructions = judge, affordances, instructions
         self._documents = tuple(tool.document() for tool in {**tool_map, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._lookup_names = phrase, None if lookups is None else frozenset(lookups)
-        self._setups = _make_bare_tasks(name, setups)
-        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
-        for task in itertools.chain.from_iterable(self._splits.values()):
+        self._bare_tasks = _make_bare_tasks(name, setups)
+        self._tasks_by_split = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
+        for task in itertools.chain.from_iterable(self._tasks_by_split.values()):
             _check_calls(task, {*tool_map, end_tool.name})
         self._end_by_solution: dict[str, SolutionEnd] = {}
-        self._trial_results: dict[str, bool | None] = {}  # None: its trial did not end
+        self._trial_result_by_tool: dict[str, bool | None] = {}  # None: its trial did not end
         self._lock, self._trial_lock = threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -96,13 +96,13 @@ class ToolEnvironment:
         Raises ValueError for an unknown split.
         """
         if split == "seed":
-            bare_tasks = list(self._setups)
+            bare_tasks = list(self._bare_tasks)
             random.Random(repr(("setups", seed))).shuffle(bare_tasks)
             return tuple(bare_tasks[:count])
-        if split not in self._splits:
-            split_names = ", ".join(("seed", *self._splits))
+        if split not in self._tasks_by_split:
+            split_names = ", ".join(("seed", *self._tasks_by_split))
             raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {split_names}")
-        return self._splits[split][:count]
+        return self._tasks_by_split[split][:count]
 
     def start(self, task: Task) -> "ToolEpisode":
         return ToolEpisode(self, task)
@@ -111,7 +111,7 @@ class ToolEnvironment:
         if self._phrase is not None:
             return self._phrase(steps)
         if self._ends_by_text:
-            steps = [_add_call(step) for step in steps]
+            steps = [_add_end_call(step) for step in steps]
         tool_names = {call.name for step in steps for call in step.action.calls} - {self._ending.name}
         return wording.phrase(steps, self._ending.name, set(filter(self.is_lookup, tool_names)))
 
@@ -127,13 +127,13 @@ class ToolEnvironment:
         if self._lookup_names is not None:
             return tool in self._lookup_names
         with self._trial_lock:  # one trial at a time: side by side they would slow one another down
-            if tool not in self._trial_results:
+            if tool not in self._trial_result_by_tool:
                 trial_results: list[bool] = []
                 thread = threading.Thread(target=lambda: trial_results.append(self._changes_nothing(tool)), daemon=True)
                 thread.start()
                 thread.join(max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0))
-                self._trial_results[tool] = None if thread.is_alive() else trial_results == [True]
-            trial_result = self._trial_results[tool]
+                self._trial_result_by_tool[tool] = None if thread.is_alive() else trial_results == [True]
+            trial_result = self._trial_result_by_tool[tool]
         if trial_result is None:
             raise EnvironmentFailure(
                 f"cannot tell whether {tool!r} is a look-up, because trying it takes too long; name all look-ups of "
@@ -143,23 +143,25 @@ class ToolEnvironment:
 
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
-        any_worked = False
-        for task in self._setups[:_MAX_TRIAL_SETUPS]:
+        any_call_worked = False
+        for task in self._bare_tasks[:_MAX_TRIAL_SETUPS]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
                 for call in ask(episode.list_calls_of, tool_name)[:_MAX_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
-                    any_worked |= ask(episode.step, Action(calls=(call,))).ok
+                    any_call_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
                         return False
-        return any_worked
+        return any_call_worked
 
     def _find_end(self, task: Task) -> SolutionEnd:
         """The end of a task's solution, which is played once."""
-        key = content_hash([task.setup, [[[call.name, call.arguments] for call in act.calls] for act in task.solution]])
+        solution_key = content_hash(
+            [task.setup, [[[call.name, call.arguments] for call in act.calls] for act in task.solution]]
+        )
         with self._lock:
-            if key in self._end_by_solution:
-                return self._end_by_solution[key]
+            if solution_key in self._end_by_solution:
+                return self._end_by_solution[solution_key]
         try:
             with contextlib.closing(self.start(task)) as episode:
                 episode.reset()
@@ -168,12 +170,12 @@ class ToolEnvironment:
                 for action in task.solution:
                     episode.step(action)
                 solution_end = (start_state, *episode.read_end())
-        except PolicyLoss as loss:  # in a world of its own, which is not the policy's
-            raise EnvironmentFailure(str(loss)) from loss
+        except PolicyLoss as error:  # in a world of its own, which is not the policy's
+            raise EnvironmentFailure(str(error)) from error
         with self._lock:
             if len(self._end_by_solution) >= _MAX_SOLUTION_ENDS:
                 del self._end_by_solution[next(iter(self._end_by_solution))]
-            return self._end_by_solution.setdefault(key, solution_end)
+            return self._end_by_solution.setdefault(solution_key, solution_end)
 
 
 def _add_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
@@ -188,7 +190,7 @@ def _add_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
     return dataclasses.replace(traits, commands={tool.name: str(tool.first_parameter)}) if is_free_text else traits
 
 
-def _add_call(step: Triplet) -> Triplet:
+def _add_end_call(step: Triplet) -> Triplet:
     """The step. If its text ends the episode, it becomes a call of the nameless tool that ends it."""
     if step.action.calls:
         return step
@@ -199,7 +201,7 @@ def _add_call(step: Triplet) -> Triplet:
 
 def _make_bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
     """A bare task for each different setup. Raises ValueError if there is none, or one is not a JSON object."""
-    tasks: dict[str, Task] = {}
+    task_by_id: dict[str, Task] = {}
     for setup_number, setup in enumerate(itertools.islice(setups, _MAX_SETUPS), 1):
         if not isinstance(setup, Mapping):
             raise ValueError(f"setup {setup_number} is {setup!r:.100}; expected a JSON object")
@@ -207,10 +209,10 @@ def _make_bare_tasks(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Ta
             task = Task(name, "", copy_json(setup, f"setup {setup_number}"))
         except TypeError as error:
             raise ValueError(str(error)) from error
-        tasks.setdefault(task.id, task)
-    if not tasks:
+        task_by_id.setdefault(task.id, task)
+    if not task_by_id:
         raise ValueError(f"environment {name!r} has no setups; expected at least one, {{}} if all episodes begin alike")
-    return tuple(tasks.values())
+    return tuple(task_by_id.values())
 
 
 def _divide(env_name: str, splits: Mapping[str, Tasks] | Tasks | None, end_tool: Tool) -> dict[str, tuple[Task, ...]]:
@@ -299,7 +301,7 @@ class ToolEpisode:
         self._texts: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
-        self._world = self._environment._open(copy.deepcopy(copy_json(self._task.setup, "the setup")))
+        self._world = self._environment._open_world(copy.deepcopy(copy_json(self._task.setup, "the setup")))
         if not is_plain_json(self._world) and not callable(find_method(self._world, "state")):
             raise TypeError(
                 f"`open` returned {type(self._world).__name__}, which has no state(); expected plain JSON, or an "
@@ -307,7 +309,7 @@ class ToolEpisode:
             )
         self._is_open = True
         if on_offer := find_method(self._world, "on_offer"):
-            self._tools = self._find_offered(on_offer())
+            self._tools = self._find_offered_tools(on_offer())
         instructions = self._environment._instructions
         paragraphs = [instructions if isinstance(instructions, str) else instructions(dict(self._task.setup))]
         if introduction := find_method(self._world, "introduction"):
@@ -393,11 +395,11 @@ class ToolEpisode:
             return Evaluation(0.0)
         end_state = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
         start_state, goal_state, answer = self._environment._find_end(self._task)
-        start, goal, final = (dict(_list_leaves(state)) for state in (start_state, goal_state, end_state))
-        changes = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
-        other_paths = (start.keys() | goal.keys() | final.keys()) - set(changes)
-        holds = [final.get(path) == goal.get(path) for path in changes]
-        wrong_count = sum(final.get(path) != goal.get(path) for path in other_paths)
+        start_parts, goal, end_parts = (dict(_list_leaves(state)) for state in (start_state, goal_state, end_state))
+        changes = [path for path in sorted(start_parts.keys() | goal.keys()) if start_parts.get(path) != goal.get(path)]
+        other_paths = (start_parts.keys() | goal.keys() | end_parts.keys()) - set(changes)
+        holds = [end_parts.get(path) == goal.get(path) for path in changes]
+        wrong_count = sum(end_parts.get(path) != goal.get(path) for path in other_paths)
         checks = [Check("/".join(path) or "state", ok) for path, ok in zip(changes[:_MAX_CHECKS], holds, strict=False)]
         checks.append(Check("all else as expected", not wrong_count and all(holds[_MAX_CHECKS:])))
         if answer is not None:
@@ -438,10 +440,10 @@ class ToolEpisode:
 
     def _world_is_over(self) -> bool:
         """Whether the world has ended the episode."""
-        is_over = find_method(self._world, "over")
-        return is_over is not None and bool(is_over())
+        over_method = find_method(self._world, "over")
+        return over_method is not None and bool(over_method())
 
-    def _find_offered(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
+    def _find_offered_tools(self, documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Tool]:
         """The tools of these documents. Raises EnvironmentFailure for one that the environment lacks or documents
         differently: the policy would be told of another tool."""
         own_tools = self._environment._tools
@@ -464,13 +466,13 @@ class ToolEpisode:
     def _list_calls(self, state: Any, only_tool: str = "") -> list[Call]:
         """The calls that the environment's own `affordances` names, or else calls from schemas and from values seen:
         a first one of each tool, or of the tool `only_tool`, then a second, and so on."""
-        if self._environment._affordances is not None:
-            return [Call(name, copy.deepcopy(args)) for name, args in self._environment._affordances(self._world)]
+        if self._environment._propose_calls is not None:
+            return [Call(name, copy.deepcopy(args)) for name, args in self._environment._propose_calls(self._world)]
         value_index = index_values(*(parse_text(text) for text in reversed(self._texts)), state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
-        calls_by_tool = [self._draw_calls(tool, value_index, salt) for tool in tools]
-        return [calls[rank] for rank in range(_MAX_CALLS_PER_TOOL) for calls in calls_by_tool if rank < len(calls)]
+        calls_of_tools = [self._draw_calls(tool, value_index, salt) for tool in tools]
+        return [calls[rank] for rank in range(_MAX_CALLS_PER_TOOL) for calls in calls_of_tools if rank < len(calls)]
 
     def _draw_calls(self, tool: Tool, value_index: ValueIndex, salt: str) -> list[Call]:
         rng = random.Random(repr((tool.name, salt)))
@@ -484,7 +486,7 @@ class ToolEpisode:
 
     def _call_works(self, call: Call) -> bool:
         """Whether the call works on a copy of the world; true if there is no copy."""
-        fork = self._environment._fork or (copy.deepcopy if is_plain_json(self._world) else None)
+        fork = self._environment._fork_world or (copy.deepcopy if is_plain_json(self._world) else None)
         if fork is None or (world := fork(self._world)) is None:
             return True
         try:

@@ -24,7 +24,7 @@ _MAX_CALLS_AT_ONCE, _MAX_TEXT_CHARS, _MAX_ARGUMENT_BYTES = 64, 100_000, 100_000
 MAX_OFFICIAL_TASKS = 10_000
 # A verdict may take this many times the deadline of one call, because it opens a second world and repeats the
 # solution's calls.
-_VERDICT_CALLS = 6
+_DEADLINES_PER_VERDICT = 6
 
 
 def make_opening(introduction: str, incomparable: str = "") -> tuple[Message, ...]:
@@ -137,7 +137,7 @@ def make_environment(
         open_world = make_opener(worker, env_name)
         with contextlib.closing(open_world(splits["train"][0].setup)) as world:
             tools, incomparable = worker.tools() or world.on_offer(), world.incomparable
-        ending = "" if by_text else choose_end_name([tool_name["function"]["name"] for tool_name in tools])
+        ending = "" if by_text else choose_end_name([document["function"]["name"] for document in tools])
         return ToolEnvironment(
             env_name,
             tools=tools,
@@ -153,7 +153,7 @@ def make_environment(
             ending=ending,
             traits=Traits(
                 concurrency=settings["concurrency"],
-                deadline=_VERDICT_CALLS * deadline,
+                deadline=_DEADLINES_PER_VERDICT * deadline,
                 worded_alike=True,
                 incomparable=incomparable or worker.traits.incomparable,
             ),

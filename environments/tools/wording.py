@@ -42,13 +42,14 @@ def phrase(steps: Sequence[Triplet], end_name: str, lookups: Collection[str]) ->
     return JOINER.join(clauses) if clauses and lookup_indices <= source_indices else None
 
 
-def to_words(tool_name: str) -> str:
+def to_words(identifier: str) -> str:
     """The name of a tool or a parameter as words."""
-    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", tool_name).replace("_", " ").replace("-", " ").split())
+    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", identifier).replace("_", " ").replace("-", " ").split())
 
 
 def _worder(exchanges: Sequence[tuple[Call, str]], lookups: Collection[str], sources: set[int]) -> Callable[[int], str]:
-    """Index of a call → the call in words. Adds to `sources` the indices of the look-ups that arguments come from."""
+    """Index of a call → the call in words. Adds to `sources` the indices of the look-ups that arguments come
+    from."""
 
     @functools.cache
     def word_call(call_index: int) -> str:

@@ -45,11 +45,11 @@ def make(
     train_source = Source.load(taskset, path, arguments, max_tasks)
     held_out_source = Source.load(taskset, path, {**arguments, **evaluation}, max_tasks) if evaluation else None
     read_state = find_function(state, path)
-    tasks_by_split, find_row = divide_tasks(train_source, held_out_source, find_function(solution, path))
+    tasks_by_split, find_package_task = divide_tasks(train_source, held_out_source, find_function(solution, path))
     tools = list_documents([train_source, *([held_out_source] if held_out_source else [])])
     return Episodes(
         "verifiers",
-        lambda task: RolloutEpisode(*find_row(task.setup), read_state, full),
+        lambda task: RolloutEpisode(*find_package_task(task.setup), read_state, full),
         tasks_by_split,
         lambda: tools,
         Traits(incomparable="" if state else train_source.explain_incomparable()),
@@ -112,7 +112,7 @@ class RolloutEpisode:
     def evaluate(self) -> Evaluation:
         """The taskset's rewards, over the reward of success, as a number in [0, 1]. It scores only once."""
         if self._verdict is None:
-            self._runner.run(self._score())
+            self._runner.run(self._score_rollout())
             rewards = {reward_name: reward for reward_name, reward in self._trace.rewards.items() if reward is not None}
             for reward_name, reward in rewards.items():
                 require_finite(reward.value, f"the taskset's reward {reward_name!r} of task {self._task.data.idx}")
@@ -211,7 +211,7 @@ class RolloutEpisode:
                 return stop.__name__
         return ""
 
-    async def _score(self) -> None:
+    async def _score_rollout(self) -> None:
         """Ends the rollout and scores it. Raises what the taskset raises."""
         self._trace.is_completed = True
         await invoke(self._task.finalize, {"trace": self._trace, "runtime": self._runtime})

@@ -49,9 +49,9 @@ class Source:
             raise ValueError(f"the taskset {name!r} {explain_missing(package_name, cause, path)}") from error
         taskset_config = config_type.model_validate({**arguments, "id": name})
         if (env_type := vf.environment_class(name)) is not vf.SingleAgentEnv:
-            raise _unplayable(name, f"its environment {env_type.__name__} plays agents of its own against the policy")
+            raise _make_refusal(name, f"its environment {env_type.__name__} plays agents of its own against the policy")
         if (harness := default_harness_id(name)) != _PLAIN_HARNESS:
-            raise _unplayable(name, f"the harness {harness!r} that it brings runs the agent itself")
+            raise _make_refusal(name, f"the harness {harness!r} that it brings runs the agent itself")
         taskset = vf.load_taskset(taskset_config)
         tasks = list(taskset.take(max_tasks))
         if not tasks:
@@ -60,7 +60,7 @@ class Source:
         kind_reasons = (reason for index, task in source.list_task_kinds() for reason in _find_obstacles(index, task))
         task_reasons = (reason for index, task in enumerate(tasks) for reason in _find_data_obstacles(index, task))
         for reason in itertools.chain(kind_reasons, task_reasons):
-            raise _unplayable(name, reason)
+            raise _make_refusal(name, reason)
         return source
 
     def list_task_kinds(self) -> list[tuple[int, Any]]:
@@ -136,24 +136,24 @@ def make_server(toolset: Any) -> MCPServer:
 
 
 def divide_tasks(
-    train_source: Source, held_out: Source | None, solve: Callable[..., Any] | None
+    train_source: Source, held_out_source: Source | None, solve: Callable[..., Any] | None
 ) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], tuple[Source, Any]]]:
     """The tasks of each split, and the source and the task there that a setup names.
 
-    The tasks of `held_out` are those of eval, and the first of them those of dev. Without it a fifth of the tasks, by a
-    hash of each, is divided between the two.
+    The tasks of `held_out_source` are those of eval, and the first of them those of dev. Without it a fifth of the
+    tasks, by a hash of each, is divided between the two.
     """
-    sources = {"train": train_source, **({"eval": held_out} if held_out else {})}
+    sources = {"train": train_source, **({"eval": held_out_source} if held_out_source else {})}
     tasks_by_split: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
     for source_name, source in sources.items():
         for index, package_task in enumerate(source.tasks):
             task = _to_task(source_name, index, package_task, solve)
             split = source_name
-            if held_out is None:
+            if held_out_source is None:
                 remainder = int(content_hash(["held out", package_task.key]), 16) % (2 * _TASKS_PER_HELD_OUT)
                 split = "dev" if remainder == 0 else "eval" if remainder == 1 else "train"
             tasks_by_split[split].append(task)
-    if held_out is not None:
+    if held_out_source is not None:
         tasks_by_split["dev"] = tasks_by_split["eval"]
     if not tasks_by_split["train"]:
         tasks_by_split = {"train": [*tasks_by_split["dev"], *tasks_by_split["eval"]], "dev": [], "eval": []}
@@ -163,14 +163,14 @@ def divide_tasks(
     if not distinct["train"]:
         raise ValueError("every task to train on is also evaluated on; give `evaluation` settings of other tasks")
 
-    def find_row(setup: Mapping[str, Any]) -> tuple[Source, Any]:
+    def find_package_task(setup: Mapping[str, Any]) -> tuple[Source, Any]:
         """Raises ValueError for a setup that names no task."""
         source, index = sources.get(setup.get("of", "")), setup.get("task")
         if source is None or not isinstance(index, int) or not 0 <= index < len(source.tasks):
             raise ValueError(f"the setup is {dict(setup)!r:.200}; expected a task of {', '.join(sources)}")
         return source, source.tasks[index]
 
-    return distinct, find_row
+    return distinct, find_package_task
 
 
 def read_system_text(task: Any) -> str:
@@ -186,8 +186,8 @@ def read_query(task: Any) -> str:
     return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
 
 
-def _to_task(source_name: str, index: int, package_task: Any, solution: Callable[..., Any] | None) -> Task:
-    actions = read_actions(solution(package_task.data)) if solution else ()
+def _to_task(source_name: str, index: int, package_task: Any, solve: Callable[..., Any] | None) -> Task:
+    actions = read_actions(solve(package_task.data)) if solve else ()
     if actions and actions[-1].calls:
         actions = (*actions, Action())
     return Task(NAME, read_query(package_task), {"of": source_name, "task": index}, actions)
@@ -225,5 +225,5 @@ def _find_data_obstacles(index: int, task: Any) -> Iterator[str]:
         yield f"the data of task {index} is no JSON: {error}"
 
 
-def _unplayable(module: str, reason: str) -> ValueError:
+def _make_refusal(module: str, reason: str) -> ValueError:
     return ValueError(f"the taskset {module!r} cannot be played here: {reason}; see docs/verifiers-and-openenv.md")

@@ -26,7 +26,7 @@ from typing import Any
 from .bounds import Bounds
 from .client import Client, IsolatedEnvironment
 
-_BOUNDS = Bounds()
+_DEFAULT_BOUNDS = Bounds()
 
 __all__ = ["Bounds", "IsolatedEnvironment", "isolate"]
 
@@ -35,7 +35,7 @@ def isolate(
     module: str,
     *,
     python: str = sys.executable,
-    bounds: Bounds = _BOUNDS,
+    bounds: Bounds = _DEFAULT_BOUNDS,
     visible: tuple[str, ...] = (),
     hidden: tuple[str, ...] = (),
     enclosed: bool = True,
@@ -52,5 +52,5 @@ def isolate(
     policy may have caused any loss of the child after reset. Raises EnvironmentFailure if the environment cannot be
     made.
     """
-    launch = {"module": module, "python": python, "settings": settings, "bounds": bounds, "visible": visible}
-    return IsolatedEnvironment(Client({**launch, "enclosed": enclosed, "hidden": hidden}), runs_policy_code)
+    launch_arguments = {"module": module, "python": python, "settings": settings, "bounds": bounds, "visible": visible}
+    return IsolatedEnvironment(Client({**launch_arguments, "enclosed": enclosed, "hidden": hidden}), runs_policy_code)

@@ -41,12 +41,13 @@ class Bounds:
 class Layers:
     """Which layers of isolation hold.
 
-    `network`: there is no network. `files`: only the needed files are visible. `processes`: other processes are not
-    visible. `user`: the child is not root. `first_uid` is the user id of slot 0 if every child has its own, else 0.
-    Where `files` does not hold, `readable_paths` may: the kernel (Landlock) then lets a child open only these files and
-    those of its own folder. `filters_calls`: a filter refuses system calls, including those for sockets if `enclosed`.
-    `reads_private_files`: children may read files that only the user who started the worker may read. `scratch` is the
-    folder of a child's own files; where `files` does not hold, the folder of all children's.
+    `network`: there is no network. `files`: only the needed files are visible. `processes`: other
+    processes are not visible. `user`: the child is not root. `first_uid` is the user id of slot 0 if every
+    child has its own, else 0. Where `files` does not hold, `readable_paths` may: the kernel (Landlock) then lets
+    a child open only these files and those of its own folder. `filters_calls`: a filter refuses system calls, including
+    those for sockets if `enclosed`. `reads_private_files`: children may read files that only the user who started
+    the worker may read. `scratch` is the folder of a child's own files; where `files` does not hold, the
+    folder of all children's.
     """
 
     network: bool = False

@@ -78,7 +78,8 @@ class IsolatedEnvironment(Served):
 
 
 class Client:
-    """The connection to a supervisor. One that ends is replaced. `launch` holds the arguments of `isolate`."""
+    """The connection to a supervisor. One that ends is replaced. `launch` holds the arguments of
+    `isolate`."""
 
     def __init__(self, launch: Mapping[str, Any]) -> None:
         self.launch, self.module = launch, launch["module"]

@@ -137,7 +137,7 @@ def landlock_version() -> int:
     return max(0, _LIBC.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION)))
 
 
-def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
+def landlock(readable_paths: Iterable[str], writable_paths: Iterable[str]) -> None:
     """Forbids this process for good to open anything but these files and the contents of these folders.
 
     Version 4 also forbids TCP, and version 6 signals and abstract sockets to outside processes. Needs NO_NEW_PRIVS.
@@ -148,7 +148,7 @@ def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     ruleset_fd = _LIBC.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     _check(min(ruleset_fd, 0), "landlock_create_ruleset")
     try:
-        for paths, rights in ((readable, _READ_RIGHTS), (writable, all_rights)):
+        for paths, rights in ((readable_paths, _READ_RIGHTS), (writable_paths, all_rights)):
             for path in paths:
                 _allow_path(ruleset_fd, path, rights & all_rights)
         _check(_LIBC.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset_fd), ctypes.c_uint32(0)), "landlock_restrict_self")

@@ -59,7 +59,7 @@ def enclose(visible: Iterable[str] | None, hidden_paths: Iterable[str] = (), bou
         readable_paths = tuple(view.list_readable(visible_paths, [os.path.abspath(path) for path in hidden_paths]))
         if kernel.possible(lambda: _set_file_rules(readable_paths, "/tmp")):
             layers = dataclasses.replace(layers, readable_paths=readable_paths)
-    layers = dataclasses.replace(layers, filters_calls=kernel.possible(lambda: _refuse_calls(layers)))
+    layers = dataclasses.replace(layers, filters_calls=kernel.possible(lambda: _install_call_filter(layers)))
     if layers.filters_calls:
         # Compiled once for all children with process ids of their own.
         seccomp.program(os.uname().machine, *_filter_scope(layers))
@@ -71,7 +71,7 @@ def enclose(visible: Iterable[str] | None, hidden_paths: Iterable[str] = (), bou
 
 def _grant_reading(layers: Layers, visible_paths: list[str]) -> Layers:
     """Lets children with a user id of their own read files of our user, where another layer limits which files."""
-    if not layers.first_uid or not (private := view.find_private(visible_paths, parents=not layers.files)):
+    if not layers.first_uid or not (private := view.find_private(visible_paths, checks_parents=not layers.files)):
         return layers
     if layers.filters_calls and (layers.files or layers.readable_paths):
         return dataclasses.replace(layers, reads_private_files=True)
@@ -137,10 +137,10 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         kernel.prctl(kernel.DUMPABLE, 1 if layers.readable_paths else 0)
     kernel.die_with_parent()
     if layers.filters_calls:
-        _refuse_calls(layers)
+        _install_call_filter(layers)
 
 
-def _refuse_calls(layers: Layers) -> None:
+def _install_call_filter(layers: Layers) -> None:
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     seccomp.install_filter(*_filter_scope(layers))
 

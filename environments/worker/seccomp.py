@@ -28,7 +28,7 @@ _REFUSED_CALLS, _SHARED_CALLS, _SELF_CALLS, _SOCKET_CALLS, _CHMOD_CALLS, _ATTRIB
     _read_section, ("refused", "refused among others", "of itself", "sockets", "marks", "attributes", "others")
 )
 # The highest call number that the list takes into account.
-_LAST_CALL = 462
+_MAX_CALL_NUMBER = 462
 # Flags of clone: every kind of namespace, and a process that is a sibling of its creator.
 _NAMESPACE_FLAGS = 0x7E020000 | 0x8000
 # Commands of fcntl for locks of ranges: they take unbounded memory, and a child shares its files with nobody.
@@ -68,7 +68,7 @@ def program(machine: str, enclosed: bool, own_pids: bool, can_chmod: bool, own_p
     refusal, unknown, success = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS, _ERRNO
     instructions = [_compile_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
     # The calls of x86-64's second interface (x32) have numbers beyond the last, too.
-    instructions += [_compile_load(0), (_GREATER, 0, 1, _LAST_CALL), (_RETURN, 0, 0, unknown)]
+    instructions += [_compile_load(0), (_GREATER, 0, 1, _MAX_CALL_NUMBER), (_RETURN, 0, 0, unknown)]
     verdicts: dict[_CallNumbers, int] = dict.fromkeys(_REFUSED_CALLS.values(), refusal)
     # A read that does not wait reveals whether it would have to; without that call, libraries use the plain one.
     verdicts |= {_OTHER_CALLS["clone3"]: unknown, _OTHER_CALLS["preadv2"]: unknown, _OTHER_CALLS["fadvise"]: success}

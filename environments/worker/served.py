@@ -1,7 +1,8 @@
 """An environment in another process, of a worker or of a cluster's node: how it answers there, and how it looks here.
 
-There, `environment_operations` and `episode_operations` map the name of a call to what carries it out. Here, `Served`
-and `ServedEpisode` are the environment and its episodes: they make these calls, and read the replies as records.
+There, `environment_operations` and `episode_operations` map the name of a call to what carries it out. Here,
+`ServedEnvironment` and `ServedEpisode` are the environment and its episodes: they make these calls, and read the
+replies as records.
 """
 
 import dataclasses
@@ -105,7 +106,7 @@ class PlainEpisode:
 
 
 def describe(environment: Environment) -> dict[str, Any]:
-    """What `Served` must know of the environment."""
+    """What `ServedEnvironment` must know of the environment."""
     return {
         "name": environment.name,
         "charted": isinstance(environment, Charted),
@@ -117,9 +118,9 @@ def describe(environment: Environment) -> dict[str, Any]:
 class Served:
     """An environment of another process; it implements `cojax.environment.Environment`.
 
-    `description` is what `describe` says about it, with the layers of isolation that hold there. `call(op, *arguments)`
-    makes a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated` where the
-    environment has them. `close()` ends what is behind it.
+    `description` is what `describe` says about it, with the layers of isolation that hold there. `call(op,
+    *arguments)` makes a call that concerns the whole environment. It has the methods of `Charted` and of `Demonstrated`
+    where the environment has them. `close()` ends what is behind it.
     """
 
     def __init__(self, description: Mapping[str, Any], call: Callable[..., Any]) -> None:
@@ -152,22 +153,22 @@ class Served:
 def await_reply(future: Future[Any], read_count: Callable[[], float], read_reply: Callable[[], tuple[float, _T]]) -> _T:
     """Waits for the future, and returns the value that `read_reply` then finds.
 
-    `read_reply` also returns how many seconds the call counted where it was carried out. Until then, `read_count` is
-    asked for that number again and again; it may raise. Seconds of waiting that did not count are not charged to the
+    `read_reply` also returns how many seconds the call counted where it was carried out. Until then, `read_count`
+    is asked for that number again and again; it may raise. Seconds of waiting that did not count are not charged to the
     episode.
     """
     started_at, excused_s = running(), 0.0
 
-    def charge(counted_s: float) -> None:
+    def charge_wait(counted_s: float) -> None:
         nonlocal excused_s
         due_s = min(max(0.0, running() - started_at - counted_s), _MAX_EXCUSED_S)
         excuse(due_s - excused_s)
         excused_s = due_s
 
     while not wait([future], _LOOK_PERIOD_S).done:
-        charge(read_count())
+        charge_wait(read_count())
     counted_s, reply = read_reply()
-    charge(counted_s)
+    charge_wait(counted_s)
     return reply
 
 

@@ -64,10 +64,10 @@ def main(client_descriptor: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         trainer_pidfd = os.pidfd_open(os.getppid())
     with contextlib.suppress(ConnectionError):
-        asyncio.run(_serve(socket.socket(fileno=client_descriptor), trainer_pidfd))
+        asyncio.run(_serve_client(socket.socket(fileno=client_descriptor), trainer_pidfd))
 
 
-async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
+async def _serve_client(connection: socket.socket, trainer_pidfd: int | None) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_REQUEST_BYTES)
     stop_event = asyncio.Event()
     if trainer_pidfd is not None:
@@ -80,7 +80,7 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
     control.setblocking(False)
     with their_end:
         try:
-            fork_server = _launch(start_order, their_end)
+            fork_server = _start_fork_server(start_order, their_end)
         except OSError as error:
             failure = wire.explain(wire.START, f"cannot run {start_order['python']}: {error}")
             writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failure}))
@@ -119,7 +119,7 @@ async def _serve(connection: socket.socket, trainer_pidfd: int | None) -> None:
             fork_server.kill()
 
 
-def _launch(start_order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
+def _start_fork_server(start_order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
     """Starts the fork server with the environment's own interpreter and almost none of our environment variables."""
     variables = {variable: os.environ[variable] for variable in _PASSED_VARIABLES if variable in os.environ}
     # Sets have one order in every child of every fork server.
@@ -283,7 +283,7 @@ class Children:
             if request["op"] == "close":
                 self._end_episode(request["episode"])
                 continue
-            self._run_task(self._answer(request))
+            self._run_task(self._answer_request(request))
 
     def _run_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -316,7 +316,7 @@ class Children:
                     wire.encode({"counted": {str(id_): t.count_seconds() for id_, t in self.timers.items()}})
                 )
 
-    async def _answer(self, request: dict[str, Any]) -> None:
+    async def _answer_request(self, request: dict[str, Any]) -> None:
         request_id = request["id"]
         timer = self.timers[request_id] = Timer(request["deadline"])
         async with contextlib.AsyncExitStack() as exit_stack:
@@ -477,9 +477,14 @@ class Children:
 
 
 async def receive_line(
-    source: socket.socket, scan: wire.Scan, limit: int, admit: Callable[[], Awaitable[None]], begin: Callable[[], None]
+    source: socket.socket,
+    scan: wire.Scan,
+    max_bytes: int,
+    admit: Callable[[], Awaitable[None]],
+    begin: Callable[[], None],
 ) -> bytes:
-    """Reads one line of at most `limit` bytes. Calls `begin` when bytes arrive; awaits `admit` once for a large line.
+    """Reads one line of at most `max_bytes` bytes. Calls `begin` when bytes arrive; awaits `admit` once for a
+    large line.
 
     Raises ConnectionError if the child hangs up, and ValueError if the line exceeds a bound or more follows it.
     """
@@ -494,8 +499,8 @@ async def receive_line(
         line_part, newline, excess = chunk.partition(b"\n")
         scan.count_chunk(line_part)
         line += line_part
-        if len(line) > limit:
-            raise ValueError(f"it is longer than {limit:,} bytes")
+        if len(line) > max_bytes:
+            raise ValueError(f"it is longer than {max_bytes:,} bytes")
         if excess:
             raise ValueError("more follows it")
         if newline:

@@ -131,26 +131,27 @@ def _mounts() -> dict[int, str]:
 def list_readable(visible_paths: list[str], hidden_paths: list[str]) -> Iterator[str]:
     """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
     yield from filter(os.path.exists, (*_SYSTEM_FOLDERS, *(f"/etc/{file_name}" for file_name in _ETC_NAMES), "/proc"))
-    yield from _list_without(sorted({os.path.abspath(path) for path in visible_paths}), hidden_paths)
+    yield from _list_unhidden(sorted({os.path.abspath(path) for path in visible_paths}), hidden_paths)
 
 
-def _list_without(paths: list[str], hidden_paths: list[str]) -> Iterator[str]:
+def _list_unhidden(paths: list[str], hidden_paths: list[str]) -> Iterator[str]:
     """The paths that exist; a folder that contains a hidden one is replaced by its other entries."""
     for path in paths:
         if any(lies_in(hidden_path, path) for hidden_path in hidden_paths):
             entry_names = [] if path in hidden_paths else sorted(os.listdir(path))
-            yield from _list_without([os.path.join(path, entry_name) for entry_name in entry_names], hidden_paths)
+            yield from _list_unhidden([os.path.join(path, entry_name) for entry_name in entry_names], hidden_paths)
         elif os.path.exists(path) and not any(lies_in(path, hidden_path) for hidden_path in hidden_paths):
             yield path
 
 
-def find_private(visible: Iterable[str], *, parents: bool) -> list[str]:
-    """The files and folders among these that other users cannot read; with `parents`, also those they cannot reach."""
+def find_private(paths: Iterable[str], *, checks_parents: bool) -> list[str]:
+    """The files and folders among these that other users cannot read; with `checks_parents`, also those they cannot
+    reach."""
     private_paths = []
-    for path in map(os.path.realpath, visible):
+    for path in map(os.path.realpath, paths):
         permissions = os.stat(path).st_mode if os.path.exists(path) else 0o777
         is_private = permissions & 0o004 == 0 or (os.path.isdir(path) and permissions & 0o001 == 0)
-        if is_private or (parents and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
+        if is_private or (checks_parents and any(parent.stat().st_mode & 0o001 == 0 for parent in Path(path).parents)):
             private_paths.append(path)
     return private_paths
 
@@ -243,15 +244,15 @@ def _remove_files(descriptor: int) -> list[str]:
 
 
 def watch_scratch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
-    """A function: slots → those whose folders below `parent` exceed the bounds. From time to time it counts the bytes
-    and files in them, which takes at most a tenth of the time."""
+    """A function: slots → those whose folders below `scratch` exceed the bounds. From time to time it counts the
+    bytes and files in them, which takes at most a tenth of the time."""
     next_count_at = time.monotonic()
 
     def find_offenders(slots: Iterable[int]) -> list[int]:
         nonlocal next_count_at
         if (started_at := time.monotonic()) < next_count_at:
             return []
-        deleted_bytes = _count_deleted(parent)
+        deleted_bytes = _count_deleted_bytes(parent)
         offenders = [
             slot for slot in slots if _exceeds(os.path.join(parent, str(slot)), deleted_bytes.get(str(slot), 0), bounds)
         ]
@@ -284,7 +285,7 @@ def _exceeds(folder: str, used_bytes: int, bounds: Bounds) -> bool:
     return used_bytes > bounds.scratch
 
 
-def _count_deleted(parent: str) -> dict[str, int]:
+def _count_deleted_bytes(parent: str) -> dict[str, int]:
     """Slot → bytes of deleted files that are still open, as far as open files are visible."""
     sizes_by_slot: dict[str, dict[tuple[int, int], int]] = {}
     for pid in list_descendants(os.getpid()):

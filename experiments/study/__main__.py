@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for signal_number in handlers:
             signal.signal(signal_number, lambda *signal_details: stop.set())
-        return _carry_out(options, overrides, stop)
+        return _run_study(options, overrides, stop)
     except (ValueError, KeyError, TypeError, OSError, RunDirectoryError) as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal_number, handler)
 
 
-def _carry_out(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
+def _run_study(options: argparse.Namespace, overrides: Sequence[str], stop: threading.Event) -> int:
     """Does what the flags say, until `stop` is set. Raises an error that `main` prints for wrong settings."""
     further_settings = read_settings(overrides)
     if not options.deadline > 0:
@@ -110,7 +110,7 @@ def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list
     return table_plans
 
 
-def expect_no_larger(results_folder: Path, table_name: str, runs: Sequence[StudyRun]) -> None:
+def expect_no_larger(results_folder: Path, table_name: str, jobs: Sequence[StudyRun]) -> None:
     """Raises ValueError if OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
     path = results_folder / f"{table_name}.json"
     if not path.exists():
@@ -120,11 +120,11 @@ def expect_no_larger(results_folder: Path, table_name: str, runs: Sequence[Study
         seeds, split = len(summary["seeds"]), summary["split"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}); restore it, or delete it") from error
-    count, new = len({job.seed for job in runs}), runs[0].config["evaluation"]["split"]
-    if seeds > count or split != new:
+    seed_count, new = len({job.seed for job in jobs}), jobs[0].config["evaluation"]["split"]
+    if seeds > seed_count or split != new:
         raise ValueError(
-            f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {count} seeds on the split "
-            f"{new!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == new else "")
+            f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {seed_count} seeds on the "
+            f"split {new!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == new else "")
         )
 
 
@@ -152,7 +152,7 @@ def select_arms(table_name: str, arm_list: str | None) -> Table:
 def study(
     table_name: str,
     table: Table,
-    runs: Sequence[StudyRun],
+    jobs: Sequence[StudyRun],
     runs_folder: Path,
     out: Path,
     cores: Sequence[int | None],
@@ -160,10 +160,10 @@ def study(
     stop: threading.Event,
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds; returns the exit status."""
-    records = stored.read_runs(out, runs)
-    jobs_left = [job for job in runs if (job.arm, job.seed) not in records]
+    records = stored.read_runs(out, jobs)
+    jobs_left = [job for job in jobs if (job.arm, job.seed) not in records]
     jobs_left = adopt_stored_variables(jobs_left, stored.read_all(out).values() if jobs_left else ())
-    CONSOLE.print(f"{table_name}: {len(runs)} runs, {len(records)} of them stored in {out}/runs")
+    CONSOLE.print(f"{table_name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs")
     if older := [job.name for job in jobs_left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
@@ -188,9 +188,9 @@ def study(
     if stop.is_set():
         CONSOLE.print("stopped; run the same command again to go on")
         return 130
-    if seeds := list_complete_seeds(table, sorted({job.seed for job in runs}), records):
+    if seeds := list_complete_seeds(table, sorted({job.seed for job in jobs}), records):
         try:
-            write_table(table_name, table, sorted({job.seed for job in runs}), records, out)
+            write_table(table_name, table, sorted({job.seed for job in jobs}), records, out)
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(
                 f"{out / 'runs'} holds a record that no run wrote ({error!r}); restore the records of the arms "
@@ -198,7 +198,7 @@ def study(
             ) from error
     if failures:
         CONSOLE.print(
-            f"{len(failures)} of {len(runs)} runs did not finish: {', '.join(failures)}"
+            f"{len(failures)} of {len(jobs)} runs did not finish: {', '.join(failures)}"
             + ("" if seeds else "; no seed is complete, so there is no table"),
             style="bold red",
         )
@@ -208,8 +208,8 @@ def study(
 def write_table(table_name: str, table: Table, seeds: Sequence[int], records: Records, results_folder: Path) -> None:
     """Writes NAME.json, NAME.md and the pictures, and prints the page."""
     summary = summarise(table_name, table, seeds, records)
-    arms = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
-    page = render_page(summary, figures.draw_all(arms, results_folder / table_name, summary["differences"]))
+    records_by_arm = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
+    page = render_page(summary, figures.draw_all(records_by_arm, results_folder / table_name, summary["differences"]))
     write_json(results_folder / f"{table_name}.json", summary)
     write_text(results_folder / f"{table_name}.md", page)
     print(page, flush=True)
@@ -258,8 +258,10 @@ def _write_status_line(record: Record, duration_s: float, results_folder: Path) 
         return f"{line}; {error}"
     if earlier_record is None or explain_mismatch(earlier_record, record["config"]):
         return line
-    keys = find_differing_parts(earlier_record, record)
-    return f"{line}, as in results/" if not keys else f"{line}; {percent(earlier_record['final'])} % in results/"
+    differing_keys = find_differing_parts(earlier_record, record)
+    return (
+        f"{line}, as in results/" if not differing_keys else f"{line}; {percent(earlier_record['final'])} % in results/"
+    )
 
 
 if __name__ == "__main__":

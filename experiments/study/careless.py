@@ -42,7 +42,7 @@ class CarelessExplorer(ScriptedExplorer):
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
         rng = random.Random(repr(("careless", exploration.seed)))
-        arguments = [argument for triplet in exploration.triplets for argument in _arguments(triplet.action)]
+        arguments = [argument for triplet in exploration.triplets for argument in _list_arguments(triplet.action)]
         for draft in super().abstract(exploration, environment, limit):
             yield confuse_name(draft, arguments, rng) if rng.random() < self.mistakes else draft
 
@@ -53,7 +53,7 @@ def confuse_name(draft: TaskDraft, arguments: Sequence[tuple[str, Any]], rng: ra
     The value is one that no parameter of the right name had; if there is none, the draft is returned unchanged. A name
     is a whole argument that is text: parts of longer texts, lists and mappings stay.
     """
-    draft_arguments = [argument for action in draft.solution for argument in _arguments(action)]
+    draft_arguments = [argument for action in draft.solution for argument in _list_arguments(action)]
     draft_names = {value for _, value in draft_arguments if isinstance(value, str)} - {""}
     names_in_query = sorted(value for value in draft_names if _whole_word(value).search(draft.query))
     if not names_in_query:
@@ -71,7 +71,7 @@ def confuse_name(draft: TaskDraft, arguments: Sequence[tuple[str, Any]], rng: ra
     )
 
 
-def _arguments(action: Action) -> list[tuple[str, Any]]:
+def _list_arguments(action: Action) -> list[tuple[str, Any]]:
     return [argument for call in action.calls for argument in call.arguments.items()]
 
 

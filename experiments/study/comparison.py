@@ -75,14 +75,14 @@ def _is_default(setting: str, old_values: Mapping[str, Any], new: Mapping[str, A
     return old_values[setting] == (list(default) if isinstance(default, tuple) else default)
 
 
-def _make_comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def _make_comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, with model.path relative to the checkout, and the desk's own deadline as a number.
 
     A setting of None stands for that deadline, and older records spell it out.
     """
-    model_path, deadline_s = leaves.get("model.path") or "", leaves.get(_DEADLINE_SETTING)
+    model_path, deadline_s = settings.get("model.path") or "", settings.get(_DEADLINE_SETTING)
     return {
-        **leaves,
+        **settings,
         "model.path": os.path.relpath(ROOT / model_path, ROOT) if model_path else "",
         _DEADLINE_SETTING: Limits.environment_deadline if deadline_s is None else deadline_s,
     }
@@ -96,7 +96,9 @@ def find_differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> li
     """
     # As they are read from a file: tuples become lists.
     all_keys = (*RESULT_KEYS, *NEWER_KEYS)
-    values_a, values_b = (json.loads(json.dumps({key: record.get(key) for key in all_keys})) for record in (one, other))
+    values_a, values_b = (
+        json.loads(json.dumps({key: any_record.get(key) for key in all_keys})) for any_record in (one, other)
+    )
     differing_keys = [key for key in RESULT_KEYS if not _are_equal(values_a[key], values_b[key], _UNITS.get(key, 0.0))]
     shared_keys = [key for key in NEWER_KEYS if values_a[key] and values_b[key]]
     return differing_keys + [key for key in shared_keys if not _are_equal(values_a[key], values_b[key], subset=True)]
@@ -144,13 +146,13 @@ def adopt_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[s
     Other variables give other bits, and the arms of a seed could not begin at the same policy. Raises ValueError if two
     stored runs with the warm start of a run have different variables.
     """
-    stored_runs: dict[tuple[Any, ...], tuple[StudyRun, ...]] = {}
+    runs_by_warm_start: dict[tuple[Any, ...], tuple[StudyRun, ...]] = {}
     for record in records:
         stored_run = StudyRun(record["arm"], record["seed"], record["settings"], read_variables(record))
-        stored_runs[stored_run.warm_start] = (*stored_runs.get(stored_run.warm_start, ()), stored_run)
+        runs_by_warm_start[stored_run.warm_start] = (*runs_by_warm_start.get(stored_run.warm_start, ()), stored_run)
     new_jobs = []
     for job in jobs:
-        first_run, *other_runs = stored_runs.get(job.warm_start, (job,))
+        first_run, *other_runs = runs_by_warm_start.get(job.warm_start, (job,))
         if other := next((candidate for candidate in other_runs if candidate.variables != first_run.variables), None):
             raise ValueError(
                 f"{job.name} would share the warm start of the stored {first_run.name} and {other.name}, whose "
@@ -172,11 +174,13 @@ def explain_other_variables(job: StudyRun, workdir: Path) -> str:
     variable = next((name for name in _BIT_VARIABLES if old_variables.get(name) != job.variables.get(name)), None)
     if variable is None:
         return ""
-    start, rest = (
+    old_text, rest = (
         f"with {variable}={variables[variable]!r}" if variable in variables else f"without {variable}"
         for variables in (old_variables, job.variables)
     )
-    return f"{workdir} was started {start}, and would go on {rest}, with other bits. Delete it or choose another --runs"
+    return (
+        f"{workdir} was started {old_text}, and would go on {rest}, with other bits. Delete it or choose another --runs"
+    )
 
 
 def read_variables(record: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from .tables import TITLES
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")
-_PALETTE_INDEX_OF_ARM = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
+_PALETTE_INDEX_BY_ARM = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
 COLOUR_OF_KIND = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
 START_COLOUR = "#BBBBBB"
 Curves = Sequence[Sequence[tuple[float, float]]]  # a curve of (x, y) for each seed
@@ -38,7 +38,7 @@ def make_figure(panel_count: int = 1, width: float = 6.4, height: float = 3.8) -
 
 def choose_colours(arms: Collection[str]) -> dict[str, str]:
     """Arm → its own colour, or the first that no other arm has; with too many arms, some share a colour."""
-    own_colours = {arm: _PALETTE[_PALETTE_INDEX_OF_ARM[arm]] for arm in arms if arm in _PALETTE_INDEX_OF_ARM}
+    own_colours = {arm: _PALETTE[_PALETTE_INDEX_BY_ARM[arm]] for arm in arms if arm in _PALETTE_INDEX_BY_ARM}
     free_colours = itertools.cycle(colour for colour in _PALETTE if colour not in own_colours.values())
     return {arm: own_colours.get(arm) or next(free_colours) for arm in arms}
 
@@ -63,11 +63,11 @@ def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int =
         axes.fill_between(interval_xs, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
-def _bands(axes: Axes, arms: Arms, curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
-    """Draws `band` for each arm, in its colour; `curve` makes a record's curve."""
-    shades = choose_colours(arms)
+def _bands(axes: Axes, arms: Arms, make_curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
+    """Draws `band` for each arm, in its colour; `make_curve` makes a record's curve."""
+    colour_by_arm = choose_colours(arms)
     for arm, records in arms.items():
-        draw_band(axes, [curve(record) for record in records], shades[arm], TITLES[arm], window, opacity)
+        draw_band(axes, [make_curve(record) for record in records], colour_by_arm[arm], TITLES[arm], window, opacity)
 
 
 def _add_legend(axes: Axes, **options: Any) -> None:
@@ -138,7 +138,7 @@ def draw_live_groups(arms: Arms) -> Figure:
 
 def draw_signals(arms: Arms) -> Figure | None:
     """Signals detected over steps, by kind, for the arms that signals guide."""
-    guided_arms = _find_guided(arms)
+    guided_arms = _find_guided_arms(arms)
     if not guided_arms:
         return None
     picture, panels = make_figure(len(guided_arms), 1.6 + 4.2 * len(guided_arms))
@@ -195,7 +195,7 @@ def draw_conversion(arms: Arms) -> Figure | None:
 
 def draw_signal_shares(arms: Arms) -> Figure | None:
     """Shares of the kinds of signal among detected signals, and among the tasks made from them."""
-    guided_arms = _find_guided(arms)
+    guided_arms = _find_guided_arms(arms)
     if not guided_arms:
         return None
     labels, shares_by_kind = [], {str(kind): list[float]() for kind in SIGNALS}
@@ -222,9 +222,11 @@ def draw_interaction_lengths(arms: Arms) -> Figure:
 def draw_cross_table(arms: Arms) -> Figure:
     """Shares of held-out tasks whose solution was kept, recovered or lost, and of those never solved."""
     tables_by_arm = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
-    counts = {arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()}
+    task_count_by_arm = {
+        arm: sum(sum(table.values()) for table in arm_tables) or 1 for arm, arm_tables in tables_by_arm.items()
+    }
     shares_by_part = {
-        outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / counts[arm] for arm in arms]
+        outcome: [100 * sum(table[outcome] for table in tables_by_arm[arm]) / task_count_by_arm[arm] for arm in arms]
         for outcome in ("kept", "recovered", "lost", "never")
     }
     picture, (axes,) = make_figure(height=1.4 + 0.4 * len(arms))
@@ -269,8 +271,8 @@ def draw_all(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] 
 
     Raises StorageError if writing fails.
     """
-    plots = {"differences": draw_differences(differences), **{name: plot(arms) for name, plot in FIGURES.items()}}
-    picture_by_name = {name: picture for name, picture in plots.items() if picture is not None}
+    pictures = {"differences": draw_differences(differences), **{name: draw(arms) for name, draw in FIGURES.items()}}
+    picture_by_name = {name: picture for name, picture in pictures.items() if picture is not None}
     for figure_name, picture in picture_by_name.items():
         png_buffer = io.BytesIO()
         picture.savefig(png_buffer, format="png", metadata={"Software": None})
@@ -278,7 +280,7 @@ def draw_all(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] 
     return list(picture_by_name)
 
 
-def _find_guided(arms: Arms) -> list[str]:
+def _find_guided_arms(arms: Arms) -> list[str]:
     """The arms with tasks made from signals."""
     kinds = set(SIGNALS)
     return [arm for arm, records in arms.items() if any(kinds & set(record["tasks"]["origin"]) for record in records)]
@@ -287,9 +289,9 @@ def _find_guided(arms: Arms) -> list[str]:
 def _compute_rates(record: Record, part_key: str, whole_key: str) -> list[tuple[float, float]]:
     counts_by_step: dict[int, list[int]] = {}
     for evolution in record["evolutions"]:
-        part_and_whole = counts_by_step.setdefault(evolution["step"], [0, 0])
-        part_and_whole[0] += evolution[part_key]
-        part_and_whole[1] += evolution[whole_key]
+        counts = counts_by_step.setdefault(evolution["step"], [0, 0])
+        counts[0] += evolution[part_key]
+        counts[1] += evolution[whole_key]
     return [(step, 100 * count / total) for step, (count, total) in sorted(counts_by_step.items()) if total]
 
 
@@ -298,16 +300,21 @@ def _draw_histogram(arms: Arms, column: str, bins: Sequence[float], label: str) 
 
     def draw_tasks(records: Iterable[Record], are_new: bool, colour: str, label: str) -> None:
         pools = [record["tasks"] for record in records]
-        values = [v for pool in pools for v, s in zip(pool[column], pool["step"], strict=True) if bool(s) is are_new]
+        values = [
+            v
+            for task_table in pools
+            for v, s in zip(task_table[column], task_table["step"], strict=True)
+            if bool(s) is are_new
+        ]
         if values or not are_new:
             weights = np.full(len(values), 100 / max(1, len(values)))
             style: Literal["step", "stepfilled"] = "step" if are_new else "stepfilled"
             axes.hist(values, bins, weights=weights, histtype=style, color=colour, label=label, linewidth=1.5)
 
     draw_tasks(itertools.chain(*arms.values()), False, START_COLOUR, "D_0")
-    shades = choose_colours(arms)
+    colour_by_arm = choose_colours(arms)
     for arm, records in arms.items():
-        draw_tasks(records, True, shades[arm], f"added by {TITLES[arm]}")
+        draw_tasks(records, True, colour_by_arm[arm], f"added by {TITLES[arm]}")
     axes.set(xlabel=label, ylabel="tasks, %")
     _add_legend(axes)
     return picture

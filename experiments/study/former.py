@@ -18,8 +18,8 @@ def first_place(signals: Iterable[Signal], budget: int, seed: tuple, confidence:
     """
     rng = random.Random(repr(("select", seed)))
 
-    def order(signals_of_kind: list[Signal]) -> list[Signal]:
+    def order_signals(signals_of_kind: list[Signal]) -> list[Signal]:
         rng.shuffle(signals_of_kind)
         return list({signal.task: signal for signal in signals_of_kind}.values())
 
-    return take_in_turn(signals, budget, order)
+    return take_in_turn(signals, budget, order_signals)

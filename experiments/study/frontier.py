@@ -34,8 +34,9 @@ def frontier(
     A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
     replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
     So the first task's episode must offer the tools of the second. Both together have at most `longest` calls, without
-    the ending, and each task found has all of them. Second tasks that a tool of the first one feeds (`feeding`) are
-    preferred. The share `floor` is unguided, as in `uniform`, and so are all expeditions if no two tasks can be joined.
+    the ending, and each task found has all of them. Second tasks that a tool of the first one feeds
+    (`feeding`) are preferred. The share `floor` is unguided, as in `uniform`, and so are all expeditions if
+    no two tasks can be joined.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
     candidates = [
@@ -70,9 +71,9 @@ def frontier(
         # All tasks that can be joined are equally likely to be the first.
         for index in rng.sample(range(len(candidates)), len(candidates)):
             if partners := find_partners(index):
-                first, second = candidates[index], rng.choice(partners)
-                evidence = f"mastered, as is {second.task.query!r}"
-                planned_tools = (*tools_by_task[first.task.id], *tools_by_task[second.task.id])
+                first, second_trajectory = candidates[index], rng.choice(partners)
+                evidence = f"mastered, as is {second_trajectory.task.query!r}"
+                planned_tools = (*tools_by_task[first.task.id], *tools_by_task[second_trajectory.task.id])
                 signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(planned_tools)))
                 return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, planned_tools))
         return None
@@ -80,21 +81,21 @@ def frontier(
     yield from partly_uniform(inputs, floor, rng, draw_expedition)
 
 
-def _find_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
+def _find_last_visit(episodes: Sequence[str], find_trajectory: Callable[[str], Trajectory]) -> Trajectory | None:
     """The first valid trajectory of the last step; None if all of them were lost."""
     last_step = max(map(step_of, episodes))
-    return next((one for id in episodes if step_of(id) == last_step and (one := find(id)).valid), None)
+    return next((one for id in episodes if step_of(id) == last_step and (one := find_trajectory(id)).valid), None)
 
 
-def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
-    """Whether at least `share` of the episodes of the task's last visit solved it.
+def _is_mastered(trajectory: Trajectory, inputs: EvolutionInputs, min_share: float) -> bool:
+    """Whether at least `min_share` of the episodes of the task's last visit solved it.
 
     A reward of one half or more counts as solved, as for signals; beliefs and admission count only rewards of 1.
     """
     if trajectory.replayed or not (visits := inputs.visits.get(trajectory.task.id)):
         return False
-    episodes = visits[-1].solved + visits[-1].failed
-    return episodes > 0 and visits[-1].solved >= share * episodes
+    episode_count = visits[-1].solved + visits[-1].failed
+    return episode_count > 0 and visits[-1].solved >= min_share * episode_count
 
 
 def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:

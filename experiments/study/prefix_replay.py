@@ -26,8 +26,8 @@ class PrefixLengths:
         for group in groups:
             if group.task.origin != ORIGIN or not group.valid:
                 continue
-            length = group.valid[0].replayed + (group.score < 0.5) - (group.score > 0.5)
-            new_lengths[group.task.id] = max(0, min(length, len(group.task.solution) - 1))
+            prefix_length = group.valid[0].replayed + (group.score < 0.5) - (group.score > 0.5)
+            new_lengths[group.task.id] = max(0, min(prefix_length, len(group.task.solution) - 1))
         return new_lengths, []
 
     def prefix(self, task: Task, memory: Mapping[str, Any]) -> Sequence[Action]:

@@ -56,17 +56,17 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
 
 
 def describe_tasks(
-    tasks: Sequence[Task], targets: Sequence[Task], find_tool: Callable[[Task], str], spanning: Sequence[Task]
+    tasks: Sequence[Task], targets: Sequence[Task], find_tool: Callable[[Task], str], spanning_tasks: Sequence[Task]
 ) -> Columns:
     """The columns COLUMNS of at least one task.
 
     They are `step` and `origin` of the task, `turns` of its solution, its `tool`, `x` and `y` in the plane, and
-    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks. `spanning` are the tasks that span the
-    plane.
+    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks. `spanning_tasks` are the tasks
+    that span the plane.
     """
     embed = hashed_ngrams()
     embeddings = embed([task.query for task in tasks])
-    centre, axes = _find_plane(tuple(task.query for task in spanning))
+    centre, axes = _find_plane(tuple(task.query for task in spanning_tasks))
     points = (embeddings - centre) @ axes.T
     similarities = measure_greatest(embeddings, embed([task.query for task in targets]))
     return {
@@ -127,7 +127,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
     Raises StorageError, which says what is missing or different.
     """
     summary, config, *evaluations = (
-        _read(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
+        _read_run_file(workdir / f"{name}.json") for name in ("summary", "config", "zero_shot", "final")
     )
     if difference := explain_mismatch(config, job.config):
         raise StorageError(
@@ -143,7 +143,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
     tasks = [read_task_record(record, line_number) for line_number, record in enumerate(run.tasks.values(), 1)]
     evaluation_settings = config["config"]["evaluation"]
     environment = load_environment(config["config"])
-    evaluation_tasks = _evaluation_tasks(environment, evaluation_settings, workdir)
+    evaluation_tasks = _find_evaluation_tasks(environment, evaluation_settings, workdir)
     # A run that has used up its budget has steps without episodes, which have no means.
     step_rows = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
@@ -185,7 +185,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
     }  # fmt: skip
 
 
-def _evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
+def _find_evaluation_tasks(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
     """The evaluation tasks: those of the environment, or those that the run held out."""
     tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not tasks and (workdir / states.HELD_OUT).exists():
@@ -307,8 +307,8 @@ def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             if counts.get("distance") is not None:
                 distance_by_agent[agent] = counts["distance"]
 
-    def compute_share(count: float, agent_totals: float) -> float | None:
-        return round(count / agent_totals, _DIGITS) if agent_totals else None
+    def compute_share(count: float, total: float) -> float | None:
+        return round(count / total, _DIGITS) if total else None
 
     agent_figures = {
         agent: {
@@ -338,7 +338,7 @@ def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
     return {name: pair_counts[bits] for name, bits in pair_by_name.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_run_file(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ _MAX_NOTES_PER_TASK, _MAX_NOTE_CHARS = 3, 1_000
 _REQUEST_TEXT = Path(__file__).with_name("reflexion.txt").read_text("utf-8").rstrip("\n")
 _REMINDER_TEXT = "You tried what follows before and did not solve it. What you noted then:"
 # Role of a message in the record → words before it; "→" for other roles, such as the result of an action.
-_SPEAKERS = {"user": "The user said:"}
+_SPEAKER_BY_ROLE = {"user": "The user said:"}
 
 
 def retry_failures(
@@ -35,11 +35,11 @@ def retry_failures(
     writes a note about each failure before the next trial, and sees about `room` characters of the failed episode. A
     task without a valid episode is not tried again, because it may not have failed. Raises what `play` raises.
     """
-    latest_groups = {group.task.id: group for group in groups}
+    group_by_task = {group.task.id: group for group in groups}
     notes: dict[str, tuple[str, ...]] = {}
-    trial_records = [_trial_record(latest_groups, groups, ())]
+    trial_records = [_trial_record(group_by_task, groups, ())]
     for trial_number in range(2, trials + 1):
-        failed_groups = [group for group in latest_groups.values() if group.valid and not group.solved]
+        failed_groups = [group for group in group_by_task.values() if group.valid and not group.solved]
         if not failed_groups:
             break
         tasks = [group.task for group in failed_groups]
@@ -52,9 +52,9 @@ def retry_failures(
                     notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MAX_NOTES_PER_TASK:]
         retry_groups = play(add_notes(environment, notes), tasks, f"trial{trial_number}")
         # A trial without a valid episode leaves the result of the trial before it.
-        latest_groups |= {group.task.id: group for group in retry_groups if group.valid}
-        trial_records.append(_trial_record(latest_groups, retry_groups, note_groups))
-    return list(latest_groups.values()), trial_records
+        group_by_task |= {group.task.id: group for group in retry_groups if group.valid}
+        trial_records.append(_trial_record(group_by_task, retry_groups, note_groups))
+    return list(group_by_task.values()), trial_records
 
 
 def _trial_record(latest: Mapping[str, Group], groups: Sequence[Group], note_groups: Sequence[Group]) -> dict[str, Any]:
@@ -115,14 +115,16 @@ def write_request(failure: Trajectory, room: int) -> str:
     step_texts = [
         "\n".join((
             _strip_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
-            *(f"{_SPEAKERS.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
+            *(f"{_SPEAKER_BY_ROLE.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
         ))
         for turn in failure.turns
     ]  # fmt: skip
     recent_steps = [step for step in fit_texts(step_texts, room - len(task_text), extra_each=8) if step is not None]
     first_number = len(step_texts) - len(recent_steps) + 1
-    record = "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first_number)) or "(nothing)"
-    return _REQUEST_TEXT.format(task=task_text, record=record)
+    attempt_text = (
+        "\n".join(f"{number}. {step}" for number, step in enumerate(recent_steps, first_number)) or "(nothing)"
+    )
+    return _REQUEST_TEXT.format(task=task_text, record=attempt_text)
 
 
 def add_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:

@@ -18,25 +18,26 @@ from .comparison import explain_other_variables
 from .launch import OTHER_VARIABLES, VARIABLES
 from .tables import ROOT, StudyRun
 
-_POLL_S = 0.5  # seconds
+_POLL_PERIOD_S = 0.5  # seconds
 # Seconds that a run may take to stop; it first completes its step and writes a checkpoint.
-_GRACE_S = 120.0
+_STOP_GRACE_S = 120.0
 
 
 def run_all(
-    runs: Sequence[StudyRun],
-    folder: Path,
+    jobs: Sequence[StudyRun],
+    runs_folder: Path,
     cores: Sequence[int | None],
     timeout_s: float,
     stop: threading.Event,
     on_end: Callable[[StudyRun, str, float], None],
 ) -> None:
-    """Makes the runs in `folder`/NAME, one at a time on each core (None: any), until all have ended or `stop` is set.
+    """Makes the runs in `runs_folder`/NAME, one at a time on each core (None: any), until all have ended or
+    `stopped` is set.
 
     `on_end(job, failure, seconds)` is called on the thread of the run, one call at a time; `failure` says why the run
     failed, "" if it finished. A run that takes longer than `timeout_s` seconds is stopped. Stopped runs can resume.
     """
-    pending, warm_starts = list(runs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
+    pending, warm_starts = list(jobs), dict[tuple[Any, ...], bool]()  # of started runs: whether their warm start exists
     queue_lock, ending_lock = threading.Lock(), threading.Lock()
 
     def take_job() -> StudyRun | None:
@@ -50,16 +51,16 @@ def run_all(
                         return job
                 if not pending:
                     return None
-            stop.wait(_POLL_S)
+            stop.wait(_POLL_PERIOD_S)
         return None
 
     def run_jobs(core: int | None) -> None:
         try:
             while (job := take_job()) is not None:
                 start_time = time.monotonic()
-                mark_warm = functools.partial(warm_starts.__setitem__, job.warm_start, True)
+                mark_warm_start = functools.partial(warm_starts.__setitem__, job.warm_start, True)
                 try:
-                    failure = run_job(job, folder / job.name, core, timeout_s, stop, mark_warm)
+                    failure = run_job(job, runs_folder / job.name, core, timeout_s, stop, mark_warm_start)
                 finally:
                     with queue_lock:
                         if not warm_starts[job.warm_start]:  # another run may make it
@@ -70,9 +71,9 @@ def run_all(
             stop.set()
             raise
 
-    with concurrent.futures.ThreadPoolExecutor(len(cores)) as threads:
-        futures = [threads.submit(run_jobs, core) for core in cores]
-        while concurrent.futures.wait(futures, _POLL_S).not_done:
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
+        futures = [pool.submit(run_jobs, core) for core in cores]
+        while concurrent.futures.wait(futures, _POLL_PERIOD_S).not_done:
             pass  # signals reach the main thread between two waits
     for future in futures:
         future.result()
@@ -107,14 +108,14 @@ def run_job(
         )
         start_time, terminated_at = time.monotonic(), 0.0
         while run_process.poll() is None:
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_PERIOD_S)
             if (workdir / "model.json").exists():
                 on_warm()
             current_time = time.monotonic()
             if not terminated_at and (stop.is_set() or current_time - start_time > timeout_s):
                 run_process.terminate()
                 terminated_at = current_time
-            elif terminated_at and current_time - terminated_at > _GRACE_S:
+            elif terminated_at and current_time - terminated_at > _STOP_GRACE_S:
                 end_pids(lambda: list_descendants(run_process.pid))
                 run_process.kill()
     if run_process.returncode == 0:
@@ -129,9 +130,9 @@ def run_job(
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
     """Waits while another process holds the run directory: a run of a killed study first completes its step.
 
-    Returns whether it is free; it may not be after _GRACE_S, or when `stop` is set.
+    Returns whether it is free; it may not be after _GRACE_S, or when `stopped` is set.
     """
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + _STOP_GRACE_S
     while not stop.is_set():
         try:
             lock_folder(workdir, "--runs").close()
@@ -139,7 +140,7 @@ def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
         except RunDirectoryError:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_PERIOD_S)
     return False
 
 

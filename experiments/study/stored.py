@@ -24,16 +24,16 @@ from .record import COLUMNS, CURVE_COLUMNS, ORIGIN_COUNTS, ORIGIN_MEASURES, Reco
 from .tables import StudyRun
 
 # A larger number means damage, and means of such numbers would overflow.
-_LARGEST_NUMBER = 10**100
+_MAX_NUMBER = 10**100
 # How far a success may be from the share of solved tasks in `held_out`, which leaves out tasks whose episode was lost
 # before or after training.
 _MAX_DIFFERENCE = 0.05
-_Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
-_Amount = Annotated[float, Field(ge=0, le=_LARGEST_NUMBER)]
-_Positive = Annotated[float, Field(gt=0, le=_LARGEST_NUMBER)]
+_Number = Annotated[float, Field(ge=-_MAX_NUMBER, le=_MAX_NUMBER)]
+_Amount = Annotated[float, Field(ge=0, le=_MAX_NUMBER)]
+_Positive = Annotated[float, Field(gt=0, le=_MAX_NUMBER)]
 _Share = Annotated[float, Field(ge=0, le=1)] | None  # None if there was nothing to evaluate on
 _Correlation = Annotated[float, Field(ge=-1, le=1)] | None
-_Count = Annotated[int, Field(ge=0, le=_LARGEST_NUMBER)]
+_Count = Annotated[int, Field(ge=0, le=_MAX_NUMBER)]
 _Bits = Annotated[str, Field(pattern="^[01]*$")]
 
 
@@ -143,20 +143,20 @@ def read_arm(results_folder: Path, arm: str) -> dict[int, Record]:
     path = make_path(results_folder, arm)
     if not path.exists():
         return {}
-    records: dict[int, Record] = {}
+    record_by_seed: dict[int, Record] = {}
     location = str(path)
     try:
         for line_number, line in enumerate(decompress(path).splitlines(), 1):
             location = f"{path}, line {line_number}"
             record = check_record(parse_record(line), arm)
-            if record["seed"] in records:
+            if record["seed"] in record_by_seed:
                 raise ValueError(f"seed {record['seed']} has two records")
-            records[record["seed"]] = record
+            record_by_seed[record["seed"]] = record
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ValueError(
             f"{location} cannot be read ({error}); restore the file, or delete it and run the study again"
         ) from error
-    return records
+    return record_by_seed
 
 
 def read_all(out: Path) -> dict[tuple[str, int], Record]:
@@ -174,12 +174,15 @@ def read_run(results_folder: Path, run_name: str) -> Record:
     Raises ValueError for a missing record, with the seeds or arms that are stored, and for a damaged file.
     """
     arm, _, seed = run_name.rpartition("-")
-    records = read_arm(results_folder, arm) if arm and seed.isascii() and seed.isdigit() else {}
-    if not records or int(seed) not in records:
-        seeds_text, arms_text = ", ".join(map(str, sorted(records))), ", ".join(_list_arms(results_folder)) or "none"
-        hint = f"{arm} has the seeds {seeds_text}" if records else f"expected ARM-SEED, of the arms {arms_text}"
+    record_by_seed = read_arm(results_folder, arm) if arm and seed.isascii() and seed.isdigit() else {}
+    if not record_by_seed or int(seed) not in record_by_seed:
+        seeds_text, arms_text = (
+            ", ".join(map(str, sorted(record_by_seed))),
+            ", ".join(_list_arms(results_folder)) or "none",
+        )
+        hint = f"{arm} has the seeds {seeds_text}" if record_by_seed else f"expected ARM-SEED, of the arms {arms_text}"
         raise ValueError(f"no record {run_name!r} in {results_folder / 'runs'}; {hint}")
-    return records[int(seed)]
+    return record_by_seed[int(seed)]
 
 
 def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Record]:
@@ -189,7 +192,7 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
     """
     jobs = list(jobs)
     records_by_arm = {arm: read_arm(out, arm) for arm in dict.fromkeys(job.arm for job in jobs)}
-    records: dict[tuple[str, int], Record] = {}
+    record_by_run: dict[tuple[str, int], Record] = {}
     for job in jobs:
         if (record := records_by_arm[job.arm].get(job.seed)) is None:
             continue
@@ -198,8 +201,8 @@ def read_runs(out: Path, jobs: Iterable[StudyRun]) -> dict[tuple[str, int], Reco
                 f"{make_path(out, job.arm)} holds the run {job.name} with other settings: {difference}. Choose another "
                 "--out and --runs for these settings, or delete the file and the run directories of its arm"
             )
-        records[job.arm, job.seed] = record
-    return records
+        record_by_run[job.arm, job.seed] = record
+    return record_by_run
 
 
 def store_record(results_folder: Path, record: Record) -> None:
@@ -211,8 +214,8 @@ def store_record(results_folder: Path, record: Record) -> None:
     """
     path, content = make_path(results_folder, record["arm"]), io.BytesIO()
     with _STORE_LOCK:
-        records = {**read_arm(results_folder, record["arm"]), record["seed"]: record}
+        record_by_seed = {**read_arm(results_folder, record["arm"]), record["seed"]: record}
         # gzip.compress writes a header that differs between versions of Python.
         with gzip.GzipFile(filename="", mode="wb", fileobj=content, mtime=0) as gzip_file:
-            gzip_file.write(b"".join(encode_record(records[seed], path) for seed in sorted(records)))
+            gzip_file.write(b"".join(encode_record(record_by_seed[seed], path) for seed in sorted(record_by_seed)))
         replace_file(path, content.getvalue())

@@ -83,13 +83,17 @@ def _average_tenth(records: Sequence[Record], order: Callable[[float, float, flo
     Its arguments are a tool's success before and after training, and its popularity.
     """
     tool_names, popularity = _find_tools(records[0])
-    sizes = Counter(tool_names)
-    if len(sizes) < MIN_TOOLS_FOR_TENTHS or any(record["held_out"]["tasks"] != len(tool_names) for record in records):
+    task_counts = Counter(tool_names)
+    if len(task_counts) < MIN_TOOLS_FOR_TENTHS or any(
+        record["held_out"]["tasks"] != len(tool_names) for record in records
+    ):
         return None
     success_by_seed = {}
     for record in records:
         zero_shot, final = (_compute_shares(tool_names, record["held_out"][when]) for when in ("zero_shot", "final"))
-        tools = sorted(sizes, key=lambda tool: (order(zero_shot[tool], final[tool], popularity.get(tool, 0.0)), tool))
+        tools = sorted(
+            task_counts, key=lambda tool: (order(zero_shot[tool], final[tool], popularity.get(tool, 0.0)), tool)
+        )
         success_by_seed[record["seed"]] = _average([final[tool] for tool in tools[: max(1, round(len(tools) / 10))]])
     return success_by_seed
 
@@ -100,10 +104,10 @@ def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
     None if there are fewer than MIN_LONG_TASKS of them.
     """
     _, tasks = load_held_out_tasks(records[0])
-    is_long = [len(task.solution) >= LONG for task in tasks]
-    if sum(is_long) < MIN_LONG_TASKS or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+    are_long = [len(task.solution) >= LONG for task in tasks]
+    if sum(are_long) < MIN_LONG_TASKS or any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
-    return {record["seed"]: _compute_shares(is_long, record["held_out"]["final"])[True] for record in records}
+    return {record["seed"]: _compute_shares(are_long, record["held_out"]["final"])[True] for record in records}
 
 
 def _compute_shares(kinds: Sequence[Any], bits: str) -> dict[Any, float]:
@@ -139,7 +143,7 @@ def estimate_prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str
 
 def _make_rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
     """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
-    size_by_kind = Counter(kinds)
+    task_counts = Counter(kinds)
 
     def count_solved(records: Sequence[Record], evaluation: str) -> Counter:
         counts: Counter = Counter()
@@ -152,11 +156,11 @@ def _make_rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Rec
     return [
         {
             "kind": kind[1],
-            "tasks": size,
-            "zero_shot": zero_shot_counts[kind] / size,
-            "arms": {arm: counts[kind] / size for arm, counts in final_counts.items()},
+            "tasks": task_count,
+            "zero_shot": zero_shot_counts[kind] / task_count,
+            "arms": {arm: counts[kind] / task_count for arm, counts in final_counts.items()},
         }
-        for kind, size in sorted(size_by_kind.items())
+        for kind, task_count in sorted(task_counts.items())
     ]
 
 
@@ -168,11 +172,11 @@ def load_held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _load_held_out(environment: str, evaluation: str) -> tuple[Environment, list[Task]]:
+def _load_held_out(environment_json: str, evaluation_json: str) -> tuple[Environment, list[Task]]:
     """Cached, because a grown desk takes a second to make and every part of a table asks for it."""
-    world, section = load_environment({"environment": json.loads(environment)}), json.loads(evaluation)
-    tasks = world.tasks(section["split"], section["tasks"], section["seed"])
-    return world, sorted(tasks, key=lambda task: task.id)
+    environment, settings = load_environment({"environment": json.loads(environment_json)}), json.loads(evaluation_json)
+    tasks = environment.tasks(settings["split"], settings["tasks"], settings["seed"])
+    return environment, sorted(tasks, key=lambda task: task.id)
 
 
 def _kind_by_actions(task: Task) -> tuple[int, str]:
@@ -291,7 +295,7 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
 
 
 def _make_row(
-    arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, by_tool: Sequence[Mapping[str, Any]]
+    arm: str, records: Sequence[Record], final: Successes, zero_shot: Successes, tool_rows: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     live_shares = [record["curves"]["live_groups"] for record in records]
     budgets = [{**record["budget"], "evaluation_episodes": _count_evaluation_episodes(record)} for record in records]
@@ -309,10 +313,10 @@ def _make_row(
         "budget": _mean_counts(budgets),
         # The metrics that all seeds have.
         "learning": _mean_counts([{metric: metrics[metric] for metric in metric_names} for metrics in learning_rows]),
-        **{name: means for name, mean in _OPTIONAL_MEANS.items() if (means := mean(records))},
+        **{name: means for name, average in _OPTIONAL_MEANS.items() if (means := average(records))},
         "refused": dict(Counter(_mean_counts([record["refused"] for record in records])).most_common()),
         "quality": {name: _mean_if_known([find(row["quality"]) for row in records]) for name, find in QUALITY.items()},
-        "mastered": estimate_prior_mastery(records, by_tool),
+        "mastered": estimate_prior_mastery(records, tool_rows),
         "seconds": _average([record["seconds"]["total"] for record in records]),
         "feedback_share": _average([record["evolution_seconds"] / record["seconds"]["total"] for record in records]),
     }
@@ -387,7 +391,7 @@ _OPTIONAL_MEANS = {"origins": average_worth, "predicted": average_predicted, "fa
 
 
 def _make_difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
-    by_seed = {
+    difference_by_seed = {
         str(seed): ours - theirs
         for seed, ours in finals[arm].items()
         if ours is not None and (theirs := finals[other_arm].get(seed)) is not None
@@ -396,8 +400,8 @@ def _make_difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) 
         "one": arm,
         "other": other_arm,
         **estimate_difference(finals[arm], finals[other_arm]),
-        "by_seed": by_seed,
-        "seeds_above_0": sum(value > 0 for value in by_seed.values()),
+        "by_seed": difference_by_seed,
+        "seeds_above_0": sum(value > 0 for value in difference_by_seed.values()),
     }
 
 

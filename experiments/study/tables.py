@@ -116,8 +116,8 @@ def _collect_settings(section: Mapping[str, Any]) -> dict[str, Any]:
     value_by_setting: dict[str, Any] = {}
     for setting, value in leaves(section):
         if setting in ("ground", "groups"):
-            for group in value:
-                value_by_setting |= _collect_settings(_SETTING_GROUPS[group])
+            for group_name in value:
+                value_by_setting |= _collect_settings(_SETTING_GROUPS[group_name])
         elif setting != "title":
             value_by_setting[setting] = tuple(value) if isinstance(value, list) else value
     return value_by_setting
@@ -175,8 +175,8 @@ def jobs(
 ) -> list[StudyRun]:
     """The runs by seed, then by arm, so that finished runs are paired whenever the study is stopped.
 
-    `further` settings override the common ones, but not those of an arm. Raises ValueError for an unknown arm, and for
-    a further setting that every arm sets itself.
+    `further` settings override the common ones, but not those of an arm. Raises ValueError for an unknown arm,
+    and for a further setting that every arm sets itself.
     """
     if unknown_arms := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"arm {unknown_arms[0]!r} not found; available: {', '.join(ARMS)}")

@@ -70,7 +70,7 @@ class McpCases:
                 if any(word in turn.observation.text for turn in seen.turns[:1]):
                     yield Violation("traces", case.id, f"{case.trick}: an evaluation shows what training left")
             report = SetupReport()
-            report.check_setup(trained, Task(NAME, "", {}), garbage=True)
+            report.check_setup(trained, Task(NAME, "", {}), throws_garbage=True)
             if not any("expected episodes that see nothing of each other" in fault for fault in report.plays.faults):
                 yield Violation("traces", case.id, f"{case.trick}: what a server keeps goes unnoticed by the check")
 

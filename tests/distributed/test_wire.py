@@ -31,10 +31,10 @@ class Losses:
 
 
 def test_messages_arrive_in_order_and_signs_of_life_are_not_messages(monkeypatch):
-    monkeypatch.setattr(wire_module, "_BEAT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(wire_module, "_HEARTBEAT_INTERVAL_S", 0.05)
     beats = threading.Semaphore(0)
     with Connected() as connected:
-        first, second = connected.process(0, on_beat=beats.release), connected.process(1)
+        first, second = connected.process(0, on_heartbeat=beats.release), connected.process(1)
         for number in range(100):
             first.send({"kind": "run", "number": number})
         assert [second.receive(SILENCE) for _ in range(100)] == [(0, {"kind": "run", "number": n}) for n in range(100)]

@@ -59,7 +59,7 @@ def report(*tools, garbage=True, setups=({"text": ""},), **settings) -> dict:
     environment = ToolEnvironment("typewriter", tools, settings.pop("open", dict), setups, **settings)
     found = SetupReport()
     for setup in environment.tasks("seed", 10):
-        found.check_setup(environment, setup, garbage=garbage)
+        found.check_setup(environment, setup, throws_garbage=garbage)
     return found.line(environment, "typewriter", "seed", 0.0)
 
 

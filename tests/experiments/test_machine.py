@@ -91,9 +91,9 @@ def test_bfloat16_is_chosen_where_products_of_it_are_computed(
     (written / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: sse4_2 {instructions}\n")
     monkeypatch.setattr(machine.jax, "__version_info__", jax_version)
     monkeypatch.setenv("XLA_FLAGS", flags)
-    assert machine.choose_dtype() == dtype
+    assert machine.choose_compute_dtype() == dtype
     monkeypatch.setattr(machine.jax, "default_backend", lambda: "gpu")
-    assert machine.choose_dtype() == "bfloat16"
+    assert machine.choose_compute_dtype() == "bfloat16"
 
 
 def digest(variables: Mapping[str, str]) -> str:

@@ -88,13 +88,13 @@ def test_the_dtype_that_a_run_chose_stays_on_another_machine(tmp_path, monkeypat
     began = config()
     began.model.dtype, began.workdir = "auto", str(tmp_path)
     for module in (policies, trained):
-        monkeypatch.setattr(module, "choose_dtype", lambda: "bfloat16")
+        monkeypatch.setattr(module, "choose_compute_dtype", lambda: "bfloat16")
     settled = policies.settle_model(began)
     assert settled.model.dtype == "bfloat16"
     assert read_model(began, Splits())[1].dtype == read_model(settled, Splits())[1].dtype == "bfloat16"
     (tmp_path / "config.json").write_text(json.dumps({"config": settled.to_dict()}))
     for module in (policies, trained):
-        monkeypatch.setattr(module, "choose_dtype", lambda: "float32")
+        monkeypatch.setattr(module, "choose_compute_dtype", lambda: "float32")
     assert policies.settle_model(began).model.dtype == "bfloat16"
     began.workdir = str(tmp_path / "another")
     assert policies.settle_model(began).model.dtype == "float32"

@@ -66,7 +66,7 @@ def test_what_is_made_by_hand_has_the_defaults_of_the_settings(section, made):
 
 def test_settings_of_a_name_that_the_loop_has_are_passed_to_it():
     shared = inspect.signature(Loop).parameters.keys() & read_leaves(SECTIONS[""]).keys()
-    assert shared - {"curriculum", "evolve", "validate"} == set(assemble._OWN_LOOP_SETTINGS)
+    assert shared - {"curriculum", "evolve", "validate"} == set(assemble._LOOP_SETTINGS)
 
 
 def test_plain_addresses_are_fine():

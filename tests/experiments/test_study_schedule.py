@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _it_looks_often(monkeypatch):
-    monkeypatch.setattr(schedule, "_POLL_S", 0.01)
+    monkeypatch.setattr(schedule, "_POLL_PERIOD_S", 0.01)
 
 
 def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch, tmp_path):
@@ -167,7 +167,7 @@ def test_cores_are_those_that_the_process_may_use():
 
 
 def test_a_folder_that_stays_in_use_is_not_called_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "_GRACE_S", 0.0)
+    monkeypatch.setattr(schedule, "_STOP_GRACE_S", 0.0)
     with lock_folder(tmp_path, "--runs"):
         assert not schedule.wait_until_free(tmp_path, threading.Event())
     assert schedule.wait_until_free(tmp_path, threading.Event())

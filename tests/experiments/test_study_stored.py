@@ -176,7 +176,7 @@ def test_a_smaller_table_or_one_of_another_split_does_not_replace_a_kept_one(tmp
 def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch, capsys):
     stored.store_record(tmp_path, record("static", 101, 0.5))
     workdir = tmp_path / "runs/again/static-101"
-    monkeypatch.setattr(command.schedule, "_GRACE_S", 0.0)
+    monkeypatch.setattr(command.schedule, "_STOP_GRACE_S", 0.0)
     with lock_folder(workdir, "--runs"):
         assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 2
         assert (workdir / ".lock").exists()

@@ -103,7 +103,7 @@ def compare(config: ModelConfig, sizes: dict, lora: Lora | None, loss: str, fold
         for _ in range(2):
             state, _ = learns.update(state, groups)
         assert jax.tree.map(lambda leaf: leaf.sharding, state) == layout
-        assert (learns._update._cache_size(), learns._forward._cache_size()) == (1, 1)
+        assert (learns._update_fn._cache_size(), learns._forward_fn._cache_size()) == (1, 1)
         results.append((learns, state))
     (alone, one), (spread, many) = results
     start = begun(alone, config).params

@@ -189,9 +189,9 @@ def test_demonstrations_share_one_mean():
 def test_a_column_of_another_dtype_or_shape_is_an_error(name, column, message):
     columns = {name: np.zeros((1, 1, 1), dtype) for name, dtype in DTYPES.items()}
     columns["routes"] = np.zeros((1, 1, 1, 2, 2), np.int8)
-    assert_columns(TrainBatch(**columns), axes=3)
+    assert_columns(TrainBatch(**columns), axis_count=3)
     with pytest.raises(AssertionError, match=message):
-        assert_columns(TrainBatch(**{**columns, name: column}), axes=3)
+        assert_columns(TrainBatch(**{**columns, name: column}), axis_count=3)
 
 
 def test_demonstrations_without_a_learned_token_are_an_error():

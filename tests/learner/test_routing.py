@@ -115,7 +115,7 @@ def test_packing_and_micro_batches_change_nothing() -> None:
     rehearse(both, both.init(PARAMS), [3, 3])
     packed, figures = learned(both, groups())
     alone, expected = learned(learner("replayed"), groups())
-    assert (both._update._cache_size(), both._forward._cache_size()) == (1, 1)
+    assert (both._update_fn._cache_size(), both._forward_fn._cache_size()) == (1, 1)
     assert (figures["rows"], expected["rows"]) == (2.0, 5.0)
     for one, other in zip(packed, alone, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5 * np.abs(other).max(), rtol=0)

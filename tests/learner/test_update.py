@@ -202,7 +202,7 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another_by_one_pro
         expected = now.params
     np.testing.assert_allclose(flat_array(state.params), flat_array(expected), rtol=1e-4, atol=1e-6)
     learner.update(state, GROUPS)
-    assert learner._update._cache_size() == learner._forward._cache_size() == 1
+    assert learner._update_fn._cache_size() == learner._forward_fn._cache_size() == 1
 
 
 def test_parts_are_dealt_anew_at_every_step():

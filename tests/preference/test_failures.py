@@ -42,7 +42,10 @@ def test_the_failure_agent_can_be_given_nothing_but_failures():
     hints = typing.get_type_hints(agents.pair_failures)
     given = {name: hints[name] for name in inspect.signature(agents.pair_failures).parameters}
     data = {name: kind for name, kind in given.items() if name not in ("margin", "seed", "return")}
-    assert {name: typing.get_args(kind) for name, kind in data.items()} == {"own": (Failure,), "other": (Failure,)}
+    assert {name: typing.get_args(kind) for name, kind in data.items()} == {
+        "own_failures": (Failure,),
+        "other_failures": (Failure,),
+    }
     text = inspect.getsource(agents.pair_failures)
     assert not any(word in text for word in ("expert_trajectories", "solutions", "Group", "Trajectory]"))
     assert not {"experts", "Expert"} & set(vars(failures))

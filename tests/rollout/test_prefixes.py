@@ -201,7 +201,7 @@ def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
         for name in names[: slot - 2]:
             prefixes.add(slot, name, None)
     assert count_leading(names, prefixes.holders) == 4
-    prefixes.drop(6, chunk_count=1)
+    prefixes.drop(6, kept_count=1)
     assert count_leading(names, prefixes.holders) == 3
     assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
     prefixes.drop(5)

@@ -105,7 +105,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "program's settings": ("config.json", lambda folder: open_run(folder).config()),
     "program's summary": ("summary.json", lambda folder: open_run(folder).summary()),
     "variables": ("config.json", lambda folder: comparison.explain_other_variables(STUDY_RUN, folder)),
-    "study's summary": ("summary.json", lambda folder: study_record._read(folder / "summary.json")),
+    "study's summary": ("summary.json", lambda folder: study_record._read_run_file(folder / "summary.json")),
     "study's arm": ("runs/a.jsonl.gz", lambda folder: stored.read_arm(folder, "a")),
     "study's log": ("run.log", lambda folder: schedule._read_last_words(folder / "run.log")),
     "times": ("config.json", times.read_run),

@@ -134,7 +134,7 @@ def risen(measured: dict[str, int], recorded: dict[str, int]) -> dict[str, int]:
 
 def test_of_the_desk_no_disguise_gets_more_through() -> None:
     held_out = list(environments.load("desk").tasks("eval", 1_000))
-    assert risen(through(Exclusions.of(held_out, words=0), held_out), DESK) == {}
+    assert risen(through(Exclusions.of(held_out, min_words=0), held_out), DESK) == {}
 
 
 @pytest.mark.real
@@ -159,7 +159,7 @@ def test_what_is_said_openly_within_more_is_not_in_disguise() -> None:
     """The desk's grammar joins two tasks: that is another one, and each new disguise rule must leave it alone."""
     desk = environments.load("desk")
     held_out = desk.tasks("eval", 200)
-    exclusions = Exclusions.of(held_out, words=0)
+    exclusions = Exclusions.of(held_out, min_words=0)
     refused = [
         one.query
         for one, other in zip(held_out, desk.tasks("dev", 200), strict=True)
@@ -171,7 +171,7 @@ def test_what_is_said_openly_within_more_is_not_in_disguise() -> None:
 def test_a_composed_task_with_one_half_in_disguise_is_refused() -> None:
     desk = environments.load("desk")
     held_out = [task for task in desk.tasks("eval", 200) if len(task.query.split()) > 3][:40]
-    exclusions = Exclusions.of(held_out, words=0)
+    exclusions = Exclusions.of(held_out, min_words=0)
     for task in held_out:
         hidden = Task("desk", f"delete note pillow, then {task.query.translate(CYRILLIC)}", {})
         assert "hidden in it" in exclusions.find_rule(hidden)
@@ -201,7 +201,7 @@ HOSTILE = [
 def test_a_hostile_query_is_compared_in_linear_time() -> None:
     """Twice the text takes about twice the time, whatever is said over and over."""
     desk = environments.load("desk")
-    exclusions = Exclusions.of(desk.tasks("eval", 200), words=0)
+    exclusions = Exclusions.of(desk.tasks("eval", 200), min_words=0)
     for said in HOSTILE:
         taken = []
         for length in (500, 4_000):

@@ -43,7 +43,7 @@ def with_a_look_up(environment, task: Task) -> tuple[Action, ...] | None:
 
 def through(environment, held_out: list[Task], explorer: ScriptedExplorer) -> tuple[int, int]:
     """How many evaluation plans with a look-up in front are accepted under another wording, and of how many."""
-    validate = Validation(environment, Exclusions.of(held_out, words=0))
+    validate = Validation(environment, Exclusions.of(held_out, min_words=0))
     tried = accepted = 0
     for task in held_out:
         solution = with_a_look_up(environment, task)
@@ -147,7 +147,7 @@ def test_an_end_that_is_not_known_lets_nothing_through() -> None:
             return Trajectory(task, outcome="environment_error", error="the worker is gone")
         return play(environment, task, act, **limits)
 
-    validate = Validation(desk, Exclusions.of([held_out], words=0), play=once_lost)
+    validate = Validation(desk, Exclusions.of([held_out], min_words=0), play=once_lost)
     solution = with_a_look_up(desk, held_out)
     assert solution is not None
     query = SEPARATOR.join(["see to it as we agreed"] * (held_out.query.count(SEPARATOR) + 1))

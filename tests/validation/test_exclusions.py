@@ -106,12 +106,12 @@ def test_a_query_without_letters_is_like_none_but_itself() -> None:
 
 def test_the_fewest_words_of_a_distinctive_query_are_a_setting() -> None:
     inside = f"First feed the cat. {REQUEST}. Then go home."
-    assert why(inside, words=7) == HELD
-    assert why(inside, words=8) == ""
-    assert why(inside, words=0) == ""
-    assert why(REQUEST.upper(), words=0) == SAME
+    assert why(inside, min_words=7) == HELD
+    assert why(inside, min_words=8) == ""
+    assert why(inside, min_words=0) == ""
+    assert why(REQUEST.upper(), min_words=0) == SAME
     with pytest.raises(ValueError, match="words is -1; expected"):
-        why(inside, words=-1)
+        why(inside, min_words=-1)
 
 
 def test_of_the_desk_nothing_is_refused_that_was_not() -> None:
@@ -119,7 +119,7 @@ def test_of_the_desk_nothing_is_refused_that_was_not() -> None:
     desk = environments.load("desk")
     held_out = desk.tasks("eval", 300)
     same = {one.query for one in held_out}
-    exclusions = Exclusions.of(held_out, words=0)
+    exclusions = Exclusions.of(held_out, min_words=0)
     explorer = ScriptedExplorer(neighbours=desk.neighbours, runs=2)
     seen = 0
     for place in sample_setups(desk, "seed", 35, (1,)):

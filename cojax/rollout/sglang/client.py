@@ -137,7 +137,7 @@ async def _read_content(response: httpx.Response, max_bytes: int) -> bytes:
     return bytes(content)
 
 
-def find_route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> RouteShape | None:
+def find_route_shape(config: ModelConfig, wants_routes: bool, allow_mixed: bool) -> RouteShape | None:
     """The shape of the routes that completions report, None if they report none.
 
     Raises ValueError for a model with experts that SGLang cannot serve, and for settings that exclude routes.
@@ -147,12 +147,12 @@ def find_route_shape(config: ModelConfig, routes: bool, allow_mixed: bool) -> Ro
             "SGLang reads no tied embedding of a model with experts, and would sample from an empty head; give the "
             "model a head of its own (tie_word_embeddings false), or set engine.name=local"
         )
-    if routes and allow_mixed:
+    if wants_routes and allow_mixed:
         raise ValueError(
             "a completion during which weights changed is fed again under the new ones, so the experts that sampled "
             "its tokens are not known. Unset sglang.mixed, or set learner.routes=own"
         )
-    return RouteShape.of(config) if routes else None
+    return RouteShape.of(config) if wants_routes else None
 
 
 def read_routes(meta_info: Mapping[str, Any], shape: RouteShape, first_token: int, token_count: int) -> str:
@@ -242,7 +242,7 @@ class ServerClient:
     ) -> ServerReply:
         """Samples at most `room` tokens of 0 … `vocabulary_size` − 1. The caller bounds the time.
 
-        A router whose policy is `manual` sends all requests with one `routing_key` to one server. `routes`, if not
+        A router whose policy is `manual` sends all requests with one `key_text` to one server. `routes`, if not
         None, asks for the experts of all tokens from a number on; earlier completions reported those before. Log-probs
         are those of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it
         runs with --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
@@ -302,12 +302,12 @@ class ServerClient:
         """
         async with memory.lock:
             memory.incarnation = await self.read_incarnation()
-            await self._pause()
+            await self._pause_generation()
             try:
                 # Recorded before the request: the memory may be gone even if no answer comes.
                 await memory.add((_WEIGHTS_MEMORY, *_OTHER_MEMORY))
             except BaseException:
-                await asyncio.shield(self._unpause())
+                await asyncio.shield(self._continue_generation())
                 raise
             await self._post("release_memory_occupation", {"tags": sorted(memory.kinds)}, _SLOW_TIMEOUT_S)
 
@@ -317,7 +317,7 @@ class ServerClient:
         Raises RequestFailed or RequestRefused.
         """
         async with memory.lock:
-            await self._forget_restarted(memory)
+            await self._forget_if_restarted(memory)
             if not memory:
                 return
             for tag in sorted(memory.kinds):
@@ -325,7 +325,7 @@ class ServerClient:
                 await memory.remove([tag])
             await self._post("continue_generation", {}, _QUICK_TIMEOUT_S)
 
-    async def _forget_restarted(self, memory: "ReleasedMemory") -> None:
+    async def _forget_if_restarted(self, memory: "ReleasedMemory") -> None:
         """Forgets the record of a server that was restarted: it has all its memory, and a restore would crash it."""
         if memory and await self.read_incarnation() != memory.incarnation:
             await memory.remove(memory.kinds)
@@ -339,11 +339,11 @@ class ServerClient:
         RequestRefused.
         """
         async with memory.lock:
-            await self._forget_restarted(memory)
-            await self._update(folder, label, memory)
+            await self._forget_if_restarted(memory)
+            await self._load_weights(folder, label, memory)
 
-    async def _update(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
-        await self._pause()
+    async def _load_weights(self, folder: Path, label: str, memory: "ReleasedMemory") -> None:
+        await self._pause_generation()
         try:
             if _WEIGHTS_MEMORY in memory.kinds:
                 await self._post("resume_memory_occupation", {"tags": [_WEIGHTS_MEMORY]}, _SLOW_TIMEOUT_S)
@@ -356,23 +356,23 @@ class ServerClient:
         except BaseException:
             # A server that stays paused answers no request. But one without its memory must stay paused.
             if not memory:
-                await asyncio.shield(self._unpause())
+                await asyncio.shield(self._continue_generation())
             raise
         await asyncio.shield(self._post("continue_generation", {}, _QUICK_TIMEOUT_S))
         if (version := await self.read_version()) != label:
             raise ServerFailed(f"{self.url} serves weights {version!r} after an update to {label!r}")
 
-    async def _pause(self) -> None:
+    async def _pause_generation(self) -> None:
         """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
         try:
             await self._post("pause_generation", {"mode": "retract"}, _QUICK_TIMEOUT_S)
         except BaseException as error:
             # The server may have paused although no answer came, unless it was never reached.
             if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
-                await asyncio.shield(self._unpause())
+                await asyncio.shield(self._continue_generation())
             raise
 
-    async def _unpause(self) -> None:
+    async def _continue_generation(self) -> None:
         """Ends a pause after a fault. A failure of this call is ignored, so that the first fault is reported."""
         with contextlib.suppress(RequestFailed, RequestRefused):
             await self._post("continue_generation", {}, _QUICK_TIMEOUT_S)

@@ -86,9 +86,9 @@ class WeightsFolder:
             export.write_weights(folder, config, weights.arrays(), dtype, label=label)
         return LabelledWeights(folder, label)
 
-    def prune(self, current_folders: Iterable[Path]) -> None:
+    def prune(self, kept_folders: Iterable[Path]) -> None:
         """Removes all versions except those to keep."""
-        export.prune_weights(self._versions_folder, current_folders)
+        export.prune_weights(self._versions_folder, kept_folders)
 
     def close(self) -> None:
         """Releases the lock. May be called twice."""
@@ -100,11 +100,11 @@ class WeightsFolder:
             self._lock_descriptor = -1
 
 
-def find_newest_version(folder: Path, current: LabelledWeights | None = None) -> LabelledWeights | None:
+def find_newest_version(folder: Path, current_weights: LabelledWeights | None = None) -> LabelledWeights | None:
     """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
-    Its files are checked, unless it is the `current` one. If a version is removed while it is read, its successor is
-    returned. Raises DamagedFile for a version that is damaged or not whole.
+    Its files are checked, unless it is the `current_weights` one. If a version is removed while it is read, its
+    successor is returned. Raises DamagedFile for a version that is damaged or not whole.
     """
     missing_versions: list[tuple[Path, int]] = []
     for _ in range(_READ_ATTEMPTS):
@@ -119,8 +119,8 @@ def find_newest_version(folder: Path, current: LabelledWeights | None = None) ->
         newest_folder = max(write_times, key=lambda path: (write_times[path], int(path.name)))
         try:
             label = export.read_label(newest_folder)
-            if LabelledWeights(newest_folder, label) == current:
-                return current
+            if LabelledWeights(newest_folder, label) == current_weights:
+                return current_weights
             (export.check_item if export.is_item(newest_folder) else export.check_weights)(newest_folder)
             # It may have been replaced between reading the label and checking the files.
             if export.read_label(newest_folder) == label:
@@ -164,7 +164,7 @@ class LoopThread:
             if self._close_reason:
                 coroutine.close()
                 raise EngineError(self._close_reason)
-            future = asyncio.run_coroutine_threadsafe(self._track(coroutine), self._loop)
+            future = asyncio.run_coroutine_threadsafe(self._track_call(coroutine), self._loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -193,7 +193,7 @@ class LoopThread:
         self._loop.close()
         return True
 
-    async def _track(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    async def _track_call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
         self._call_tasks.add(task)
@@ -247,7 +247,7 @@ class SGLangEngine:
     ) -> None:
         if bool(urls or settings.router) == (launch is not None):
             raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
-        _check_following(settings)
+        _check_follow_settings(settings)
         check_length(max_length, config.max_position_embeddings)
         shape = client.find_route_shape(config, wants_routes, settings.mixed)
         self._config, self._length, self._settings, self.tells_routes = config, max_length, settings, shape is not None
@@ -293,7 +293,7 @@ class SGLangEngine:
             target = self.fleet.target
             if target is None or identity is None or identity != self._loaded_identity:
                 self._loaded_identity = None
-                target = self._write(weights)
+                target = self._write_weights(weights)
             elif self.fleet.is_serving:
                 return
             self._loop.call(self.fleet.sync(target))
@@ -302,7 +302,7 @@ class SGLangEngine:
             self._kept_folders = [*self._kept_folders, target.folder][-2:]
             self._weights_folder.prune([*self._kept_folders, *self.fleet.list_reading()])
 
-    def _write(self, weights: Weights) -> LabelledWeights:
+    def _write_weights(self, weights: Weights) -> LabelledWeights:
         """Writes the weights to disk under a unique label."""
         label = f"{self._run_id}-{len(self._version_by_label)}-{weights.version}"
         # Registered before the folder exists: a following server may sample from it immediately.
@@ -333,7 +333,7 @@ class SGLangEngine:
 
     def release(self, session: str) -> None:
         """Forgets the session, if known. A running call of the session raises EngineError."""
-        self._loop.call_soon(self._forget, session)
+        self._loop.call_soon(self._forget_session, session)
 
     def rest(self) -> None:
         """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
@@ -354,13 +354,13 @@ class SGLangEngine:
     # --- on the event loop ---
 
     async def _complete(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
-        """At most `room` tokens that continue `tokens`. Raises EngineError, or ValueError for a session in use."""
+        """Up to `room` tokens that continue `tokens`. Raises EngineError, ValueError for a session in use."""
         if session in self._task_by_session:
             raise ValueError(f"session {session!r} is still generating; one call at a time")
         task = asyncio.current_task()
         assert task is not None
         self._task_by_session[session] = task
-        attempt_number = tenacity.AsyncRetrying(
+        retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._max_attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
@@ -369,7 +369,7 @@ class SGLangEngine:
         try:
             with self._busy:
                 async with asyncio.timeout(self._timeout_s):
-                    return await attempt_number(self._try, tokens, sampling, room, session, seed)
+                    return await retrying(self._try, tokens, sampling, room, session, seed)
         except TimeoutError as error:
             faults = self.fleet.list_faults()
             raise EngineError(
@@ -382,7 +382,7 @@ class SGLangEngine:
         finally:
             del self._task_by_session[session]
 
-    def _forget(self, session: str) -> None:
+    def _forget_session(self, session: str) -> None:
         """Ends the session, if known, and cancels its call."""
         if session in self._task_by_session:
             self._task_by_session[session].cancel()
@@ -442,7 +442,7 @@ class SGLangEngine:
         return Completion(reply.tokens, reply.logprobs, spans[-1][0], finish_reason, mixed_spans, reply.routes)
 
 
-def _check_following(settings: SGLangSettings) -> None:
+def _check_follow_settings(settings: SGLangSettings) -> None:
     if settings.follow and settings.release_memory:
         raise ValueError(
             "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "

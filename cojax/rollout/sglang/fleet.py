@@ -56,7 +56,7 @@ class Fleet:
         self._connections, self._memory_file, self.settings = connections, memory_file, settings
         self._any_weights, self._needs_routes, router = takes_any_weights, wants_routes, settings.router
         self._discovery_router = ServerClient(router, connections) if router and not urls and not processes else None
-        self.servers = [self._attach(url) for url in urls]
+        self.servers = [self._attach_server(url) for url in urls]
         self.servers += [Server(ServerClient("", connections), process, settings.restarts) for process in processes]
         # Represents the server that the router chooses; its health is not checked.
         self._router_server = Server(ServerClient(router, connections), None, 0, "up") if router else None
@@ -153,7 +153,7 @@ class Fleet:
         """
         self.target, self._is_syncing, self._is_resting = target, True, False
         if self._discovery_router is not None:
-            await self._discover_some(self._discovery_router)
+            await self._discover_first_servers(self._discovery_router)
         for server in self.servers:
             self._ensure_watch(server)
         recoveries = {server: server.recovery_count + (server.state == "recovering") for server in self.servers}
@@ -166,22 +166,22 @@ class Fleet:
                 await self._wait_for_one(recoveries)
         finally:
             self._is_syncing = False
-            await self._notify()
+            await self._notify_waiters()
         if not self._list_up():
             is_absent, startup_s = any(server.is_absent for server in self.servers), self.settings.startup_deadline
             advice = f"start them first; waited sglang.startup_deadline={startup_s:g} s" if is_absent else ""
             reasons_text = "; ".join(filter(None, (self.list_faults(), advice)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons_text}")
 
-    def _attach(self, url: str) -> Server:
+    def _attach_server(self, url: str) -> Server:
         memory = client.ReleasedMemory(url, self._memory_file)
         return Server(ServerClient(url, self._connections), None, 0, released_memory=memory)
 
     def _ensure_watch(self, server: Server) -> None:
         if server not in self._watch_tasks:
-            self._watch_tasks[server] = asyncio.create_task(self._watch_always(server))
+            self._watch_tasks[server] = asyncio.create_task(self._keep_watching(server))
 
-    async def _discover_some(self, router: ServerClient) -> None:
+    async def _discover_first_servers(self, router: ServerClient) -> None:
         """Finds the servers behind the router, and keeps looking for more from then on.
 
         Waits for the first one as long as a start may take, then raises EngineError.
@@ -190,7 +190,7 @@ class Fleet:
         deadline = asyncio.get_running_loop().time() + startup_s
         while True:
             try:
-                await self._discover(router)
+                await self._discover_servers(router)
             except (RequestFailed, RequestRefused) as error:
                 fault = str(error)
             if self.servers:
@@ -201,20 +201,20 @@ class Fleet:
                     f"{startup_s:g} s. Start some there: python -m experiments.serve --router={router.url}"
                 )
             await asyncio.sleep(_DISCOVERY_POLL_S)
-        self._discovery_task = self._discovery_task or asyncio.create_task(self._discover_always(router))
+        self._discovery_task = self._discovery_task or asyncio.create_task(self._keep_discovering(router))
 
-    async def _discover_always(self, router: ServerClient) -> None:
+    async def _keep_discovering(self, router: ServerClient) -> None:
         while True:
             await asyncio.sleep(min(_DISCOVERY_POLL_S, self.settings.probe_every))
             with contextlib.suppress(RequestFailed, RequestRefused):  # servers outlive their router
-                await self._discover(router)
+                await self._discover_servers(router)
 
-    async def _discover(self, router: ServerClient) -> None:
+    async def _discover_servers(self, router: ServerClient) -> None:
         """Adds servers that have joined the router, and removes those that have left it. Raises RequestFailed."""
         urls, server_by_url = await router.list_servers(), {server.client.url: server for server in self.servers}
         for url in urls:
             if url not in server_by_url:
-                self.servers.append(server := self._attach(url))
+                self.servers.append(server := self._attach_server(url))
                 if self._watch_tasks:  # its watch brings it to the current weights, between two syncs
                     _LOG.warning("%s joins", url)
                     server.state, server.fault = "down", "it has just joined"
@@ -226,7 +226,7 @@ class Fleet:
                 self.servers.remove(server)
                 if watch_task := self._watch_tasks.pop(server, None):
                     watch_task.cancel()
-        await self._notify()
+        await self._notify_waiters()
 
     async def _update_all(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target in parallel, or leaves them out."""
@@ -281,7 +281,7 @@ class Fleet:
 
     # --- each server's health ---
 
-    async def _watch_always(self, server: Server) -> None:
+    async def _keep_watching(self, server: Server) -> None:
         """Checks the server at every interval, and whenever `check_now` is set, until it is cancelled."""
         while True:
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
@@ -350,7 +350,7 @@ class Fleet:
             router_requests = self._router_server.requests if self._router_server is not None and is_hung else ()
             for request in [*server.requests, *router_requests]:
                 request.cancel()
-        await self._notify()
+        await self._notify_waiters()
 
     async def _give_weights(self, server: Server, target: LabelledWeights, has_answered: bool = True) -> None:
         """Gives one server the target.
@@ -384,7 +384,7 @@ class Fleet:
         process, pause_s = server.process, _RETRY_S
         await self._set_state(server, "recovering", server.fault)
         while server.state == "recovering":
-            target, restarts = self.target, server.restarts_left
+            target, restarts_left = self.target, server.restarts_left
             assert target is not None
             try:
                 if process is None or process.is_running:
@@ -405,7 +405,7 @@ class Fleet:
                 is_refusal = isinstance(error, RequestRefused)
                 if self.target is not target:
                     # A newer version may have replaced its folder, which is not the server's fault.
-                    server.restarts_left = restarts
+                    server.restarts_left = restarts_left
                     if is_refusal:
                         continue
                 server.refused_labels += [target.label] if is_refusal else []
@@ -425,7 +425,7 @@ class Fleet:
         if self._is_resting:
             await self._rest_server(server)
 
-    async def _notify(self) -> None:
+    async def _notify_waiters(self) -> None:
         async with self._state_change:
             self._state_change.notify_all()
 
@@ -442,7 +442,7 @@ class Fleet:
         assert old_target is not None
         fault, label = None, ""
         try:
-            label = await self._probe(server)
+            label = await self._probe_server(server)
         except (RequestFailed, RequestRefused) as error:
             fault = error
         if (server.state, self.target) != (old_state, old_target):
@@ -460,7 +460,7 @@ class Fleet:
                 server.loaded_label = label
                 await self._bring_up(server)
 
-    async def _probe(self, server: Server) -> str:
+    async def _probe_server(self, server: Server) -> str:
         """The label of the weights that a healthy server serves. Raises RequestFailed or RequestRefused if it is not
         healthy."""
         process = server.process

@@ -37,7 +37,8 @@ class LaunchSettings:
     choose. `flags` are appended to the command line; {index} in them becomes the server's number among those launched
     together. A conversation has at most `max_length` tokens; at most `max_requests` completions run in parallel (0: as
     memory allows). `port` is the first server's, 0 means any free one; `log_folder` is a folder. With `release_memory`
-    servers can release memory, with `routes` they can report which experts tokens went through. `servers` are
+    servers can release memory, with `routes` they can report which experts tokens went through. `servers`
+    are
     launched together: on the CPU they share its cores.
     """
 

@@ -108,8 +108,8 @@ def _add_music(models: Any, rng: random.Random) -> None:
         )
     for user in spotify.User.all():
         for song in rng.sample(songs, 23):
-            added_dates = _dates(rng.randrange(20, 300))
-            spotify.UserLibrarySong.create_save(user_id=user.id, song_id=song.id, **added_dates)
+            added_fields = _dates(rng.randrange(20, 300))
+            spotify.UserLibrarySong.create_save(user_id=user.id, song_id=song.id, **added_fields)
         for song in rng.sample(songs, 12):
             spotify.SongLike.create_save(user_id=user.id, song_id=song.id, **_dates(rng.randrange(20, 300), "liked_at"))
         for artist in rng.sample(artists, 5):
@@ -154,11 +154,11 @@ def _add_money(models: Any, rng: random.Random) -> None:
 
 def _add_phone_rows(models: Any, rng: random.Random) -> None:
     phone = models.phone
-    user_ids = {person: phone.User.find_one(phone_number=person.phone_number).id for person in PEOPLE}
+    user_id_by_person = {person: phone.User.find_one(phone_number=person.phone_number).id for person in PEOPLE}
     for person in PEOPLE:
         for contact, relationship in contacts(person):
             phone.Contact.create_save(
-                user_id=user_ids[person],
+                user_id=user_id_by_person[person],
                 **contact.contact,
                 relationships=[relationship],
                 birthday=contact.birthday,
@@ -169,7 +169,7 @@ def _add_phone_rows(models: Any, rng: random.Random) -> None:
             )
         for alarm_time, alarm_label in TABLES["alarms"]:
             phone.Alarm.create_save(
-                user_id=user_ids[person],
+                user_id=user_id_by_person[person],
                 time=alarm_time,
                 label=alarm_label,
                 repeat_days=TABLES["days"],

@@ -34,7 +34,7 @@ def like_genre(models: Any, person: Person, task_index: int, rng: random.Random)
 def shift_alarms(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Move the alarms that are on: a change computed from each row."""
     minutes, direction = ((20, "earlier"), (35, "later"), (50, "earlier"))[task_index]
-    shift = datetime.timedelta(minutes=minutes if direction == "later" else -minutes)
+    time_shift = datetime.timedelta(minutes=minutes if direction == "later" else -minutes)
     user = models.phone.User.find_one(phone_number=person.phone_number)
     alarms = user.alarms
     # At least one alarm is on and one is off, whatever the rows say.
@@ -42,7 +42,7 @@ def shift_alarms(models: Any, person: Person, task_index: int, rng: random.Rando
         alarm.enabled = is_on
         alarm.save()
     new_times = {
-        str(alarm.id): (datetime.datetime.strptime(alarm.time, "%H:%M") + shift).strftime("%H:%M")
+        str(alarm.id): (datetime.datetime.strptime(alarm.time, "%H:%M") + time_shift).strftime("%H:%M")
         for alarm in models.phone.Alarm.find_all(user_id=user.id, enabled=True)
     }
     return {"minutes": minutes, "direction": direction}, {"times": new_times}, None
@@ -77,22 +77,22 @@ def answer_requests(models: Any, person: Person, task_index: int, rng: random.Ra
 def most_played(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Tell which song of a genre is played most: an answer, over two lists."""
     user = models.spotify.User.find_one(email=person.email)
-    songs = {song.title: song for playlist in user.playlists for song in playlist.songs}
-    genres = [genre for genre in GENRES if sum(song.genre == genre for song in songs.values()) > 1]
+    song_by_title = {song.title: song for playlist in user.playlists for song in playlist.songs}
+    genres = [genre for genre in GENRES if sum(song.genre == genre for song in song_by_title.values()) > 1]
     genre = genres[task_index % len(genres)]
-    ranking = sorted((song.play_count, title) for title, song in songs.items() if song.genre == genre)
+    ranking = sorted((song.play_count, title) for title, song in song_by_title.items() if song.genre == genre)
     return {"genre": genre}, {"titles": [title for _, title in ranking]}, ranking[-1][1]
 
 
 def split_bill(models: Any, person: Person, task_index: int, rng: random.Random) -> TaskContent:
     """Ask a group for their shares: who they are is in one app, the money in another."""
     relationship = ("roommate", "coworker", "roommate")[task_index]
-    group = [contact for contact, relation in contacts(person) if relation == relationship]
+    group_contacts = [contact for contact, relation in contacts(person) if relation == relationship]
     share_amount = rng.randrange(8, 60)
     purpose = ("Heating bill", "Team lunch", "New curtains")[task_index]
-    receiver_ids = sorted(models.venmo.User.find_one(email=contact.email).id for contact in group)
+    receiver_ids = sorted(models.venmo.User.find_one(email=contact.email).id for contact in group_contacts)
     return (
-        {"total": share_amount * (len(group) + 1), "purpose": purpose, "relationship": relationship},
+        {"total": share_amount * (len(group_contacts) + 1), "purpose": purpose, "relationship": relationship},
         {"share": share_amount, "receivers": receiver_ids},
         None,
     )
@@ -165,8 +165,8 @@ def total_received(models: Any, person: Person, task_index: int, rng: random.Ran
     """Tell how much a group has sent since a day: an answer over two apps."""
     relationship, day = (("coworker", "2023-04-01"), ("roommate", "2023-02-15"), ("coworker", "2023-03-01"))[task_index]
     venmo = models.venmo
-    group = [contact for contact, relation in contacts(person) if relation == relationship]
-    sender_ids = [venmo.User.find_one(email=contact.email).id for contact in group]
+    group_contacts = [contact for contact, relation in contacts(person) if relation == relationship]
+    sender_ids = [venmo.User.find_one(email=contact.email).id for contact in group_contacts]
     user = venmo.User.find_one(email=person.email)
     # Each task has payments to add up, whatever the rows say.
     for sender in sender_ids:
@@ -205,10 +205,10 @@ def unfollow_artists(models: Any, person: Person, task_index: int, rng: random.R
     """Unfollow artists with few liked songs: counts over one list decide on the rows of another."""
     spotify = models.spotify
     user = spotify.User.find_one(email=person.email)
-    artist_likes = [artist for song in user.liked_songs for artist in song.artist_ids]
+    artist_likes = [artist_id for song in user.liked_songs for artist_id in song.artist_ids]
     artist_ids = [following.artist_id for following in user.user_artist_followings]
     # The limit splits the artists: it includes the least liked one, but not the most liked one.
-    like_counts = [artist_likes.count(artist) for artist in artist_ids]
+    like_counts = [artist_likes.count(artist_id) for artist_id in artist_ids]
     limit = rng.randrange(max(1, min(like_counts)), max(like_counts))
     return {"count": limit}, {"artist_ids": sorted(id for id in artist_ids if artist_likes.count(id) <= limit)}, None
 
@@ -292,28 +292,28 @@ class Scenario:
         """The apps that the solution uses, without the supervisor's."""
         return sorted(set(re.findall(r"apis\.(\w+)\.", "\n".join(self.solution))) - {"supervisor"})
 
-    def blocks(self, public: Mapping[str, Any]) -> list[str]:
+    def blocks(self, public_data: Mapping[str, Any]) -> list[str]:
         """The solution of the task with these parameters."""
-        return [re.sub(r"<(\w+)>", lambda match: repr(public[match[1]]), block) for block in self.solution]
+        return [re.sub(r"<(\w+)>", lambda match: repr(public_data[match[1]]), block) for block in self.solution]
 
 
-_SECTION = re.compile(
+_SECTION_PATTERN = re.compile(
     r"^## (\w+)\n\n(\w+), difficulty (\d), logged in to ([\w, ]+)\n\n((?:[^\n]+\n)+)\n(.+?)(?=^## |\Z)", re.M | re.S
 )
-_BLOCK = re.compile(r"^```python\n(.+?)^```$", re.M | re.S)
+_BLOCK_PATTERN = re.compile(r"^```python\n(.+?)^```$", re.M | re.S)
 
 
-def _scenario(section: re.Match[str]) -> Scenario:
+def _read_scenario(section: re.Match[str]) -> Scenario:
     scenario_name, split, difficulty, app_list, instruction, code_text = section.groups()
     logins = "\n".join(
         f"{app} = apis.{app}.login(username=me['{ACCOUNTS[app]}'], password=passwords['{app}'])['access_token']"
         for app in app_list.split(", ")
     )
-    *blocks, evaluation = _BLOCK.findall(code_text)
+    *blocks, evaluation = _BLOCK_PATTERN.findall(code_text)
     instruction, solution = " ".join(instruction.split()), (_LOGIN_CODE.replace("<logins>", logins), *blocks)
     return Scenario(scenario_name, split, int(difficulty), globals()[scenario_name], instruction, solution, evaluation)
 
 
 _SCENARIOS_TEXT = Path(__file__).with_suffix(".md").read_text(encoding="utf-8")
-_LOGIN_CODE: str = _BLOCK.findall(_SCENARIOS_TEXT)[0]
-SCENARIOS = tuple(map(_scenario, _SECTION.finditer(_SCENARIOS_TEXT)))
+_LOGIN_CODE: str = _BLOCK_PATTERN.findall(_SCENARIOS_TEXT)[0]
+SCENARIOS = tuple(map(_read_scenario, _SECTION_PATTERN.finditer(_SCENARIOS_TEXT)))

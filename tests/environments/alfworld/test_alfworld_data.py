@@ -128,8 +128,8 @@ def test_receptacles_are_named_as_the_package_reads_names(place: str, name: str)
 
 
 def test_the_rooms_of_a_number_are_always_furnished_alike() -> None:
-    assert tiny._receptacles("bathroom", 1) == tiny._receptacles("bathroom", 1)
-    furnished = {tuple(tiny._receptacles("kitchen", number)) for number in range(1, 7)}
+    assert tiny._list_receptacles("bathroom", 1) == tiny._list_receptacles("bathroom", 1)
+    furnished = {tuple(tiny._list_receptacles("kitchen", number)) for number in range(1, 7)}
     assert len(furnished) > 1
     assert all({"Fridge-1", "Microwave-1", "SinkBasin-1"} <= set(room) for room in furnished)
 

@@ -54,8 +54,8 @@ def test_a_block_that_is_stopped_is_not_told_that_its_time_is_up(appworld: AppWo
 
 
 def test_what_a_solution_does_is_not_remembered_where_a_step_of_it_was_not_ok(appworld: AppWorld, task: Task):
-    place, known = {"scenario": task.setup["task"]}, set(appworld._references)
+    place, known = {"scenario": task.setup["task"]}, set(appworld._effects_by_key)
     for code, remembered in (("1 / 0", 0), ("print(1)", 1)):
         told = appworld.find_reference_effects(Task("appworld", "Do it.", place, (block(code),)))
         assert told["tables"] == {}
-        assert len(appworld._references.keys() - known) == remembered
+        assert len(appworld._effects_by_key.keys() - known) == remembered

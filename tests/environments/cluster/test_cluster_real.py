@@ -125,7 +125,7 @@ def test_a_call_of_the_environment_behind_one_that_hangs_has_a_deadline_of_its_o
     first, *_ = trials.nodes.live
     with ThreadPoolExecutor(2) as pool:
         hanging = pool.submit(first.call, 0, "tasks", ["hang", 1, 0], 6.0)
-        until(lambda: first._counted)
+        until(lambda: first._counted_s_by_call)
         behind = pool.submit(first.call, 0, "tasks", ["all", 3, 0], 3.0)
         assert str(behind.exception(60)).startswith("tasks took longer than 3 s on ")
         assert str(hanging.exception(60)).startswith("tasks took longer than 6 s on ")

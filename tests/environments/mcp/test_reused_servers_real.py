@@ -67,7 +67,7 @@ def test_a_server_that_played_a_solution_tells_it_to_no_other_episode() -> None:
 def test_the_check_fails_where_a_server_remembers_what_it_was_told_before_its_reset(memory) -> None:
     environment = make(command=command(f"lists_server.py{memory}"), reset="clear", reuse=True, state="everything")
     report = SetupReport()
-    report.check_setup(environment, environment.tasks("seed", 1)[0], garbage=True)
+    report.check_setup(environment, environment.tasks("seed", 1)[0], throws_garbage=True)
     told = [fault for fault in report.plays.faults if "expected episodes that see nothing of each other" in fault]
     assert len(told) == bool(memory), report.plays.faults
     assert len(report.plays.faults) == len(told)
