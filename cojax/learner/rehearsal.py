@@ -71,8 +71,8 @@ def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[in
     that are loaded later. Programs are compiled but not run.
     """
     devices = learner.placement.devices
-    budget_bytes = measure_free_bytes(devices)
-    for remat in ("none", "dots") if budget_bytes is not None else ():
+    budget_bytes = measure_free_bytes(devices) or 0
+    for remat in ("none", "dots"):
         needed_bytes, needing_rows = 0, 1
         for micro_rows in _list_micro_rows(learner):
             candidate = dataclasses.replace(learner, remat=remat, micro_rows=micro_rows)
