@@ -1,14 +1,21 @@
 """Compilers of accelerators that are not here, as `make compilers` installs them: one CUDA target, and TPU targets."""
 
+import dataclasses
 import json
+import os
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from patience import patience
 
+from benchmarks.shapes import SHAPES
 from cojax import warm_start
+from cojax.compile import program_text
 from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import choose_dtype, parameters
 
 ROOT = Path(__file__).parents[2]
 PYTHON = warm_start.find_cache() / "compilers/bin/python"
@@ -22,19 +29,29 @@ SPARSE = ModelConfig(
 )  # fmt: skip
 
 
-def compiled(folder: Path, model: ModelConfig, target: str, **mesh: int) -> dict:
-    """The report of a small model in rows of LENGTH tokens."""
+def compiled(
+    folder: Path, model: ModelConfig, target: str, *, length: int = LENGTH, settings: dict | None = None, **mesh: int
+) -> dict:
+    """The report of a model in rows of that length, one a device; its update's program is in the folder as text."""
     (folder / "config.json").write_text(json.dumps(model.to_hf()))
     settings = {
-        "model.path": folder, "learner.row_length": LENGTH, "engine.max_length": LENGTH,
+        "model.path": folder, "learner.row_length": length, "engine.max_length": length,
         "learner.micro_rows": mesh["fsdp"],
-        **{f"mesh.{name}": size for name, size in mesh.items()},
+        **{f"mesh.{name}": size for name, size in mesh.items()}, **(settings or {}),
     }  # fmt: skip
     flags = [f"--config.{name}={value}" for name, value in settings.items()]
     command = [str(PYTHON), "-m", "experiments.compile", f"--target={target}", "--config=experiments/bfcl.py", "--json"]
-    done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=patience(3_000))
+    texts = f"--xla_dump_to={folder}/programs --xla_dump_hlo_module_re=jit_update --xla_dump_hlo_as_text"
+    environment = {**os.environ, "XLA_FLAGS": texts, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+    done = subprocess.run(
+        [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=patience(3_000)
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+ATTENTION = ("mha_forward", "flash_attention_sm90")
+DENSE_EXPERTS = "ragged dot as dense products over all experts"
 
 
 def check_facts(found: dict) -> None:
@@ -49,12 +66,76 @@ def check_facts(found: dict) -> None:
     assert found["collectives"].keys() & {"reduce-scatter", "collective-permute"}
 
 
+def check_speed(found: dict) -> None:
+    """The update computes no attention's forward pass twice, and XLA nothing to save memory."""
+    assert found["silent_remat"] == 0
+    kernels = found["programs"]["update"]["kernels"]
+    assert [count for name, count in kernels.items() if name.startswith(ATTENTION)] == [1]
+
+
+def cast_matrices(folder: Path, model: ModelConfig, fsdp: int) -> Counter:
+    """(a device's part of a matrix, enclosing loops) → how often the update rounds such a part to bfloat16."""
+    model, width = dataclasses.replace(model, dtype="bfloat16", param_dtype="float32"), model.hidden_size
+    parts = {
+        tuple(size // fsdp if size == width else size for size in row.shape(model))
+        for row in parameters(model) if choose_dtype(model, row) == "bfloat16"
+    }  # fmt: skip
+    (path,) = (folder / "programs").glob("*jit_update*gpu_after_optimizations.txt")
+    program = program_text.parse_program(path.read_text())
+    rounded = (
+        (tuple(map(int, re.findall(r"\d+", text.partition("{")[0][len("bf16[") :]))), loops)
+        for _, instruction, _, loops in program_text._walk_program(program, ())
+        if instruction.opcode == "convert" and (text := instruction.shape_text).startswith("bf16[")
+    )
+    return Counter(cast for cast in rounded if cast[0] in parts)
+
+
+def has_tokamax(found: dict) -> bool:
+    """Whether the compilers' Python is 3.12 or newer, where JAX and tokamax have kernels of their own for Hopper."""
+    return tuple(map(int, found["versions"]["jax"].split(".")[:3])) >= (0, 11, 1)
+
+
 @pytest.mark.real
 def test_eight_h100(tmp_path: Path) -> None:
+    """Matrices, the embedding among them, are cast once an update, before the loop over micro-batches."""
     found = compiled(tmp_path, DENSE, "h100x8", fsdp=8)
     check_facts(found)
+    check_speed(found)
     assert (found["devices"], found["mesh"]) == (8, {"fsdp": 8})
-    assert found["kernels"] == ["Triton flash attention"]
+    assert found["kernels"] == ["tokamax flash attention" if has_tokamax(found) else "Triton flash attention"]
+    assert cast_matrices(tmp_path, DENSE, 8) == {
+        ((VOCABULARY, 32), 0): 1, ((32, VOCABULARY), 0): 1,  # embedding, head
+        ((4, 32, 8, 32), 0): 1, ((4, 32, 4, 32), 0): 2, ((4, 8, 32, 32), 0): 1,  # query, key and value, output
+        ((4, 32, 768), 0): 2, ((4, 768, 32), 0): 1,  # gate and up, down
+    }  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_experts_over_eight_h100(tmp_path: Path) -> None:
+    """Without tokamax XLA multiplies every token by all experts, and the report says so."""
+    found = compiled(tmp_path, SPARSE, "h100x8", fsdp=4, expert=2)
+    check_facts(found)
+    check_speed(found)
+    assert (DENSE_EXPERTS in found["kernels"]) == (not has_tokamax(found))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("shape", "target", "length", "mesh"),
+    [("4b", "h100x1", 8_192, {"fsdp": 1}), ("30b-a3b", "h100x16", 16_384, {"fsdp": 8, "expert": 2})],
+)
+def test_what_fits_h100_with_all_its_weights(
+    shape: str, target: str, length: int, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    """Parameters and moments in bfloat16."""
+    model = dataclasses.replace(SHAPES[shape], dtype="bfloat16", param_dtype="bfloat16")
+    settings = {"model.param_dtype": "bfloat16", "optimizer.moments_dtype": "bfloat16"}
+    found = compiled(tmp_path, model, target, length=length, settings=settings, **mesh)
+    if model.sparse and not has_tokamax(found):
+        pytest.skip("tokamax is missing: it needs Python 3.12 or newer")
+    assert found["fits"]
+    check_speed(found)
+    assert DENSE_EXPERTS not in found["kernels"]
 
 
 @pytest.mark.nightly
