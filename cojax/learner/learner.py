@@ -28,7 +28,7 @@ from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.moe import RouteShape
-from cojax.policy.parameters import cast_for_compute, evaluate, hash_leaves, parameters
+from cojax.policy.parameters import cast_for_compute, evaluate, hash_leaves, jit_policy, parameters
 from cojax.policy.sharding import find_platform
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
@@ -176,9 +176,7 @@ class Learner:
             batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
                 continue
-            with self.hosts.operation("update", state, batch, micro_count, pairs) as record:
-                shardings = self.placement.list_shardings(state)
-                state, sums = record(self._update_fn(state, self._base, batch, micro_count, pairs, shardings=shardings))
+            state, sums = self.update_once(state, batch, micro_count, pairs)
             update_metrics.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([update_metrics[-1]["loss"], update_metrics[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))
@@ -213,18 +211,15 @@ class Learner:
         """
         with self.hosts.operation("prepare", state, batch, live_count, hard) as record:
             device_batch = self.placement.split_batch(batch, self.micro_rows)
-            if hard:
-                reference_logprobs = self._forward_fn(self._base, state.params, device_batch, live_count)
-                return record(dataclasses.replace(device_batch, reference_logprobs=reference_logprobs))
-            if not self.on_policy:
-                old_logprobs = self._forward_fn(self._base, state.params, device_batch, live_count)
-                device_batch = dataclasses.replace(device_batch, old_logprobs=old_logprobs)
-            if self.reads_reference:
-                reference_logprobs = self._forward_fn(self.reference, None, device_batch, live_count)
-                device_batch = dataclasses.replace(device_batch, reference_logprobs=reference_logprobs)
-            elif self.round_reference == "round":
-                device_batch = dataclasses.replace(device_batch, reference_logprobs=device_batch.old_logprobs)
-            return record(device_batch)
+            columns: dict[str, jax.Array] = {}
+            if hard or not self.on_policy:
+                own_logprobs = self._forward_fn(self._base, state.params, device_batch, live_count)
+                columns["reference_logprobs" if hard else "old_logprobs"] = own_logprobs
+            if self.reads_reference and not hard:
+                columns["reference_logprobs"] = self._forward_fn(self.reference, None, device_batch, live_count)
+            elif self.round_reference == "round" and not hard:
+                columns["reference_logprobs"] = columns["old_logprobs"]
+            return record(dataclasses.replace(device_batch, **columns))
 
     def update_once(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: tuple[TrainBatch, np.int32] | None = None
@@ -277,7 +272,8 @@ class Learner:
             optimizer=self.compensated_optimizer, on_policy=self.on_policy,
             pair_loss=None if self.hard is None else self.hard.loss,
         )  # fmt: skip
-        return jax.jit(update, donate_argnums=0, static_argnames="shardings")
+        functools.update_wrapper(update, arithmetic.update)  # its name, which profiles show
+        return jit_policy(update, self.config, donate_argnums=0, static_argnames="shardings")
 
     @functools.cached_property
     def _forward_fn(self) -> Wrapped:
@@ -287,7 +283,7 @@ class Learner:
             score = functools.partial(self._scores, base, self._cast(params), entropy="none")
             return compute_logprobs(score, batch, count)
 
-        return jax.jit(forward, out_shardings=self.placement.batch)
+        return jit_policy(forward, self.config, out_shardings=self.placement.batch)
 
     def _scores(self, base: Params | None, params: Params | None, batch: TrainBatch, *, entropy: str) -> TokenScores:
         """Scores float32[b, T] of a policy.
@@ -299,11 +295,10 @@ class Learner:
             assert self.lora is not None
             policy_params = add_adapters(self.config, self.lora, base, params)
         assert policy_params is not None
-        inputs = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
-            self.config, policy_params, *inputs, mask=batch.weights > 0, temperature=self.temperature, remat=self.remat,
-            mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
-            prefix_ids=batch.prefix_ids if self.shape.shares else None,
+            self.config, policy_params, batch.tokens, batch.positions, batch.segment_ids, mask=batch.weights > 0,
+            temperature=self.temperature, remat=self.remat, mesh=self.mesh, entropy=entropy, routes=batch.routes,
+            replay=self.routes == "replayed", prefix_ids=batch.prefix_ids if self.shape.shares else None,
         )  # fmt: skip
 
     def _cast(self, params: Params | None) -> Params | None:

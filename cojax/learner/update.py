@@ -127,9 +127,8 @@ def update(
     is_finite = jnp.isfinite(loss_sum) & jnp.isfinite(gradient_norm)
     new_state = jax.tree.map(lambda new_leaf, old_leaf: jnp.where(is_finite, new_leaf, old_leaf), new_state, state)
     if shardings is not None:
-        leaves, structure = jax.tree.flatten(new_state)
-        leaves = [jax.lax.with_sharding_constraint(leaf, spec) for leaf, spec in zip(leaves, shardings, strict=True)]
-        new_state = jax.tree.unflatten(structure, leaves)
+        layout = jax.tree.unflatten(jax.tree.structure(new_state), shardings)
+        new_state = jax.tree.map(jax.lax.with_sharding_constraint, new_state, layout)
     return new_state, {"loss": loss_sum, "grad_norm": gradient_norm, **fact_sums}
 
 

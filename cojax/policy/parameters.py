@@ -220,6 +220,22 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.eval_shape(function, tree) if is_abstract else function(tree)
 
 
+def jit_policy(function: Callable[..., Any], config: ModelConfig | None = None, **options: Any) -> Any:
+    """`jax.jit` of a function of a policy, whose first argument is the `config` unless that is given here.
+
+    It rounds where the function does; XLA otherwise drops a rounding to bfloat16 before float32. Products of a float32
+    policy are of float32, unless JAX is set to a precision; the default of GPUs is TF32, that of TPUs bfloat16.
+    """
+
+    @functools.wraps(function)
+    def compute(*arguments: Any, **settings: Any) -> Any:
+        precision = {"float32": "highest"}.get((config or arguments[0]).dtype)
+        with jax.default_matmul_precision(jax.config.values["jax_default_matmul_precision"] or precision):
+            return function(*arguments, **settings)
+
+    return jax.jit(compute, compiler_options={"xla_allow_excess_precision": False}, **options)
+
+
 def choose_dtype(config: ModelConfig, parameter: Parameter) -> str:
     """The dtype in which a parameter takes part in products; a router's product is float32."""
     is_matrix = parameter.path[0] == "embed" or (bool(parameter.input_axes) and "router" not in parameter.axes)

@@ -498,7 +498,6 @@ def find_scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
 
 def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
     """float32[..., V]: the product of hidden states [..., D] and `find_scoring_matrix`, summed in float32."""
-    axis = 1 if config.tie_word_embeddings else 0
-    dims = (((hidden.ndim - 1,), (axis,)), ((), ()))
+    dims = (((hidden.ndim - 1,), (1 if config.tie_word_embeddings else 0,)), ((), ()))
     dtype = jnp.dtype(config.dtype)
     return jax.lax.dot_general(hidden.astype(dtype), matrix.astype(dtype), dims, preferred_element_type=jnp.float32)

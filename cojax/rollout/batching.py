@@ -27,6 +27,7 @@ import numpy as np
 from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
+from cojax.policy.parameters import jit_policy
 from cojax.policy.sharding import Mesh, constrain
 from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
@@ -390,7 +391,7 @@ def prefill(
     return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None
 
 
-@functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
+@functools.partial(jit_policy, static_argnames=("config", "length", "mesh"))
 def _embed_tokens(
     config: ModelConfig, end_params: Params, tokens: jax.Array, starts: jax.Array, length: int, mesh: Mesh | None
 ) -> tuple[jax.Array, jax.Array]:
@@ -399,7 +400,7 @@ def _embed_tokens(
 
 
 @functools.partial(
-    jax.jit, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old_cache"
+    jit_policy, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old_cache"
 )
 def _run_layer(
     config: ModelConfig,
@@ -443,7 +444,7 @@ def copy_prefixes(
     return jax.lax.fori_loop(0, copy_count, copy_layers, cache)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
+@functools.partial(jit_policy, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
 def decode(
     config: ModelConfig,
     params: Params,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import initialize
-from tiny_learner import GROUPS, PARAMS, bits, flat_array, make_learner
+from tiny_learner import CONFIG, GROUPS, PARAMS, bits, flat_array, make_learner
 
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
@@ -58,6 +58,17 @@ def _computes_half():
     """float32 parameters, which it computes with as bfloat16; its reference is the policy."""
     learner = make_learner(optimizer=adamw(1e-5), loss_settings={"kl_coefficient": 0.1}, reference=PARAMS)
     return dataclasses.replace(learner, config=half(learner.config), reference=PARAMS)
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "HIGHEST"), ("bfloat16", "DEFAULT")])
+def test_products_of_float32_are_of_float32_on_every_platform(dtype, precision):
+    """The update and the forward pass of the reference, as they are lowered."""
+    learner = dataclasses.replace(_computes_half(), config=dataclasses.replace(CONFIG, dtype=dtype))
+    (batch,) = learner.pack(GROUPS, 0).batches
+    for lower in learner.lower_programs(learner.init(PARAMS), batch).values():
+        products = [line for line in lower().as_text().splitlines() if "stablehlo.dot_general" in line]
+        assert len(products) >= 9
+        assert all(f"precision = [{precision}, {precision}]" in line for line in products)
 
 
 def test_masters_move_where_bfloat16_would_stand_still():
