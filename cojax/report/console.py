@@ -267,8 +267,8 @@ def _make_results_table(summary: Mapping[str, Any]) -> Table:
     for row_title, summary_key in _COUNT_KEYS.items():
         counts = summary.get(summary_key, {})
         table.add_row(row_title, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
-    if probe_figures := summary.get("probe"):
-        table.add_row("probe", f"{describe_probe(probe_figures)}, {probe_figures['tokens']:,} tokens")
+    if probe_stats := summary.get("probe"):
+        table.add_row("probe", f"{describe_probe(probe_stats)}, {probe_stats['tokens']:,} tokens")
     if (token_counts := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in token_counts.items()))
     if summary.get("logprob_mismatch") is not None:

@@ -350,7 +350,7 @@ class Prefixes:
             self._chunks_by_slot[slot_index].append(chunk_name)
 
     def drop(self, slot_index: int, kept_count: int = 0) -> None:
-        """The slot will be overwritten, except for its first `keep` chunks."""
+        """The slot will be overwritten, except for its first `kept_count` chunks."""
         for chunk_name in self._chunks_by_slot[slot_index][kept_count:]:
             del self.holders[chunk_name][slot_index]
             if not self.holders[chunk_name]:

@@ -337,13 +337,15 @@ def find_false_condition(
         truths = {_decide_condition(condition, text_before, world) for world in worlds}
         if len(truths) != 1 or None in truths:
             continue
-        peers = [*texts[:index], *texts[index + 1 :]]
+        other_texts = [*texts[:index], *texts[index + 1 :]]
         if index + 1 < len(texts) and _PATTERNS["else"].match(texts[index + 1]):
-            text_after = f"{text_after} {peers.pop(index)}"
+            text_after = f"{text_after} {other_texts.pop(index)}"
         branch = _PATTERNS["else"].search(text_after)
         act, else_text = (text_after[: branch.start()], text_after[branch.end() :]) if branch else (text_after, "")
         actions = [steps[step].action for step in changes]
-        if _acts_wrongly(f"{text_before} {act}", else_text, " ".join(peers), actions, truths != {match[1] == "unless"}):
+        if _acts_wrongly(
+            f"{text_before} {act}", else_text, " ".join(other_texts), actions, truths != {match[1] == "unless"}
+        ):
             return condition.strip()
     return ""
 

@@ -23,9 +23,9 @@ _BEAT_PERIOD_S, _JOIN_PERIOD_S, _LOOK_PERIOD_S = 0.5, 5.0, 0.25
 _PLACE_S = 120.0
 # Seconds for a call that concerns the whole environment.
 _SERVICE_TIMEOUT_S = 120.0
-# A node gets at most _MAX_STARTS actors within _WINDOW_S seconds.
+# A node gets at most _MAX_STARTS actors within _START_WINDOW_S seconds.
 _MAX_STARTS, _START_WINDOW_S = 3, 60.0
-# A node that is silent for MAX_SILENCE_S seconds is lost; after DOUBT_AFTER_S it gets no new episode.
+# A node that is silent for MAX_SILENCE_S seconds is lost; after MAX_TRUSTED_SILENCE_S it gets no new episode.
 MAX_SILENCE_S, MAX_TRUSTED_SILENCE_S = 30.0, 5.0
 # Seconds that a call may count. The watch over an episode, and the worker of an isolated one, allow far fewer.
 LONGEST_CALL_S = 3_600.0

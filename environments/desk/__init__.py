@@ -30,7 +30,7 @@ from .skills import DESK, Suite, find_suite
 
 # The splits that an evaluation of all splits covers.
 EVALUATION = ("eval", "dev", "challenge")
-# A tool of popularity rank r, within its suite, has the weight r ** -POPULARITY for an unguided explorer.
+# A tool of popularity rank r, within its suite, has the weight r ** -POPULARITY_EXPONENT for an unguided explorer.
 POPULARITY_EXPONENT = 1.3
 
 

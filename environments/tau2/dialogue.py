@@ -134,8 +134,8 @@ def _make_dialogue(episode: Episode, task: Task, customer: AskCustomer) -> Episo
         if action.calls:
             return episode.step(dataclasses.replace(action, text="", error=""))
         said_text = strip_thought(action.text.encode("utf-8", "replace").decode())
-        if obstacle := _explain_unsayable(action, said_text, remaining_chars):
-            return Observation((Message("tool", f"error: {obstacle}"),), ok=False)
+        if complaint := _explain_unsayable(action, said_text, remaining_chars):
+            return Observation((Message("tool", f"error: {complaint}"),), ok=False)
         remaining_chars -= len(said_text)
         messages.append(("agent", said_text))
         return ask_customer(said_text)

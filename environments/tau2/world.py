@@ -193,7 +193,7 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
         actions.append(Action(calls=(Call(REPLY, {"message": ", ".join(facts)}),)))
     return Task(
         NAME,
-        record.get("ticket") or _write_request(record["user_scenario"]["instructions"]),
+        record.get("ticket") or _format_request(record["user_scenario"]["instructions"]),
         make_setup(domain, record),
         (*actions, Action(calls=(Call(ENDING_TOOL),))),
     )
@@ -237,7 +237,7 @@ def strangers(
     return [{"domain": domain, "user_id": user_id} for user_id, user in users.items() if not is_mentioned(user)]
 
 
-def _write_request(instructions: Mapping[str, Any]) -> str:
+def _format_request(instructions: Mapping[str, Any]) -> str:
     """What the simulated user is told, as a request in writing."""
     sections: Sequence[tuple[str, str]] = (
         ("Reason for the request", "reason_for_call"),

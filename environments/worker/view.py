@@ -49,13 +49,15 @@ def show_only(visible_paths: list[str], hidden_paths: list[str], bounds: Bounds)
 
     That folder is /tmp, unless /tmp itself is visible.
     """
-    paths = sorted({os.path.abspath(path) for path in visible_paths if os.path.exists(path)})
-    if "/" in paths:
+    shown_paths = sorted({os.path.abspath(path) for path in visible_paths if os.path.exists(path)})
+    if "/" in shown_paths:
         raise ValueError(
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
         )
-    scratch = "/scratch" if "/tmp" in paths else "/tmp"
-    root = next(top for top in _ROOT_CANDIDATES if os.path.isdir(top) and not any(lies_in(path, top) for path in paths))
+    scratch = "/scratch" if "/tmp" in shown_paths else "/tmp"
+    root = next(
+        top for top in _ROOT_CANDIDATES if os.path.isdir(top) and not any(lies_in(path, top) for path in shown_paths)
+    )
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
     old_mounts = _mounts()
     kernel.mount("tmpfs", root, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755,size=4m,nr_inodes=8192")
@@ -70,7 +72,7 @@ def show_only(visible_paths: list[str], hidden_paths: list[str], bounds: Bounds)
         if os.path.exists(path):
             _bind_mount(path, root + path)
     bound_paths = ["/usr"]
-    for path in paths:
+    for path in shown_paths:
         if not any(lies_in(path, bound_path) for bound_path in bound_paths):
             _bind_mount(path, root + path)
             bound_paths.append(path)

@@ -111,10 +111,12 @@ def check_record(record: Mapping[str, Any], arm: str) -> Record:
         if fault["type"] == "model_type":
             expectation = "expected an object"
         raise ValueError(f"{key} is {quote(fault['input'])}; {expectation}") from None
-    for keys, counter in _EQUAL_LENGTHS:
-        length = _get(record, counter) if counter else len(_get(record, keys[0]))
+    for keys, length_key in _EQUAL_LENGTHS:
+        length = _get(record, length_key) if length_key else len(_get(record, keys[0]))
         if wrong := [key for key in keys if len(_get(record, key)) != length]:
-            raise ValueError(f"{wrong[0]} has {len(_get(record, wrong[0]))} values; {counter or keys[0]} says {length}")
+            raise ValueError(
+                f"{wrong[0]} has {len(_get(record, wrong[0]))} values; {length_key or keys[0]} says {length}"
+            )
     for key in ("zero_shot", "final"):
         bits = record["held_out"][key]
         if bits and record[key] is not None and abs(record[key] - bits.count("1") / len(bits)) > _MAX_DIFFERENCE:

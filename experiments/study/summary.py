@@ -252,10 +252,12 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
     if len(task_sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
         raise ValueError(f"the runs of table {table_name!r} were evaluated on {len(task_sets)} different sets of tasks")
     zero_shot_successes = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
-    by_kind = break_down(by_arm)
+    breakdowns = break_down(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
     parts_by_name = {
-        part: {arm: successes for arm, arm_records in by_arm.items() if by_kind and (successes := score(arm_records))}
+        part: {
+            arm: successes for arm, arm_records in by_arm.items() if breakdowns and (successes := score(arm_records))
+        }
         for part, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
     return {
@@ -277,7 +279,8 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
             seed for seed in common_seeds if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
-            _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, by_kind.get("tool", ())) for arm in table.arms
+            _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, breakdowns.get("tool", ()))
+            for arm in table.arms
         ],
         "differences": [_make_difference(arm, other_arm, finals) for arm, other_arm in table.differences],
         # Success over a part of the held-out tasks, by arm, and its paired differences.
@@ -288,7 +291,7 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
             }
             for name, successes in parts_by_name.items() if successes
         },
-        "breakdowns": by_kind,
+        "breakdowns": breakdowns,
         "tasks_by_tool": count_tasks_by_tool(by_arm),
         "made_with": _describe_machines(runs),
     }  # fmt: skip
