@@ -176,7 +176,9 @@ class Learner:
             batch, micro_count = device_batches[batch_number], micro_counts[batch_number]
             if batch is None:
                 continue
-            state, sums = self.update_once(state, batch, micro_count, pairs)
+            with self.hosts.operation("update", state, batch, micro_count, pairs) as record:
+                shardings = self.placement.list_shardings(state)
+                state, sums = record(self._update_fn(state, self._base, batch, micro_count, pairs, shardings=shardings))
             update_metrics.append(arithmetic.mean_metrics(jax.device_get(sums), step_batches.batches[batch_number]))
             if not np.isfinite([update_metrics[-1]["loss"], update_metrics[-1]["grad_norm"]]).all():
                 host_batch = jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), fetch(self.hosts, batch))

@@ -206,8 +206,10 @@ def _find_contradiction(query_words: set[str], tools: set[str], solution_words: 
         return ""
     called_apps = {applications[tool] for tool in tools if tool in applications}
     for tool in names:
-        if applications.get(tool) in called_apps and (words := (words_by_tool[tool] - solution_words) & query_words):
-            return f"the query says {min(words)!r}, which is what {tool} does, and not what the solution does"
+        if applications.get(tool) in called_apps and (
+            asked_words := (words_by_tool[tool] - solution_words) & query_words
+        ):
+            return f"the query says {min(asked_words)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
 

@@ -220,7 +220,7 @@ def test_the_stable_names_are_there_and_no_other() -> None:
     stub: dict[str, object] = {}
     exec((ROOT / "cojax" / "__init__.pyi").read_text(), stub)
     assert stub["__all__"] == cojax.__all__
-    assert cojax.__all__ == sorted(cojax._PUBLIC)
+    assert cojax.__all__ == sorted(cojax._MODULE_BY_NAME)
     assert all(callable(getattr(cojax, name)) for name in cojax.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         cojax.trian  # noqa: B018

@@ -94,6 +94,6 @@ def _reusing() -> Iterator[ToolEnvironment]:
 
 
 def _worker(environment: ToolEnvironment) -> IsolatedEnvironment:
-    opener = environment._open
+    opener = environment._open_world
     assert isinstance(opener, Opener)
     return opener.worker

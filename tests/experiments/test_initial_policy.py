@@ -124,7 +124,7 @@ def test_all_weights_learn_once_and_the_result_says_what_they_were_shown(folder,
     def never(*given, **settings):
         raise AssertionError("learned twice")
 
-    monkeypatch.setattr(initial_policy, "_train_policy", never)
+    monkeypatch.setattr(initial_policy, "_train", never)
     moved = tmp_path / "moved"
     shutil.copytree(folder, moved)
     again, _ = start(taught(moved))

@@ -189,7 +189,7 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another_by_one_pro
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
     assert (metrics["updates"], metrics["groups"], int(state.step)) == (2.0, 3.0, 1)
     assert metrics["tokens_trained"] == 3 * (3 + 4 + 5 + 6)
-    parts = learner.objective._deal(GROUPS, (4, 0))
+    parts = learner.objective._deal_groups(GROUPS, (4, 0))
     assert sorted(id(group) for part in parts for group in part) == sorted(map(id, GROUPS))
     start, expected = learner.init(PARAMS), PARAMS
     for part in parts:
@@ -206,7 +206,7 @@ def test_updates_of_parts_are_those_of_their_groups_one_after_another_by_one_pro
 
 
 def test_parts_are_dealt_anew_at_every_step():
-    groups, deal = make_groups(5), shared_learner(**PARTS).objective._deal
+    groups, deal = make_groups(5), shared_learner(**PARTS).objective._deal_groups
     dealt = [deal(groups, (0, step)) for step in range(6)]
     assert {tuple(len(part) for part in parts) for parts in dealt} == {(3, 2)}
     assert len({str([[groups.index(group) for group in part] for part in parts]) for parts in dealt}) > 1
@@ -214,7 +214,7 @@ def test_parts_are_dealt_anew_at_every_step():
 
 def test_a_part_without_a_live_group_makes_no_update():
     learner = shared_learner(**PARTS)
-    flat = learner.objective._deal(GROUPS, (4, 0))[0]
+    flat = learner.objective._deal_groups(GROUPS, (4, 0))[0]
     groups = [Group(g.task, g.trajectories[:1] * 4) if g in flat else g for g in GROUPS]
     state, metrics = learner.update(learner.init(PARAMS), groups)
     assert metrics["updates"] == 1.0

@@ -43,7 +43,7 @@ def test_the_failure_agent_can_be_given_nothing_but_failures():
     given = {name: hints[name] for name in inspect.signature(agents.pair_failures).parameters}
     data = {name: kind for name, kind in given.items() if name not in ("margin", "seed", "return")}
     assert {name: typing.get_args(kind) for name, kind in data.items()} == {
-        "own_failures": (Failure,),
+        "own": (Failure,),
         "other_failures": (Failure,),
     }
     text = inspect.getsource(agents.pair_failures)

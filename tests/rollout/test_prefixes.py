@@ -158,7 +158,7 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
         if len(calls) == 1:
             queued.wait(patience(30))
         elif len(calls) == 2:
-            assert len(calls[0]._waiting_for_chunks) == 2
+            assert len(calls[0]._waiting_requests) == 2
             engine.release("0")
         return real(*arguments)  # type: ignore[arg-type]
 
