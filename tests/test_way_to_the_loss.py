@@ -84,7 +84,7 @@ def test_few_functions_lie_between_a_command_and_the_loss(
         "compute",  # what jit_policy compiles
         "update",
         "_add_micro_batch",
-        "score_micro_batch",
+        "score_micro",
         "loss",
         "grpo",
     ]
