@@ -50,7 +50,7 @@ def test_where_nothing_answers_is_said_without_waiting():
 SILENT = """
 import socket, sys
 from environments.cluster import connection
-connection._JOIN_TIMEOUT_S = 2.0
+connection._JOIN_S = 2.0
 with socket.create_server(("127.0.0.1", 0)) as silent:
     connection.connect(f"{sys.argv[1]}127.0.0.1:{silent.getsockname()[1]}")
 """
