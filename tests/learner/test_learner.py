@@ -279,7 +279,7 @@ for _ in range(3):
     state, _ = learner.update(state, here.GROUPS)
 assert layout == jax.tree.map(lambda leaf: leaf.sharding, state)
 assert len(state.params["embed"]["embedding"].sharding.device_set) == 4
-assert learner._update._cache_size() == 1
+assert learner._update_fn._cache_size() == 1
 np.save(sys.argv[3], here.flat_array(state.params))
 try:
     here.make_learner(mesh=make_mesh(data=4), micro_rows=2)

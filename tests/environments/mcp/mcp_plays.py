@@ -70,6 +70,6 @@ class Following:
 
 def processes(environment: ToolEnvironment) -> set[int]:
     """The processes behind an environment."""
-    opener = environment._open
+    opener = environment._open_world
     assert isinstance(opener, Opener)
     return list_descendants(opener.worker.supervisor)
