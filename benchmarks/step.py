@@ -110,7 +110,7 @@ def step(
             **machine.read_peak_memory(),
             **_compute_mfu(config, workload, figures, machine.measure_matmul_rate(dtype)),
             "row_length": learner.row_length,
-            "micro_rows": micro_rows,
+            "micro_rows": learner.micro_rows,
             "lanes": lanes,
             "remat": learner.remat,
         }

@@ -120,7 +120,6 @@ def update(
             "rows": rows,
             "row_length": layout.length,
             "segments": segments,
-            "micro_rows": micro_rows,
             "prompt_length": layout.prompt_length,
             "completion_length": layout.completion_length,
             **_add_rates(figures, layout, model.config),
@@ -177,6 +176,7 @@ def _measure_update(
     return {
         "reference": reference,
         "remat": learner.remat,
+        "micro_rows": learner.micro_rows,
         "update_seconds": seconds,
         "compile_seconds": compute_compile_s(first_s, seconds),
         "program_kb": program_bytes / 1e3,

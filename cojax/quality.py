@@ -252,11 +252,12 @@ def describe_pool(
 ) -> dict[str, Any]:
     """The quality of a pool, as metrics.jsonl stores it. The keys are stable:
 
-    tasks          number of tasks compared: all of the pool, or a sample of `max_tasks` sr_at_k        mean cosine of
-    each query to its k nearest in the pool; lower is more diverse ed_rel         energy distance to the target queries,
-    of their mean pairwise distance; lower is closer max_similarity cosine of each query to its nearest target: `mean`,
-    `max`, and `histogram`, counts in 20 bins, 0 to 1 turns          mean actions of a solution initial, synthesized
-    the same figures for the initial tasks, and for those that evolution added
+    - tasks: number of tasks compared: all of the pool, or a sample of `max_tasks`
+    - sr_at_k: mean cosine of each query to its k nearest in the pool; lower is more diverse
+    - ed_rel: energy distance to the target queries, of their mean pairwise distance; lower is closer
+    - max_similarity: cosine of each query to its nearest target: mean, max, and histogram, counts in 20 bins, 0 to 1
+    - turns: mean actions of a solution
+    - initial, synthesized: the same figures for the initial tasks, and for those that evolution added
 
     Undefined figures are left out: those of fewer than two tasks, or without targets. If `embed` is None, all figures
     that need embeddings are left out. A sample holds the tasks with the smallest ids. Ids are hashes of the content, so

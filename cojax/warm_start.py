@@ -182,7 +182,7 @@ def obtain(
     """The model folder of this key, and whether this call made it. A new folder appears whole or not at all.
 
     `key` holds every setting that decides the result; the versions of packages are added. `make_params` returns the
-    parameters and the other entries of `read`. Raises OSError, naming COJAX_CACHE, if the cache cannot be
+    parameters and the other entries of `read_record`. Raises OSError, naming COJAX_CACHE, if the cache cannot be
     written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}

@@ -1,4 +1,4 @@
-"""Operations that all processes run at the same time: process 0 names each (`Leader`), the others follow (`Follower`).
+"""Operations that all processes run at the same time: process 0 names each (`Lead`), the others follow (`Follower`).
 
 Arrays that are spread over all hosts cannot be sent: each process holds its own part. A command therefore names such an
 argument by the command whose result it was. Before the next operation, the others drop the results that process 0 no

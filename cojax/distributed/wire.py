@@ -40,9 +40,9 @@ class WireError(RuntimeError):
 class Wire:
     """The connections of this process, by the number of the process at the other end.
 
-    `on_loss` is called once, on its own thread, with the number of a lost process and the reason. `on_beat` is called
-    twice a second on another one. `on_message` is called with each message as it arrives, and returns whether it has
-    handled it; `receive` gives the others.
+    `on_loss` is called once, on its own thread, with the number of a lost process and the reason. `on_heartbeat` is
+    called twice a second on another one. `on_message` is called with each message as it arrives, and returns whether it
+    has handled it; `receive` gives the others.
     """
 
     def __init__(

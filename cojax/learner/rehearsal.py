@@ -1,8 +1,8 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
-So a run that does not fit into memory ends in its first minute, with advice, and not hours later.
-`choose_fastest` compiles updates too, to choose what the backward pass keeps. The functions below measure free
-memory and the memory that a compiled update takes.
+So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `choose_fastest`
+compiles updates too, to choose what the backward pass keeps and how many rows go through the model at a time. The
+functions below measure free memory and the memory that a compiled update takes.
 """
 
 import dataclasses
@@ -79,8 +79,8 @@ def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[in
         for micro_rows in _list_micro_rows(learner):
             candidate = dataclasses.replace(learner, remat=remat, micro_rows=micro_rows)
             # An update takes at most in proportion less for fewer rows.
-            least_bytes = max(estimate_min_bytes(candidate), needed_bytes * micro_rows // needing_rows)
-            if least_bytes > budget_bytes:
+            min_bytes = max(estimate_min_bytes(candidate), needed_bytes * micro_rows // needing_rows)
+            if min_bytes > budget_bytes:
                 continue
             step_batch, pairs = make_full_batches(candidate, group_sizes)
             programs = [lower().compile() for lower in candidate.lower_programs(state, step_batch, pairs).values()]

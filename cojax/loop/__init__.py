@@ -60,7 +60,7 @@ class Loop:
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which also receives the memories of the detectors named
     in `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions, which find at most `budget` tasks
     in total and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused if
-    `wordings` finds a similarly worded task in the pool; None compares nothing. `predictor` turns the memory of
+    `near_duplicates` finds a similarly worded task in the pool; None compares nothing. `predictor` turns the memory of
     the detector `beliefs` into a function that predicts a draft's success, for the draft's record. A setup whose hash
     is in `closed` is never explored without a signal. With an `admission`, an evolution prepares
     `admission.candidates` times as many expeditions to find as many times more tasks. The policy tries each of these

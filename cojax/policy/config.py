@@ -252,7 +252,7 @@ class ModelConfig:
 
     @property
     def layer_types(self) -> tuple[str, ...]:
-        """The kind of every layer; all of them are FULL_ATTENTION without a window."""
+        """The kind of every layer; all of them are FULL without a window."""
         layer_kinds = self.family.layers if self.sliding_window else (FULL,)
         return tuple(itertools.islice(itertools.cycle(layer_kinds), self.num_hidden_layers))
 

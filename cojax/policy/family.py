@@ -34,7 +34,7 @@ class Family:
     `rows` is the table of their parameters: a model has a bias, a norm of queries and keys, or experts if the table has
     rows for them. `activation` is the function of the feed-forward parts, which config.json calls `hidden_act`: its
     "gelu" is `functools.partial(jax.nn.gelu, approximate=False)`. `layers` lists the kinds of the layers in turn and is
-    repeated over all of them; in a SLIDING_ATTENTION layer a token sees the last `sliding_window` tokens, and itself.
+    repeated over all of them; in a SLIDING layer a token sees the last `sliding_window` tokens, and itself.
     `rope_theta` holds for a file that names none, and `defaults` gives the other fields of `ModelConfig` that a file
     leaves out. `requirements` are fields that change the arithmetic, each with its only supported value. `extras` are
     fields that our files hold besides the shape.

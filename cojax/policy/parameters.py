@@ -229,7 +229,7 @@ def jit_policy(function: Callable[..., Any], config: ModelConfig | None = None, 
 
     @functools.wraps(function)
     def compute(*arguments: Any, **settings: Any) -> Any:
-        precision = {"float32": "highest"}.get((config or arguments[0]).dtype)
+        precision = "highest" if (config or arguments[0]).dtype == "float32" else None
         with jax.default_matmul_precision(jax.config.values["jax_default_matmul_precision"] or precision):
             return function(*arguments, **settings)
 

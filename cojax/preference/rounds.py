@@ -161,12 +161,14 @@ class Rounds:
 def measure(groups: Sequence[Group], hard_threshold: float) -> dict[str, Any]:
     """Measures of the episodes that one agent played in a round.
 
-    episodes         number of valid episodes failures, hard   number of episodes of reward below 1, and of those with a
-    partial reward of at least `hard_threshold` success          share of episodes that succeed partial, turns   mean
-    partial reward, and mean number of turns distinct         number of different (task, actions) among the failures,
-    divided by the number of failures ends             number of different (task, results of checks) among the failures,
-    divided likewise sr_at_k          mean cosine of each failure's actions to the k = 5 nearest of other failures;
-    lower is more diverse
+    - episodes: number of valid episodes
+    - failures, hard: number of episodes of reward below 1, and of those with a partial reward of at least
+      `hard_threshold`
+    - success: share of episodes that succeed
+    - partial, turns: mean partial reward, and mean number of turns
+    - distinct: number of different (task, actions) among the failures, divided by the number of failures
+    - ends: number of different (task, results of checks) among the failures, divided likewise
+    - sr_at_k: mean cosine of each failure's actions to the k = 5 nearest of other failures; lower is more diverse
 
     A mean over no episodes is left out.
     """

@@ -51,7 +51,7 @@ _FIX_HINT = "Restore it from a copy"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedPolicy:
-    """A policy read from disk; `step` is 0 for a model folder, `checksum` is that of its files.
+    """A policy read from disk; `step` is 0 for a model folder, `content` is a checksum of its files.
 
     Parameters have the dtype `model.param_dtype`, except matrices with merged adapters, which have `model.dtype`.
     """

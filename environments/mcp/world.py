@@ -22,7 +22,7 @@ from . import resources
 
 NAME = "mcp"
 _LOG = logging.getLogger(__name__)
-# A world waits at most _TURN_TIMEOUT_S seconds for the only server. Messages cut a state after _CUT_AT characters.
+# A world waits at most _LEASE_TIMEOUT_S seconds for the only server. Messages cut a state after _CUT_AT characters.
 _LEASE_TIMEOUT_S, _CUT_AT = 600.0, 300
 
 Documents = tuple[Mapping[str, Any], ...]

@@ -13,7 +13,7 @@ from .toolset import Tool
 
 # For one parameter, this many values are tried that the schema names or that were seen; for free text, new words too.
 _MAX_CANDIDATES, _NEW_WORD_COUNT = 12, 2
-# At most _MAX_INNER values of a list or an object within an argument are tried, and _MAX_DEPTH levels are followed.
+# At most _MAX_INNER_VALUES of a list or an object within an argument are tried, _MAX_SCHEMA_DEPTH levels deep.
 _MAX_INNER_VALUES, _MAX_SCHEMA_DEPTH = 3, 4
 # Some draws repeat others, so there are more draws than calls.
 _DRAWS_PER_CALL = 4

@@ -34,7 +34,7 @@ from .toolset import DONE_REPLY, Refused, Tool, perform_call, read_tools
 _DEFAULT_TRAITS = Traits(worded_alike=True)
 # The splits that every environment has, even without tasks to evaluate on.
 _SPLITS = ("seed", "dev", "eval", "challenge")
-# Limits on the setups read and the ends kept; a look-up is found by _TRIAL_CALLS calls on each of _TRIAL_SETUPS setups.
+# Limits on the setups read, on the ends kept, and on the setups and calls by which a look-up is found.
 _MAX_SETUPS, _MAX_SOLUTION_ENDS, _MAX_TRIAL_SETUPS, _MAX_TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0

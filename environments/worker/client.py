@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 _EXIT_GRACE_S = 15.0
 # The supervisor enforces the deadlines. It is given up if it is silent for this many seconds.
 _MAX_SILENCE_S = 30.0
-# A supervisor that ends is replaced, at most _MAX_RESTARTS times within _WINDOW_S seconds.
+# A supervisor that ends is replaced, at most _MAX_RESTARTS times within _RESTART_WINDOW_S seconds.
 _MAX_RESTARTS, _RESTART_WINDOW_S = 3, 60.0
 # The code of a child's failure → the exception to raise.
 _FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = dict.fromkeys(wire.CALL_FAILURES, LimitExceeded)

@@ -1,7 +1,7 @@
 """An environment in another process, of a worker or of a cluster's node: how it answers there, and how it looks here.
 
 There, `environment_operations` and `episode_operations` map the name of a call to what carries it out. Here,
-`ServedEnvironment` and `ServedEpisode` are the environment and its episodes: they make these calls, and read the
+`Served` and `ServedEpisode` are the environment and its episodes: they make these calls, and read the
 replies as records.
 """
 
@@ -106,7 +106,7 @@ class PlainEpisode:
 
 
 def describe(environment: Environment) -> dict[str, Any]:
-    """What `ServedEnvironment` must know of the environment."""
+    """What `Served` must know of the environment."""
     return {
         "name": environment.name,
         "charted": isinstance(environment, Charted),

@@ -41,7 +41,7 @@ _PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 _HEARTBEAT_PERIOD_S = 0.5
 # The episode that stands for the environment itself.
 _SERVICE_EPISODE = 0
-# A call is first checked after _FIRST_LOOK_S seconds, and then every _LOOK_PERIOD_S.
+# A call is first checked after _FIRST_LOOK_AFTER_S seconds, and then every _LOOK_PERIOD_S.
 _LOOK_PERIOD_S, _FIRST_LOOK_AFTER_S = 0.25, 0.1
 # Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
 # examined, as sent on, and as kept by the allocator.

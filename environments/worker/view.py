@@ -33,7 +33,7 @@ _PROC_FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
 _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
 # The names of scratch folders in /tmp begin with this.
 _SCRATCH_PREFIX = "cojax-worker-"
-# A count starts COUNT_PERIOD_S seconds or more after the last one, and _COUNT_MULTIPLE times as long as that took.
+# A count starts COUNT_PERIOD_S seconds after the last one or later, after _COUNT_PERIOD_MULTIPLE times what it took.
 COUNT_PERIOD_S, _COUNT_PERIOD_MULTIPLE = 0.25, 10.0
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -246,7 +246,7 @@ def _remove_files(descriptor: int) -> list[str]:
 
 
 def watch_scratch(parent: str, bounds: Bounds) -> Callable[[Iterable[int]], list[int]]:
-    """A function: slots → those whose folders below `scratch` exceed the bounds. From time to time it counts the
+    """A function: slots → those whose folders below `parent` exceed the bounds. From time to time it counts the
     bytes and files in them, which takes at most a tenth of the time."""
     next_count_at = time.monotonic()
 

@@ -32,7 +32,7 @@ def run_all(
     on_end: Callable[[StudyRun, str, float], None],
 ) -> None:
     """Makes the runs in `runs_folder`/NAME, one at a time on each core (None: any), until all have ended or
-    `stopped` is set.
+    `stop` is set.
 
     `on_end(job, failure, seconds)` is called on the thread of the run, one call at a time; `failure` says why the run
     failed, "" if it finished. A run that takes longer than `timeout_s` seconds is stopped. Stopped runs can resume.
@@ -130,7 +130,7 @@ def run_job(
 def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
     """Waits while another process holds the run directory: a run of a killed study first completes its step.
 
-    Returns whether it is free; it may not be after _GRACE_S, or when `stopped` is set.
+    Returns whether it is free; it may not be after _STOP_GRACE_S, or when `stop` is set.
     """
     deadline = time.monotonic() + _STOP_GRACE_S
     while not stop.is_set():

@@ -63,8 +63,9 @@ def check_facts(found: dict) -> None:
         assert (program["vocabulary_in_chunks"], program["logits_arrays"]) == (0, 0)
     assert found["programs"]["update"]["reused"] == found["programs"]["update"]["donated"] > 0
     assert found["collectives"]["all-gather"]["bytes"] > 0
-    # The compiler for TPUs may make a scattered sum a ring of permutations.
-    assert found["collectives"].keys() & {"reduce-scatter", "collective-permute"}
+    # The compiler for TPUs makes a scattered sum a ring of permutations.
+    scattering = "reduce-scatter" if found["target"].startswith("h100") else "collective-permute"
+    assert found["collectives"][scattering]["bytes"] > 0
 
 
 def check_speed(found: dict) -> None:

@@ -242,7 +242,7 @@ class ServerClient:
     ) -> ServerReply:
         """Samples at most `room` tokens of 0 … `vocabulary_size` − 1. The caller bounds the time.
 
-        A router whose policy is `manual` sends all requests with one `key_text` to one server. `routes`, if not
+        A router whose policy is `manual` sends all requests with one `routing_key` to one server. `routes`, if not
         None, asks for the experts of all tokens from a number on; earlier completions reported those before. Log-probs
         are those of logits / temperature; at temperature 0 those at temperature 1. A server uses the seed only if it
         runs with --enable-deterministic-inference. Raises RequestFailed or RequestRefused.
