@@ -87,7 +87,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dtype": {**_DTYPE_OPTION, "help": "computed in; without it the folder's own, float32 for a shape"},
     "param-dtype": {**_DTYPE_OPTION, "help": "parameters are stored in"},
     "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
-    "remat": {"choices": ("none", "dots", "layers", "inputs", "auto"), "help": "which results of a layer are computed again"},
+    "remat": {"choices": ("none", "dots", "layers", "inputs", "auto"), "help": "what a layer computes again"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_COUNT_OPTION, "help": "packed rows an update"},
     "row-length": {**_COUNT_OPTION, "help": "tokens a row; without it 1024 (update), one conversation (step)"},
