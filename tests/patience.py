@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -64,3 +64,19 @@ def _find_code(target: Any) -> CodeType | None:
     while isinstance(target, functools.partial):
         target = target.func
     return getattr(getattr(target, "__func__", target), "__code__", None)
+
+
+def takes_linear_time(read: Callable[[str], object], said: str, length: int) -> bool:
+    """Whether eight times the text takes at most 24 times as long and 0.2 s; quadratic time would be 64 times as long.
+
+    The quickest of three long texts counts: the garbage collector may take longer than any of them.
+    """
+
+    def measure(length: int) -> float:
+        text = (said * length)[:length]
+        began = time.process_time()
+        read(text)
+        return time.process_time() - began
+
+    max_s = 24 * measure(length) + 0.2
+    return any(measure(8 * length - index) < max_s for index in range(3))

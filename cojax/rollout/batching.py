@@ -55,9 +55,9 @@ class Session:
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """One `generate` call. `draw_uniforms` are its random numbers, one for each token that may be sampled.
+    """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `name_chunks` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
+    `chunk_names` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
     index `chunk_index` on are still to be computed. Another thread may end `result` early, which aborts the request.
     """
 
@@ -488,7 +488,7 @@ def decode(
 def sample(scores: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Inverse-CDF sampling of float32[S, V] logits / temperature: the first token i with Σ_{j≤i} p_j > u · Σ_j p_j.
 
-    uniform, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
+    uniforms, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
     """
     is_greedy = temperature == 0
     logits = scores / jnp.where(is_greedy, 1.0, temperature)[:, None]

@@ -82,9 +82,9 @@ class Exclusions:
     ) -> "Exclusions":
         """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.
 
-        No query may contain an evaluation query of at least `fewest` words; 0 allows all. Five is the fewest that
+        No query may contain an evaluation query of at least `min_words` words; 0 allows all. Five is the fewest that
         makes a request distinctive: "Start the engine" is part of many tasks, and is refused only as a whole query or
-        paragraph. Raises ValueError for a similarity outside [0, 1] and for `fewest` below 0.
+        paragraph. Raises ValueError for a similarity outside [0, 1] and for `min_words` below 0.
         """
         if not 0.0 <= similarity <= 1.0:
             raise ValueError(f"similarity is {similarity}; expected a cosine in [0, 1], 0 to compare nothing")

@@ -58,7 +58,7 @@ def find_root(root_name: str) -> Path:
 
 
 def find_public_root(root_name: str) -> Path:
-    """The root's public twin, for processes that run model code. Raises InstallError as `root` does."""
+    """The root's public twin, for processes that run model code. Raises InstallError as `find_root` does."""
     find_root(root_name)
     return _public_folder(root_name)
 

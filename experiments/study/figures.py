@@ -64,7 +64,7 @@ def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int =
 
 
 def _bands(axes: Axes, arms: Arms, make_curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
-    """Draws `band` for each arm, in its colour; `make_curve` makes a record's curve."""
+    """Draws a band for each arm, in its colour; `make_curve` makes a record's curve."""
     colour_by_arm = choose_colours(arms)
     for arm, records in arms.items():
         draw_band(axes, [make_curve(record) for record in records], colour_by_arm[arm], TITLES[arm], window, opacity)
