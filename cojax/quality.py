@@ -45,7 +45,7 @@ def measure_neighbours(embeddings: Floats, k: int) -> float | None:
 
 def measure_greatest(embeddings: Floats, targets: Floats) -> Floats:
     """Cosine of each row to the nearest target, float[N]; 0 if there is no target."""
-    return measure_across(embeddings, targets)[0]
+    return compare_to_targets(embeddings, targets)[0]
 
 
 def compare_own(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
@@ -66,7 +66,7 @@ def compare_own(embeddings: Floats, k: int) -> tuple[float | None, float | None]
     return cosine_sum / (k * count), distance_sum / (count * (count - 1))
 
 
-def measure_across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
+def compare_to_targets(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """For each row: the cosine to the nearest target (0 without any), and the mean distance to targets; float64[N]."""
     nearest_cosines, mean_distances = np.zeros(len(embeddings)), np.zeros(len(embeddings))
     if len(targets):
@@ -289,7 +289,7 @@ def _compute_embedding_figures(
         raise EmbeddingError(f"{len(unique_tasks) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
     pool_rows, target_rows = embeddings[: len(unique_tasks)], embeddings[len(unique_tasks) :]
     index_by_task_id = {task.id: index for index, task in enumerate(unique_tasks)}
-    nearest_cosines, distances = measure_across(pool_rows, target_rows)
+    nearest_cosines, distances = compare_to_targets(pool_rows, target_rows)
     target_spread = compare_own(target_rows, 1)[1]
     figures_by_subset: dict[str, dict[str, Any]] = {}
     for subset_name, sample in samples.items():

@@ -251,7 +251,7 @@ class ExplorationContext:
 
 @dataclasses.dataclass(frozen=True)
 class Triplet:
-    """One explored interaction: action, observation, and the run it belongs to."""
+    """One explored interaction: an action, the observation that followed, and the run they belong to."""
 
     action: Action
     observation: Observation

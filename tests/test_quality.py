@@ -18,12 +18,12 @@ from cojax.quality import (
     Embed,
     EmbeddingError,
     compare_own,
+    compare_to_targets,
     compute_energy,
     count_bins,
     describe_pool,
     endpoint_embedding,
     hashed_ngrams,
-    measure_across,
     measure_greatest,
     measure_neighbours,
 )
@@ -42,7 +42,7 @@ ACROSS = np.array([[1.0, 0.0], [-1.0, 0.0]])  # two targets, 2 apart
 def energy_distance(targets: np.ndarray, embeddings: np.ndarray) -> float | None:
     """ED_rel of two whole sets of queries."""
     return compute_energy(
-        measure_across(embeddings, targets)[1], compare_own(embeddings, 1)[1], compare_own(targets, 1)[1]
+        compare_to_targets(embeddings, targets)[1], compare_own(embeddings, 1)[1], compare_own(targets, 1)[1]
     )
 
 

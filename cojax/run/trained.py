@@ -84,7 +84,7 @@ def keep(
     if has_begun and (workdir / _MODEL_FILE).exists():
         return
     has_lora = bool(config["learner"]["lora"]["rank"])
-    needs_base = (teaches_folder(config) and (has_lora or reads_initial)) or (has_lora and not config["model"]["path"])
+    needs_base = (tunes_model(config) and (has_lora or reads_initial)) or (has_lora and not config["model"]["path"])
     if needs_base:
         write_params(workdir / _BASE_FOLDER, model, params, together)
     record: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def _read_record(workdir: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}. {_FIX_HINT}") from error
 
 
-def teaches_folder(config: Mapping[str, Any]) -> bool:
+def tunes_model(config: Mapping[str, Any]) -> bool:
     """Whether the policy begins as a model folder that is then shown demonstrations."""
     return bool(config["model"]["path"] and config["warm_start"]["steps"])
 
@@ -231,7 +231,7 @@ def hash_content(folder: Path) -> str:
 def _read_base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """Reads the base of a run's adapters, and verifies it if the run recorded its fingerprint."""
     model_path = config["model"]["path"]
-    own_folder, is_taught = workdir / _BASE_FOLDER, teaches_folder(config)
+    own_folder, is_taught = workdir / _BASE_FOLDER, tunes_model(config)
     if is_taught and own_folder.is_dir():
         base = own_folder  # wherever the model folder of a warm start is now, its weights are not the base
     folder = own_folder if not base and (is_taught or not model_path) else _find_model_folder(workdir, model_path, base)

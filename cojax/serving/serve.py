@@ -116,7 +116,7 @@ class Versions:
         self._served_weights: LabelledWeights | None = None
         self._damage: tuple[LabelledWeights, int, ValueError] | None = None  # its time of writing, and its error
 
-    def find_newest(self) -> LabelledWeights | None:
+    def load_newest(self) -> LabelledWeights | None:
         """The newest version as a model folder of this host; None if there is none. Raises VERSION_ERRORS."""
         version = find_newest_version(self._folder, self._newest_version)
         if version is None or version == self._newest_version:
@@ -153,7 +153,7 @@ class Versions:
 class Checkpoints:
     """The newest sound checkpoint of the run in `run`, as `dtype`; "" is the dtype that the run computes in.
 
-    No trainer needs to run. `model` and `find_newest` are as in `Versions`.
+    No trainer needs to run. `model` and `load_newest` are as in `Versions`.
     """
 
     def __init__(self, run: Path, local: LocalFolders, dtype: str = "", model: ModelConfig | None = None) -> None:
@@ -162,7 +162,7 @@ class Checkpoints:
         self._stamp: tuple[int, int] | None = None
         self._served_weights: LabelledWeights | None = None
 
-    def find_newest(self) -> LabelledWeights | None:
+    def load_newest(self) -> LabelledWeights | None:
         checkpoint_folder = self._run / "checkpoints"
         steps = Checkpointer(checkpoint_folder).steps()
         if not steps:
@@ -233,7 +233,7 @@ class Watch:
             self._check_start = time.monotonic()
             previous_version = self.newest
             try:
-                self.newest, self.fault = self._source.find_newest() or self.newest, None
+                self.newest, self.fault = self._source.load_newest() or self.newest, None
             except Exception as error:  # of any type: the thread must go on
                 error = error if isinstance(error, VERSION_ERRORS) else ValueError(f"{type(error).__name__}: {error}")
                 if str(error) != str(self.fault):

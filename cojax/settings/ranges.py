@@ -46,15 +46,15 @@ def check_kinds(config: ConfigDict) -> None:
 
 def check_shape(config: Mapping[str, Any]) -> None:
     """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
-    section_value: Any
+    node: Any
     for section in sorted({*OPEN_SECTIONS, *(setting.rpartition(".")[0] for setting in RANGES)} - {""}):
-        section_value = config
+        node = config
         for section_key in section.split("."):
-            if not isinstance(section_value, Mapping) or section_key not in section_value:
+            if not isinstance(node, Mapping) or section_key not in node:
                 raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
-            section_value = section_value[section_key]
-        if not isinstance(section_value, Mapping):
-            raise RegistryError(f"{section} is {quote(section_value)}; expected a section")
+            node = node[section_key]
+        if not isinstance(node, Mapping):
+            raise RegistryError(f"{section} is {quote(node)}; expected a section")
     for setting, value in config.get("signal_settings", {}).items():
         if not isinstance(value, Mapping):
             raise RegistryError(f"signal_settings.{setting} is {quote(value)}; expected the section of a signal")

@@ -207,15 +207,15 @@ def _check_files(files: RunFiles, checkpoint: SoundCheckpoint) -> None:
         if not path.exists():
             if top_folder in REMADE or (top_folder == "episodes" and step is not None and step < first_step):
                 continue
-            raise StorageError(f"{path} is missing; {_need(top_folder, step, host_state['evolved'])}. {RESTORE}")
+            raise StorageError(f"{path} is missing; {_why_needed(top_folder, step, host_state['evolved'])}. {RESTORE}")
         if hash_file(path) != stored_fingerprint:
             fix = "Restore it from a copy, or delete it: it is made again." if top_folder in REMADE else RESTORE
             raise StorageError(f"{path} is not what the run wrote: its size or checksum differs. {fix}")
 
 
-def _need(folder: str, step: int | None, evolution_step: int) -> str:
+def _why_needed(folder: str, file_step: int | None, evolution_step: int) -> str:
     """Why a file in this folder of the run is needed."""
-    if folder == "episodes" and step is not None and step > evolution_step:
+    if folder == "episodes" and file_step is not None and file_step > evolution_step:
         return "signals that are still to be explored point to its episodes"
     return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
 

@@ -156,7 +156,7 @@ class Posterior:
         successes, failures = evidence(self.memory, key)
         return self.strength * mean + successes, self.strength * (1.0 - mean) + failures
 
-    def task_mean(self, solution: Sequence[Action], ending: str = "") -> float | None:
+    def task_success(self, solution: Sequence[Action], ending: str = "") -> float | None:
         """The expected success on a task with this solution, in (0, 1); None if it calls no tool but `ending`.
 
         This averages the means of the beliefs about all pairs of its tools, `ending` left out, at its length. For a
@@ -216,7 +216,7 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
         if find_excess(draft.solution):
             return None
         try:
-            return posterior.task_mean(draft.solution, ending)
+            return posterior.task_success(draft.solution, ending)
         except EnvironmentFailure:
             return None
 

@@ -80,14 +80,14 @@ def to_letters(text: str) -> str:
     return _BANG_PATTERN.sub("l", _PLUS_PATTERN.sub("t", letters)) if "+" in letters or "!" in letters else letters
 
 
-def merge_letters(letters: str) -> str:
+def fold_lookalikes(letters: str) -> str:
     """Plain lower-case letters, with one letter for all that look alike."""
     return letters.replace("rn", "m").replace("vv", "w").translate(_LOOKALIKE_DIGITS)
 
 
 def words(text: str) -> list[str]:
     """The words of the text, with one letter for all that look alike."""
-    return WORD.findall(merge_letters(to_letters(text)))
+    return WORD.findall(fold_lookalikes(to_letters(text)))
 
 
 def finder(words: Sequence[str], max_positions: int | None = None) -> Callable[[str], bool]:

@@ -15,7 +15,7 @@ from cojax.settings.tree import Settings
 from cojax.similarity import make_nearest
 from cojax.types import Action, Task, content_hash, normalise, setup_hash, to_json
 from cojax.unicode_forms import normalise_form
-from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, merge_letters, to_letters, to_plain
+from cojax.validation.decodings import ALPHABET, BLANK, CIPHERS, WORD, finder, fold_lookalikes, to_letters, to_plain
 from cojax.validation.decodings import readings as readings_of
 from cojax.validation.decodings import words as words_of
 from cojax.validation.mention import ENGLISH
@@ -43,7 +43,7 @@ _NEIGHBOURS = 0.6
 _MAX_WORDS_TRIED, _MAX_CIPHERS = 100, 2
 _CLAUSE_END_PATTERN = re.compile(r"[.,;:!?…()\[\]\"“”\n]|\s[-–—]\s")
 # Words around the parts of a request that do not belong to it.
-_FILLER_WORDS = frozenset(map(merge_letters, ENGLISH["around"].split()))
+_FILLER_WORDS = frozenset(map(fold_lookalikes, ENGLISH["around"].split()))
 # Cipher → the table that undoes it.
 _CIPHER_TABLES = {name: str.maketrans(alphabet, ALPHABET) for name, alphabet in CIPHERS.items()}
 
@@ -188,16 +188,16 @@ class Disguises:
     def _add_query(self, query: str) -> None:
         words = words_of(query)
         self._words.update(words)
-        self._backward_words.update(merge_letters(word[::-1]) for word in words)
+        self._backward_words.update(fold_lookalikes(word[::-1]) for word in words)
         if len(words) > 1:
             self._bare.add(_drop_filler(words))
         for letters in filter(None, _list_orders(query)):
-            self._whole.add(merge_letters(letters))
+            self._whole.add(fold_lookalikes(letters))
         # A single turn of a dialogue may be disguised too.
         for passage in {query, *_split_paragraphs(query)}:
             if len(WORD.findall(to_letters(passage))) >= _MIN_WORDS:
                 for letters in _list_orders(passage):
-                    if len(query_key := merge_letters(letters)) >= _MIN_LETTERS:
+                    if len(query_key := fold_lookalikes(letters)) >= _MIN_LETTERS:
                         self._queries_by_start.setdefault(query_key[:_MIN_LETTERS], set()).add(query_key)
                         self._spellings.setdefault(query_key, set()).add(letters)
 
@@ -213,21 +213,21 @@ class Disguises:
         for passage in (reading, *_split_paragraphs(reading)):
             if not (words := words_of(passage)):
                 continue
-            if merge_letters("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(passage)):
+            if fold_lookalikes("".join(words)) in self._whole or (len(words) > 1 and self._is_enciphered(passage)):
                 return encoding or "letters that look alike, moved on or reversed"
             if self._is_whole(words):
                 return encoding or "words around its parts"
             if any(self._is_whole(core) for core in self._list_cores(passage, words, _MIN_WORDS - bool(encoding))):
                 return encoding or "other words between its parts"
         words = words_of(reading)
-        if queries := self._find_queries(merge_letters("".join(words))):
+        if queries := self._find_queries(fold_lookalikes("".join(words))):
             open_letters = "".join(WORD.findall(text.casefold()))
             if not all(any(spelling in open_letters for spelling in self._spellings[query]) for query in queries):
                 return encoding or "letters that look alike or stand in reverse"
         return (encoding or "other words between its parts") if self._is_scattered(words) else ""
 
     def _is_whole(self, words: Sequence[str]) -> bool:
-        return len(words) > 1 and (merge_letters("".join(words)) in self._whole or _drop_filler(words) in self._bare)
+        return len(words) > 1 and (fold_lookalikes("".join(words)) in self._whole or _drop_filler(words) in self._bare)
 
     def _list_cores(self, text: str, words: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words that some query contains, then the words of clauses that consist mostly of such words."""
@@ -250,7 +250,7 @@ class Disguises:
     def _is_enciphered(self, text: str) -> bool:
         letters = "".join(WORD.findall(to_letters(text)))
         return len(letters) >= 6 and any(
-            merge_letters(letters.translate(cipher_table)) in self._whole for cipher_table in _CIPHER_TABLES.values()
+            fold_lookalikes(letters.translate(cipher_table)) in self._whole for cipher_table in _CIPHER_TABLES.values()
         )
 
     def _find_queries(self, letters: str) -> set[str]:
@@ -268,14 +268,14 @@ class Disguises:
         unknown_words = [
             word
             for word in dict.fromkeys(WORD.findall(small_letters))
-            if len(word) > 2 and merge_letters(word) not in self._words
+            if len(word) > 2 and fold_lookalikes(word) not in self._words
         ]
         if not unknown_words:
             return
         unknown_words = unknown_words[:: -(-len(unknown_words) // _MAX_WORDS_TRIED)]
         score_table: list[tuple[int, str, bool]] = []
         for cipher, cipher_table in {"": {}, **_CIPHER_TABLES}.items():
-            candidates = [merge_letters(word.translate(cipher_table)) for word in unknown_words]
+            candidates = [fold_lookalikes(word.translate(cipher_table)) for word in unknown_words]
             if cipher:
                 score_table.append((self._count_known(candidates), cipher, False))
             score_table.append((sum(word in self._backward_words for word in candidates), cipher, True))

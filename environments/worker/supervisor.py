@@ -397,7 +397,7 @@ class Children:
         try:
             if not await self._ends_in_time(exchange_task, child, timer):
                 return await self._fail_call(child, wire.TIMEOUT, f"{op} took longer than {timeout_s:g} s", timer)
-            return wire.check_reply(exchange_task.result(), child.call_count)
+            return wire.filter_reply(exchange_task.result(), child.call_count)
         except OSError:
             return await self._fail_call(child, wire.WORKER_DIED, f"the child died during {op}", timer)
         except ValueError as error:  # beyond a bound, or not JSON

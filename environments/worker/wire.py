@@ -110,7 +110,7 @@ class OutOfMemory(Exception):
     """The child reports that it ran out of memory."""
 
 
-def check_reply(line: bytes, call_number: int) -> bytes:
+def filter_reply(line: bytes, call_number: int) -> bytes:
     """The reply to pass on to the client. Raises ValueError if it is not a reply to this call, and OutOfMemory."""
     reply = decode(line)
     if type(reply.get("n")) is not int or reply["n"] != call_number:

@@ -104,8 +104,8 @@ def plan_tables(options: argparse.Namespace, further: Mapping[str, Any]) -> list
         jobs = tables.jobs(table.arms, select_seeds(options, table), options.development, {**table.settings, **further})
         # Wrong settings are found before anything runs.
         configurations = {job.arm: (make_configuration(job.settings), job.settings) for job in jobs}
-        for config, job_settings in configurations.values():
-            check_settings(presets.apply_preset(config, job_settings))
+        for config, run_overrides in configurations.values():
+            check_settings(presets.apply_preset(config, run_overrides))
         table_plans.append((output_name, table, jobs))
     return table_plans
 

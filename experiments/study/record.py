@@ -294,7 +294,7 @@ def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     examples: Counter[str] = Counter()
     totals_by_agent: dict[str, Counter[str]] = {}
-    distance_by_agent: dict[str, float] = {}
+    kl_by_agent: dict[str, float] = {}
     for step_row in metrics:
         for agent, counts in step_row.get("preference", {}).items():
             if agent == "examples":
@@ -305,7 +305,7 @@ def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             for count_name in ("distinct", "ends"):
                 agent_totals[count_name] += counts.get(count_name, 0.0) * failure_count
             if counts.get("distance") is not None:
-                distance_by_agent[agent] = counts["distance"]
+                kl_by_agent[agent] = counts["distance"]
 
     def compute_share(count: float, total: float) -> float | None:
         return round(count / total, _DIGITS) if total else None
@@ -314,7 +314,7 @@ def average_failures(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         agent: {
             "failures": compute_share(agent_totals["failures"], agent_totals["episodes"]),
             **{name: compute_share(agent_totals[name], agent_totals["failures"]) for name in FAILURE_SHARES},
-            **({"distance": distance_by_agent[agent]} if agent in distance_by_agent else {}),
+            **({"distance": kl_by_agent[agent]} if agent in kl_by_agent else {}),
         }
         for agent, agent_totals in totals_by_agent.items()
     }

@@ -55,9 +55,9 @@ class Counting(Versions):
 
     looks = 0
 
-    def find_newest(self) -> LabelledWeights | None:
+    def load_newest(self) -> LabelledWeights | None:
         self.looks += 1
-        return super().find_newest()
+        return super().load_newest()
 
     def wait_for_further_looks(self) -> None:
         seen = self.looks
@@ -114,15 +114,15 @@ def test_what_can_only_be_written_by_one_process_is_still_written(tmp_path: Path
 
 def test_a_version_is_restored_once_and_older_ones_are_removed(tmp_path: Path, local) -> None:
     versions = Versions(tmp_path, local)
-    assert versions.find_newest() is None
+    assert versions.load_newest() is None
     save(tmp_path, 1, "one")
-    first = versions.find_newest()
+    first = versions.load_newest()
     assert (first.label, read_label(first.folder)) == ("one", "one")
-    assert versions.find_newest() == first
+    assert versions.load_newest() == first
     save(tmp_path, 2, "two")
-    second = versions.find_newest()
+    second = versions.load_newest()
     save(tmp_path, 1, "one again")  # a run that was resumed from an older step
-    third = versions.find_newest()
+    third = versions.load_newest()
     assert [(made.label, int(made.folder.name)) for made in (first, second, third)] == [
         ("one", 1), ("two", 2), ("one again", 3),
     ]  # fmt: skip
@@ -158,7 +158,7 @@ def test_a_half_written_version_is_not_served(tmp_path: Path, local) -> None:
         file.truncate(50)
     os.utime(tmp_path / "weights/2")
     with pytest.raises(ValueError, match=r"has 50 bytes, expected \d+; let the trainer write another version"):
-        Versions(tmp_path, local).find_newest()
+        Versions(tmp_path, local).load_newest()
 
 
 def junk(path: Path) -> None:
@@ -211,7 +211,7 @@ def test_whatever_a_source_raises_the_next_look_comes(caplog) -> None:
     class Odd:
         expected = None
 
-        def find_newest(self) -> None:
+        def load_newest(self) -> None:
             looks.append(1)
             raise KeyError("odd")
 
@@ -228,7 +228,7 @@ def test_a_look_that_hangs_is_told_of(caplog) -> None:
     class Hanging:
         expected = None
 
-        def find_newest(self) -> None:
+        def load_newest(self) -> None:
             over.wait(patience(20))
 
     watch = Watch(Hanging(), 0.05, 0.1, lambda: None)
@@ -245,7 +245,7 @@ def test_a_look_that_hangs_is_told_of(caplog) -> None:
 @pytest.mark.parametrize("rank", [0, 2])
 def test_checkpoints_are_served_as_the_trainer_would_write_them(tmp_path: Path, local, rank: int) -> None:
     learner, states = make_run(tmp_path / "run", run_settings(learner__lora__rank=rank))
-    found = Checkpoints(tmp_path / "run", local).find_newest()
+    found = Checkpoints(tmp_path / "run", local).load_newest()
     write_weights(tmp_path / "trainer", learner.config, learner.weights(states[-1], 2).arrays(), label=found.label)
     assert tree(found.folder) == tree(tmp_path / "trainer")
     assert found.label.startswith("step-2-")
@@ -255,24 +255,24 @@ def test_the_newest_sound_checkpoint_is_served_again_only_where_it_changed(tmp_p
     run = tmp_path / "run"
     make_run(run, run_settings(), (1, 2))
     checkpoints = Checkpoints(run, local, "bfloat16")
-    first = checkpoints.find_newest()
-    assert checkpoints.find_newest() == first
+    first = checkpoints.load_newest()
+    assert checkpoints.load_newest() == first
     assert ModelConfig.from_hf(first.folder).param_dtype == "bfloat16"
     make_run(run, run_settings(), (3, 4))
-    assert checkpoints.find_newest().label.startswith("step-4-")
+    assert checkpoints.load_newest().label.startswith("step-4-")
     damage(run / "checkpoints/4")
     os.utime(run / "checkpoints/4")
-    assert checkpoints.find_newest().label.startswith("step-3-")
+    assert checkpoints.load_newest().label.startswith("step-3-")
 
 
 def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
     with pytest.raises(CheckpointError, match="is not a run directory"):
-        Checkpoints(tmp_path, local).find_newest()
+        Checkpoints(tmp_path, local).load_newest()
     make_run(tmp_path / "run", run_settings(), ())
-    assert Checkpoints(tmp_path / "run", local).find_newest() is None
+    assert Checkpoints(tmp_path / "run", local).load_newest() is None
     make_run(tmp_path / "run", run_settings())
     with pytest.raises(ValueError, match=r"is a run of another model: .*correct --config\.model\.path"):
-        Checkpoints(tmp_path / "run", local, model=OTHER).find_newest()
+        Checkpoints(tmp_path / "run", local, model=OTHER).load_newest()
 
 
 def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path) -> None:
@@ -334,5 +334,5 @@ def test_arrays_are_those_of_the_trainer(tmp_path: Path, local) -> None:
     from cojax.rollout.export import load_params
 
     save(tmp_path, 1, "one")
-    found = Versions(tmp_path, local).find_newest()
+    found = Versions(tmp_path, local).load_newest()
     jax.tree.map(np.testing.assert_array_equal, load_params(found.folder, CONFIG), PARAMS)

@@ -87,13 +87,13 @@ def test_what_beliefs_predict_of_a_task_is_the_mean_over_the_pairs_of_its_tools(
     posterior = Posterior(memory)
     # a and b: Beta(2 · 49/64 + 6, 2 · 15/64); a or b with c: the priors alone, 7/8 · 1/4.
     known, prior = (2 * 49 / 64 + 6) / 8, 7 / 8 * 1 / 4
-    assert posterior.task_mean(steps("a", "b", "finish"), "finish") == pytest.approx(known)
-    assert posterior.task_mean(steps("a", "b", "c"), "finish") == pytest.approx((known + 2 * prior) / 3)
+    assert posterior.task_success(steps("a", "b", "finish"), "finish") == pytest.approx(known)
+    assert posterior.task_success(steps("a", "b", "c"), "finish") == pytest.approx((known + 2 * prior) / 3)
     # No evidence at this length.
-    assert posterior.task_mean(steps("a", "b", "c", "finish"), "finish") == pytest.approx((49 / 64 + 2 * prior) / 3)
-    assert posterior.task_mean(steps("a", "a", "finish"), "finish") == pytest.approx(7 / 8)
-    assert posterior.task_mean(steps("finish"), "finish") is None
-    assert posterior.task_mean((), "finish") is None
+    assert posterior.task_success(steps("a", "b", "c", "finish"), "finish") == pytest.approx((49 / 64 + 2 * prior) / 3)
+    assert posterior.task_success(steps("a", "a", "finish"), "finish") == pytest.approx(7 / 8)
+    assert posterior.task_success(steps("finish"), "finish") is None
+    assert posterior.task_success((), "finish") is None
 
 
 def draft(*tools):

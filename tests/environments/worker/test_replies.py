@@ -24,7 +24,7 @@ from cojax.environment.replay import follow
 from cojax.host.processes import read_memory
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from environments.worker import Bounds, IsolatedEnvironment, isolate, wire
-from environments.worker.wire import Malformed, Scan, check_reply, read
+from environments.worker.wire import Malformed, Scan, filter_reply, read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 VALUES = st.recursive(
@@ -236,4 +236,4 @@ def test_whatever_a_child_writes_beside_its_replies_is_its_own_loss(world):
 
 def test_an_honest_reply_is_passed_on_to_the_bit():
     line = wire.encode({"n": 3, "value": {"deep": [[["é\ud800"]]], "many": list(range(1_000))}}).rstrip()
-    assert check_reply(line, 3) == line
+    assert filter_reply(line, 3) == line
