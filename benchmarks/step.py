@@ -72,7 +72,7 @@ def step(
     completion_length: int = 128,
     row_length: int | None = None,
     segments: int | None = None,
-    micro_rows: int = 8,
+    micro_rows: int = 2,
     lanes: int | None = None,
     learning_rate: float = 1e-6,
     steps: int = 6,
@@ -80,9 +80,9 @@ def step(
     """`prompts` × `samples` conversations a step, the KL to a reference on, AdamW, one update a step.
 
     There is no stop token: every completion has `completion_length` tokens. The learner packs rows of `row_length`
-    tokens, or of `segments` conversations of one prompt (None: one conversation). The first step compiles and is
-    reported separately. `…_mfu` is the share of the rate of a large matrix product in `dtype` on this machine that
-    generation and update reach.
+    tokens, or of `segments` conversations of one prompt (None: two if `samples` is even, otherwise one). The first step
+    compiles and is reported separately. `…_mfu` is the share of the rate of a large matrix product in `dtype` on this
+    machine that generation and update reach.
     """
     if steps < 2:
         raise ValueError(f"--steps={steps}: the first step only warms up; give 2 or more")
@@ -91,6 +91,8 @@ def step(
     config = model_config(shape, layers, override, dtype, param_dtype)
     if config.vocab_size <= _RESERVED_TOKENS:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
+    if segments is None and row_length is None:
+        segments = 2 - samples % 2
     workload = Workload(prompts, samples, prompt_length, completion_length, segments or 1)
     if segments is not None:
         row_length = _find_row_length(config, workload, row_length)
