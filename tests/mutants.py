@@ -38,7 +38,7 @@ MODULES = {
         "cojax/learner/update.py",
         "learner/test_update.py learner/test_learner_invariance.py learner/test_learner.py",
     ),
-    "signals": ("cojax/signals/detectors.py", "signals"),
+    "signals": ("cojax/signals/detectors.py", "signals synthesis/test_selection.py"),
     "selection": (
         "cojax/synthesis/evolutions.py",
         "synthesis/test_selection.py synthesis/test_evolutions.py synthesis/test_idle.py",
