@@ -48,7 +48,7 @@ def compute_compile_s(first_s: float, warm_seconds: Spread) -> float:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """The row with the median of each spread, and all repetitions under \"values\"."""
+    """The row with the median of each spread, and all repetitions under `values`."""
     values = {figure_name: list(figure.values) for figure_name, figure in row.items() if isinstance(figure, Spread)}
     figures = {
         figure_name: figure.median if isinstance(figure, Spread) else figure for figure_name, figure in row.items()

@@ -81,7 +81,7 @@ def check(kind: Any, reserved_names: Iterable[str] = ()) -> SignalKind:
 
 
 def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
-    """Kind of context → its guidance: the kinds of signals, \"trajectory\" for no signal, and the kinds with a plan."""
+    """Kind of context → its guidance: the kinds of signals, "trajectory" for no signal, and the kinds with a plan."""
     return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY, **PLAN_GUIDANCE}
 
 

@@ -274,8 +274,8 @@ def reflect_on(
     """Returns a function that makes the context of an expedition around the trajectory when the expedition starts.
 
     `plan` is as in ExplorationContext. Signal and plan decide the kind of the context, which names the guidance; the
-    expedition's origin may have any name. The kind is the signal's, or \"trajectory\" without a signal. With a plan
-    it is one of PLAN_GUIDANCE: \"posterior\" replaces any other.
+    expedition's origin may have any name. The kind is the signal's, or "trajectory" without a signal. With a plan
+    it is one of PLAN_GUIDANCE: "posterior" replaces any other.
     """
     if plan and signal is None:
         signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))
