@@ -5,7 +5,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
 from cojax.command import CommandLineParser
+from cojax.learner.rehearsal import is_out_of_memory
 from cojax.run.machine import read_facts
 from cojax.settings.base import choose
 
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (RuntimeError, MemoryError) as error:
         # XLA's messages, also inside the engine's errors: the first on accelerators, the second on CPUs.
-        if isinstance(error, RuntimeError) and not re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
             raise
         print(f"error: it does not fit into memory: {str(error)[:500]}\n{_MEMORY_ADVICE}", file=sys.stderr)
         return 1

@@ -20,7 +20,7 @@ from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.parameters import Params, to_hf
+from cojax.policy.parameters import Params, jit_policy, to_hf
 from cojax.policy.transformer import compute_hidden, compute_logits, initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
@@ -120,7 +120,7 @@ def _measure_products() -> Row:
 
 def _compute_case(config: ModelConfig) -> dict[str, np.ndarray]:
     params, batch = _draw_params(config), _draw_batch(config)
-    score = jax.jit(functools.partial(_score, config))
+    score = jit_policy(functools.partial(_score, config), config)
     scores, logprobs = score(params, batch.tokens, batch.positions, batch.segment_ids)
     kernel_before = np.asarray(params["layers"]["attention"]["query"]["kernel"])
     learner = Learner(config=config, optimizer=adamw(_LEARNING_RATE), row_length=_ROW_LENGTH, micro_rows=1)

@@ -17,6 +17,7 @@ import jax
 
 from benchmarks.gpu import records
 from benchmarks.gpu.parts import PARTS
+from cojax.learner.rehearsal import is_out_of_memory
 
 
 def main() -> None:
@@ -48,9 +49,9 @@ def measure_part(part_name: str, kit_folder: Path, results_folder: Path) -> None
     gc.collect()
 
 
-def _explain_failure(error: BaseException) -> str:
+def _explain_failure(error: Exception) -> str:
     message = " ".join(str(error).split())[:300]
-    if "RESOURCE_EXHAUSTED" in message or "Out of memory" in message or isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or is_out_of_memory(error):
         return f"it does not fit into the card's memory: {message}"
     return message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
 

@@ -40,7 +40,7 @@ from cojax.run.machine import read_facts
 from cojax.run.processes import check_rows
 from cojax.settings.base import put, settings
 
-_COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
+_COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "tokamax")
 _MEMORY_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _LARGEST_MEMORY_SHARE = 0.92
 _MIN_ROW_LENGTH = 1024

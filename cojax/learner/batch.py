@@ -25,7 +25,7 @@ class TrainBatch:
     """B rows of T tokens: NumPy arrays on the host, JAX arrays inside jit. Any leading axes are allowed.
 
     tokens: int32[B, T], 0 at padding.
-    segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
+    segment_ids: int32[B, T], 1, 2, … for the sequences of a row and what several of them begin with; 0 at padding.
     prefix_ids: int32[B, T], the segment that holds the beginning of the token's sequence; 0 where the token's own does.
     positions: int32[B, T], the index of a token in its own sequence.
     advantages: float32[B, T], from the advantage function; in a batch of pairs 1 for the better, -1 for the worse.
@@ -34,8 +34,9 @@ class TrainBatch:
     reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
     weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
     sequences, tasks, groups: int32[B, T], the number of the token's trajectory, task and group in the batch, from 0 on;
-        -1 at padding. In a batch of pairs a group is a pair.
-    turns: int32[B, T], the number of the token's turn in its sequence, from 0 on; -1 at padding.
+        -1 at padding and at a shared beginning, where `turns` is -1 and what follows is 0. In a batch of pairs a group
+        is a pair.
+    turns: int32[B, T], the number of the token's turn in its sequence, from 0 on.
     lengths: int32[B, T], number of learned tokens in the token's sequence.
     group_sizes: int32[B, T], number of trajectories in the token's group.
     rewards: float32[B, T], reward of the token's trajectory.

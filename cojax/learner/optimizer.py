@@ -25,8 +25,8 @@ def adamw(
 
     The rate rises linearly over `warmup_steps` updates, falls linearly to the share `decay_to` of itself until update
     `decay_steps`, and stays there; with `decay_steps` 0 it does not fall. Weight decay leaves norm scales and biases
-    out. Both moments are stored as `moments_dtype` (float32 or bfloat16) and computed in float32; "" stores and
-    computes them in the dtype of the parameters. Raises ValueError for another dtype, and for numbers of updates below
+    out. Both moments are stored as `moments_dtype` (float32 or bfloat16) and computed in float32; with "" they have the
+    dtype of the parameters, and decay in it. Raises ValueError for another dtype, and for numbers of updates below
     0 or a share outside [0, 1].
     """
     if moments_dtype not in ("", "float32", "bfloat16"):

@@ -19,6 +19,8 @@ from cojax.learner.batch import DTYPES, RowShape, TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.attention import count_block_bytes
+from cojax.policy.parameters import get_leaf, parameters
+from cojax.policy.sharding import SAMPLING_AXES, copies
 
 AUTO_REMAT = "auto"  # in place of a remat's name: `choose_fastest` decides
 GIB = 2**30
@@ -44,9 +46,7 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
             local_device_count = sum(device.process_index == jax.process_index() for device in devices)
             check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
             # `prepare` and `update_once` below reuse these compiled programs.
-            programs = []
-            for lower in learner.lower_programs(state, step_batch, pairs).values():
-                programs.append(lower().compile())
+            programs = [lower().compile() for lower in learner.lower_programs(state, step_batch, pairs).values()]
             check_fits(count_needed(programs, local_device_count, _count_batch_bytes(step_batch, pairs)), advice)
         batch = learner.prepare(state, step_batch, live_count)
         pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
@@ -60,8 +60,10 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device's memory is too small. A kernel's shared memory is not meant: fewer rows do not help it."""
-    return "RESOURCE_EXHAUSTED" in str(error) and "shared memory" not in str(error).lower()
+    """Whether the device's memory is too small. A kernel's own memory is not meant: fewer rows do not help it."""
+    return re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)) is not None and not re.search(
+        "shared memory|vmem", str(error), re.IGNORECASE
+    )
 
 
 def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[int], beside: int = 0) -> Learner:
@@ -83,12 +85,24 @@ def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[in
             if min_bytes > budget_bytes:
                 continue
             step_batch, pairs = make_full_batches(candidate, group_sizes)
-            programs = [lower().compile() for lower in candidate.lower_programs(state, step_batch, pairs).values()]
+            try:
+                programs = [lower().compile() for lower in candidate.lower_programs(state, step_batch, pairs).values()]
+            except jax.errors.JaxRuntimeError as error:  # the compiler for TPUs refuses what does not fit
+                if is_out_of_memory(error):
+                    continue
+                raise
             array_bytes = _count_batch_bytes(step_batch, pairs) + beside
             needed_bytes, needing_rows = count_needed(programs, len(devices), array_bytes), micro_rows
             if needed_bytes <= budget_bytes:
                 return candidate
     return dataclasses.replace(learner, remat="layers")
+
+
+def count_engine_bytes(learner: Learner, state: TrainState) -> int:
+    """Bytes that the engine's copies of the weights take on all devices together."""
+    params, specs = learner.reference if learner.lora else state.params, parameters(learner.config)
+    assert params is not None
+    return sum(get_leaf(params, spec).nbytes * copies(spec, learner.mesh, SAMPLING_AXES) for spec in specs)
 
 
 def _list_micro_rows(learner: Learner) -> list[int]:

@@ -68,11 +68,11 @@ def _tokamax_backward(operation: Any, residuals: Any, cotangent: jax.Array) -> t
 _attend_tokamax.defvjp(_tokamax_forward, _tokamax_backward)
 
 
-def tokamax_serves(device: jax.Device, dtype: jnp.dtype) -> bool:
-    """Whether tokamax is there, and has a kernel: for numbers of 16 bits, from Hopper on, since JAX 0.11.1."""
-    capability = float(getattr(device, "compute_capability", None) or 0)
+def tokamax_serves(device: jax.Device, dtype: jnp.dtype, generations: Sequence[str] = ("9", "10")) -> bool:
+    """Whether tokamax is there, since JAX 0.11.1, and has a kernel: of 16 bits, for cards of these generations."""
+    generation = str(getattr(device, "compute_capability", None)).partition(".")[0]
     is_installed = jax.__version_info__ >= (0, 11, 1) and importlib.util.find_spec("tokamax") is not None
-    return is_installed and capability >= 9 and dtype.itemsize == 2
+    return is_installed and generation in generations and dtype.itemsize == 2
 
 
 def run_triton(

@@ -31,13 +31,13 @@ def _is_summed(leaf: object) -> bool:
 
 
 def separate(tree: Any) -> tuple[Any, list[jax.Array]]:
-    """The tree with values in place of every SummedLeaf, and their sums of gradients in order."""
+    """The tree with values in place of every Summed, and their sums of gradients in order."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_summed)
     return strip_totals(tree), [leaf.total for leaf in leaves if _is_summed(leaf)]
 
 
 def strip_totals(tree: Any) -> Any:
-    """The tree with values in place of every SummedLeaf."""
+    """The tree with values in place of every Summed."""
     return jax.tree.map(lambda leaf: leaf.value if _is_summed(leaf) else leaf, tree, is_leaf=_is_summed)
 
 

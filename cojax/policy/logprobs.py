@@ -124,7 +124,7 @@ def _compute_scores(
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 outside the mask.
 
-    hidden [B, N, D], targets int32[B, N], mask bool[B, N]; `total` is that of a SummedLeaf. The gradient is written
+    hidden [B, N, D], targets int32[B, N], mask bool[B, N]; `total` is that of a Summed. The gradient is written
     by hand, because the length of the loop depends on the data and JAX has no reverse mode for such loops.
     """
     return _score_fwd(setup, matrix, total, hidden, targets, mask)[0]

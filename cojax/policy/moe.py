@@ -93,7 +93,8 @@ def choose_product(mesh: Mesh | None, dtype: jnp.dtype) -> Product:
 
     XLA has none for GPUs: there JAX's becomes products over all experts.
     """
-    if not tokamax_serves(jax.devices()[0] if mesh is None else mesh.devices.flat[0], dtype):
+    # For Blackwell tokamax has no gradient of the matrices.
+    if not tokamax_serves(jax.devices()[0] if mesh is None else mesh.devices.flat[0], dtype, ("9",)):
         return jax.lax.ragged_dot
     import tokamax
 
@@ -131,8 +132,9 @@ def mix_grouped(
     # Rows after the last group belong to other devices; a grouped product leaves them undefined.
     is_local = (jnp.arange(token_count * top_k) < jnp.sum(group_sizes))[:, None]
     visits = jnp.where(is_local, _permute(jnp.repeat(x, top_k, axis=0), order), 0)
-    inner_states = jax.nn.silu(dot(visits, gate, group_sizes))
-    inner_states = jnp.where(is_local, inner_states * dot(visits, up, group_sizes), 0)
+    # Masked before they are multiplied: a gradient would be 0 times what is undefined, which may be NaN.
+    inner_states = jax.nn.silu(jnp.where(is_local, dot(visits, gate, group_sizes), 0))
+    inner_states = inner_states * jnp.where(is_local, dot(visits, up, group_sizes), 0)
     outputs = jnp.where(is_local, dot(inner_states, down, group_sizes), 0)
     outputs = _permute(outputs, jnp.argsort(order)).reshape(token_count, top_k, -1)
     return jnp.sum(outputs.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)

@@ -29,9 +29,19 @@ from jax.typing import ArrayLike
 from cojax.durable import open_regular_file, replacing, sync_folder
 from cojax.policy import logprobs, transformer
 from cojax.policy.config import MAX_HEADER_BYTES, DamagedFile, ModelConfig, read_object
-from cojax.policy.parameters import TIED_HEAD, Parameter, Params, get_leaf, parameters, raise_faults, to_hf, with_leaf
+from cojax.policy.parameters import (
+    TIED_HEAD,
+    Parameter,
+    get_leaf,
+    jit_policy,
+    parameters,
+    raise_faults,
+    to_hf,
+    with_leaf,
+)
 from cojax.policy.sharding import ROWS, batch_sharding, check_divides, count_devices, partition
 from cojax.policy.sharding import place as put
+from cojax.policy.transformer import Params
 
 _DTYPE_BY_CODE: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -450,9 +460,9 @@ def find_model_folder(folder_or_hub_id: str | Path) -> Path:
         ) from error
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="mesh")
+@functools.partial(jit_policy, static_argnums=0, static_argnames="mesh")
 def _compute_logits(config: ModelConfig, params: Params, *rows: jax.Array, mesh: Mesh | None) -> jax.Array:
     return transformer.compute_logits(config, params, transformer.compute_hidden(config, params, *rows, mesh=mesh))
 
 
-_compute_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")
+_compute_logprobs = jit_policy(logprobs.token_logprobs, static_argnums=0, static_argnames="mesh")

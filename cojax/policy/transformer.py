@@ -257,7 +257,7 @@ def compute_hidden(
 
 def embed_tokens(config: ModelConfig, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
     """Embeddings dtype[..., D] of tokens int32[...]; and the parameters for what follows, where the embedding's sum
-    of gradients includes that of these, if its leaf is a SummedLeaf."""
+    of gradients includes that of these, if its leaf is a Summed."""
     chex.assert_type(tokens, int)
     table = params["embed"]["embedding"]
     if not isinstance(table, Summed):

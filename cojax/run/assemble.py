@@ -22,14 +22,12 @@ from cojax.host.stopwatch import Stopwatch
 from cojax.learner.learner import Learner, find_route_shape
 from cojax.learner.optimizer import adamw
 from cojax.learner.placement import ONE_PROCESS, Hosts
-from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest, count_engine_bytes
 from cojax.learner.update import TrainState
 from cojax.loop import Loop
 from cojax.loop.groups import PlayedCount
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import get_leaf, parameters
-from cojax.policy.sharding import SAMPLING_AXES, copies
 from cojax.policy.transformer import Params
 from cojax.pool import RecentScores
 from cojax.preference.rounds import Rounds
@@ -141,9 +139,7 @@ def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Lea
     """
     if config.learner.remat != AUTO_REMAT or learner.hosts is not ONE_PROCESS:
         return learner
-    params, specs = learner.reference if learner.lora else state.params, parameters(learner.config)
-    assert params is not None
-    weight_bytes = sum(get_leaf(params, spec).nbytes * copies(spec, learner.mesh, SAMPLING_AXES) for spec in specs)
+    weight_bytes = count_engine_bytes(learner, state)
     if methods.has_second_agent(config):
         weight_bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     fastest_learner = choose_fastest(learner, state, methods.list_sizes(config), beside=weight_bytes)

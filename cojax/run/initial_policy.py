@@ -18,7 +18,7 @@ from cojax import warm_start
 from cojax.environment import Demonstrated, Environment
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest, rehearse
+from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest, count_engine_bytes, rehearse
 from cojax.policy.adapters import Lora, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
@@ -181,7 +181,7 @@ def _train(
     learner = _build_learner(config, model, schedule.steps, base_params, parts.mesh)
     state = learner.init(base_params, config.seed)
     if config.model.path and config.learner.remat == AUTO_REMAT:
-        learner = choose_fastest(learner, state, group_sizes)
+        learner = choose_fastest(learner, state, group_sizes, count_engine_bytes(learner, state))
     if learner.lora is None:
         del base_params  # the state holds a copy
     state = rehearse(learner, state, group_sizes)

@@ -13,7 +13,7 @@ from tiny_learner import CONFIG, GROUPS, PARAMS, bits, flat_array, make_learner
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.parameters import cast_for_compute, get_leaf, parameters
+from cojax.policy.parameters import cast_for_compute, get_leaf, jit_policy, parameters
 
 WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, model_type="qwen2")
 SPARSE = ModelConfig(
@@ -35,6 +35,17 @@ def _gradient(config, params, tokens):
         return token_logprobs(config, params, tokens, positions, jnp.ones_like(tokens), remat="layers").mean()
 
     return loss(params)
+
+
+def test_a_policy_rounds_where_its_program_does() -> None:
+    """XLA would leave out a rounding to bfloat16 between two operations."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(4096), jnp.float32)
+
+    def gate(x: jax.Array) -> jax.Array:
+        rounded = x.astype(jnp.bfloat16)
+        return (jax.nn.silu(rounded) * rounded).astype(jnp.float32)
+
+    assert (jit_policy(gate, half(WIDE))(x) == gate(x)).all()
 
 
 @pytest.mark.compiles

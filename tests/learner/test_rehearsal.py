@@ -117,6 +117,27 @@ def test_what_recomputes_the_least_is_chosen_of_what_fits_with_fewer_rows_at_a_t
     assert chosen(needs["none", 32] - 1, among=compares_pairs)[1] == 32
 
 
+def test_what_a_compiler_refuses_does_not_fit(monkeypatch):
+    """As the compiler for TPUs does."""
+    learner = make_learner(row_length=512, micro_rows=32)
+    state = learner.init(PARAMS)
+
+    def refuse(reason):
+        def compile_program():
+            raise jax.errors.JaxRuntimeError(reason)
+
+        program = SimpleNamespace(compile=compile_program)
+        monkeypatch.setattr(Learner, "lower_programs", lambda *arguments: {"update": lambda: program})
+
+    monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: 1 << 50)
+    refuse("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm")
+    assert choose_fastest(learner, state, SIZES).remat == "layers"
+    for reason in ("INTERNAL: a fault", "RESOURCE_EXHAUSTED: Shared memory size limit exceeded"):
+        refuse(reason)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=reason):
+            choose_fastest(learner, state, SIZES)
+
+
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
     monkeypatch.setattr(rehearsal, "measure_available_bytes", lambda: None)

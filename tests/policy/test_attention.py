@@ -61,14 +61,17 @@ def test_what_tokamax_is_told_of_segments_is_their_mask() -> None:
         np.testing.assert_allclose(found, expected, atol=5e-6)
 
 
-def test_tokamax_serves_hopper_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokamax_serves_hopper_and_blackwell_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(attention.jax, "__version_info__", (0, 11, 1))
     (_, serves), *_ = attention.KERNELS["gpu"]
-    hopper, ampere = (type("Device", (), {"compute_capability": capability}) for capability in ("9.0", "8.0"))
+    capabilities = ("9.0", "10.0", "8.0", "12.0", "gfx942")
+    hopper, blackwell, *others = (type("Device", (), {"compute_capability": name}) for name in capabilities)
     assert serves(hopper, jnp.dtype("bfloat16"))
+    assert serves(blackwell, jnp.dtype("bfloat16"))
     assert not serves(hopper, jnp.dtype("float32"))
-    assert not serves(ampere, jnp.dtype("bfloat16"))
+    assert not any(serves(other, jnp.dtype("bfloat16")) for other in others)
+    assert not serves(blackwell, jnp.dtype("bfloat16"), ("9",))
     assert not serves(type("Device", (), {}), jnp.dtype("bfloat16"))
     monkeypatch.setattr(attention.jax, "__version_info__", (0, 10, 2))
     assert not serves(hopper, jnp.dtype("bfloat16"))

@@ -142,3 +142,44 @@ def test_the_engine_gives_the_same_bits_in_any_company() -> None:
     with ThreadPoolExecutor(12) as threads:
         assert list(threads.map(converse, range(12))) == alone
     engine.close()
+
+
+@jax.custom_vjp
+def _undefined_product(x: jax.Array, matrices: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    """A grouped product as kernels make it: rows after the last group are never written, so they may be NaN. The
+    gradient of the matrices leaves such rows of `x` out, but multiplies them by those of the cotangent."""
+    return jnp.where(_in_groups(x, group_sizes), jax.lax.ragged_dot(x, matrices, group_sizes), jnp.nan)
+
+
+def _in_groups(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
+    return (jnp.arange(len(x)) < jnp.sum(group_sizes))[:, None]
+
+
+def _undefined_fwd(*arguments: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _undefined_product(*arguments), arguments
+
+
+def _undefined_bwd(arguments: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x, matrices, group_sizes = arguments
+    inside = _in_groups(x, group_sizes)
+    clean = jnp.where(inside, cotangent, 0)
+    d_x, d_matrices = jax.vjp(lambda *given: jax.lax.ragged_dot(*given, group_sizes), x, matrices)[1](clean)
+    outside = jnp.where(inside, 0, x * 0).T @ jnp.where(inside, 0, cotangent)
+    return jnp.where(inside, d_x, jnp.nan), d_matrices.at[-1].add(outside), None
+
+
+_undefined_product.defvjp(_undefined_fwd, _undefined_bwd)
+
+
+def test_what_a_kernel_leaves_undefined_reaches_no_gradient() -> None:
+    x, experts, weights, kernels = drawn(32, 2, 8)
+    first_half = jax.tree.map(lambda kernel: kernel[:4], kernels)
+
+    def total(dot, x, weights, kernels):
+        return jnp.sum(jnp.cos(mix_grouped(x, experts, weights, kernels, ZERO, dot)))
+
+    found, expected = (
+        jax.grad(functools.partial(total, dot), argnums=(0, 1, 2))(x, weights, first_half)
+        for dot in (_undefined_product, jax.lax.ragged_dot)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), found, expected)
