@@ -155,9 +155,10 @@ def test_step_prints_one_object_with_what_was_counted(commands):
         assert found[name] == pytest.approx(sum(found["values"][name]) / 2)
     parts = [found["values"][f"{name}_seconds"] for name in ("generation", "update", "sync")]
     assert [sum(step) for step in zip(*parts, strict=True)] == pytest.approx(found["values"]["step_seconds"])
-    # A forward: 10 + 6 tokens of 8 texts through 2 · 7,680 weights, 80 logits of 64 · 32, and attention 32 wide.
-    pairs, width = 16 * 17 // 2, 4 * 8
-    forward = 2 * 2 * 7680 * 128 + 2 * 64 * 32 * 80 + 4 * 2 * width * pairs * 8
+    # A forward: the 6 tokens of a prompt once for its two texts of 10, in four rows, through 2 · 7,680 weights;
+    # 80 logits of 64 · 32; and attention 32 wide, to 21 pairs of a prompt's tokens, and 10 · 6 + 55 of each text's.
+    pairs, width = 4 * (21 + 2 * 115), 4 * 8
+    forward = 2 * 2 * 7680 * 4 * 26 + 2 * 64 * 32 * 80 + 4 * 2 * width * pairs
     assert found["update_tflop"] == pytest.approx(4 * forward / 1e12)
     assert 0 < found["generation_mfu"] < 1
     rate = found["matmul_tflops_per_second"]
