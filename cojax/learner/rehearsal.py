@@ -45,8 +45,11 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
         if all(device.platform == "cpu" for device in devices):
             local_device_count = sum(device.process_index == jax.process_index() for device in devices)
             check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
-            # `prepare` and `update_once` below reuse these compiled programs.
-            programs = [lower().compile() for lower in learner.lower_programs(state, step_batch, pairs).values()]
+            # `prepare` and `update_once` below reuse these compiled programs. No comprehension: it would be one more
+            # function between the command and the loss.
+            programs = []
+            for lower in learner.lower_programs(state, step_batch, pairs).values():
+                programs.append(lower().compile())
             check_fits(count_needed(programs, local_device_count, _count_batch_bytes(step_batch, pairs)), advice)
         batch = learner.prepare(state, step_batch, live_count)
         pair_arguments = None if pairs is None else (learner.prepare(state, pairs, live_count, hard=True), live_count)
