@@ -90,7 +90,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "remat": {"choices": ("none", "dots", "layers", "inputs", "auto"), "help": "what a layer computes again"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_COUNT_OPTION, "help": "packed rows an update"},
-    "row-length": {**_COUNT_OPTION, "help": "tokens a row; without it 1024 (update), one conversation (step)"},
+    "row-length": {**_COUNT_OPTION, "help": "tokens a row; without it 1024 (update), what its texts need (step)"},
     "segments": {**_COUNT_OPTION, "help": "texts a row, of one prompt where that has a length"},
     "micro-rows": {**_COUNT_OPTION, "help": "rows that go through the model at a time"},
     "prompts": {**_COUNT_OPTION, "help": "prompts a step"},
