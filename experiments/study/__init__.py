@@ -6,13 +6,14 @@ tables.py      reads both files; defines a run and its configuration
 credits.py     evolve=credited: signals weighted by what earlier signals led to
 frontier.py    evolve=frontier: joins mastered tasks; prefix_replay.py: how many actions of a joined task are replayed
 careless.py    explorer=careless: an explorer that confuses names
+even.py        initial_explorer of arms whose D_0 has all tools alike
 reflexion.py   evaluation.trials: tries failed tasks again, with notes
 former.py      the former rule of selection, for one arm
 launch.py      starts one run, pinned to a core, that ends with the study
 schedule.py    starts runs in order, several at a time; no two of them train the same warm start at once
 record.py      a finished run → its record, which holds all that tables and figures need
 comparison.py  how a record differs from a configuration, and from another record
-stored.py      records in OUT/runs, one compressed file for each arm; the schema of a record
+stored.py      records in OUT/runs or OUT/pretrained, one compressed file for each arm; the schema of a record
 summary.py     records → NAME.json: means, intervals, paired differences, success by kind of task; → NAME.md, by
                page.md.jinja
 figures.py     records → pictures

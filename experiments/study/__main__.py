@@ -1,8 +1,8 @@
 """The command: python -m experiments.study --name=main [--quick] [--development] [--config.KEY=VALUE …]
 
-The same command continues where it was stopped: it reads a finished run from its record in OUT/runs/ARM.jsonl.gz, and
-resumes an unfinished one from its checkpoint. It writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
-docs/study.md and docs/signals-study.md say what each table asks.
+The same command continues where it was stopped: it reads a finished run from its record in OUT/runs/ARM.jsonl.gz (of
+a pretrained model: OUT/pretrained), and resumes an unfinished one from its checkpoint. It writes OUT/NAME.json,
+OUT/NAME.md and pictures in OUT/NAME. docs/study.md, docs/signals-study.md and docs/pretrained.md say what tables ask.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?
@@ -71,7 +71,7 @@ def _run_study(options: argparse.Namespace, overrides: Sequence[str], stop: thre
         if output_folder.resolve() == runs_folder.resolve():
             raise ValueError(f"--runs and --out are the same folder, {output_folder}; choose another --out")
         with lock_folder(output_folder, "--out"):
-            sweep(output_folder, output_folder / "runs")
+            sweep(output_folder, *(output_folder / folder for folder in stored.FOLDERS))
             for name, _, jobs in table_plans:
                 expect_no_larger(output_folder, name, jobs)
             for name, table, jobs in table_plans:
@@ -163,7 +163,7 @@ def study(
     records = stored.read_runs(out, jobs)
     jobs_left = [job for job in jobs if (job.arm, job.seed) not in records]
     jobs_left = adopt_stored_variables(jobs_left, stored.read_all(out).values() if jobs_left else ())
-    CONSOLE.print(f"{table_name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs")
+    CONSOLE.print(f"{table_name}: {len(jobs)} runs, {len(records)} of them stored in {out}")
     if older := [job.name for job in jobs_left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
@@ -193,7 +193,7 @@ def study(
             write_table(table_name, table, sorted({job.seed for job in jobs}), records, out)
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(
-                f"{out / 'runs'} holds a record that no run wrote ({error!r}); restore the records of the arms "
+                f"{stored.make_path(out, table.arms[0]).parent} holds a record that no run wrote ({error!r}); restore the records of the arms "
                 f"{', '.join(table.arms)}, or delete them and run the study again"
             ) from error
     if failures:

@@ -1,5 +1,7 @@
 """Stored records: OUT/runs/ARM.jsonl.gz, one record on each line, in the order of seeds.
 
+Those of a pretrained model are in OUT/pretrained.
+
 The bytes depend only on the records and the compressor, because gzip stores no time and no name here.
 """
 
@@ -21,7 +23,7 @@ from cojax.storage.episodes import decompress
 from cojax.storage.files import encode_record, parse_record, replace_file
 from .comparison import explain_mismatch
 from .record import COLUMNS, CURVE_COLUMNS, ORIGIN_COUNTS, ORIGIN_MEASURES, Record
-from .tables import StudyRun
+from .tables import ARMS, StudyRun
 
 # A larger number means damage, and means of such numbers would overflow.
 _MAX_NUMBER = 10**100
@@ -132,12 +134,13 @@ def _get(record: Mapping[str, Any], key: str) -> Any:
 
 
 _FILE_ENDING = ".jsonl.gz"
+FOLDERS = ("runs", "pretrained")
 _STORE_LOCK = threading.Lock()
 
 
 def make_path(results_folder: Path, arm: str) -> Path:
     """The file with the records of an arm."""
-    return results_folder / "runs" / f"{arm}{_FILE_ENDING}"
+    return results_folder / FOLDERS["model.path" in ARMS.get(arm, {})] / f"{arm}{_FILE_ENDING}"
 
 
 def read_arm(results_folder: Path, arm: str) -> dict[int, Record]:
@@ -167,7 +170,8 @@ def read_all(out: Path) -> dict[tuple[str, int], Record]:
 
 
 def _list_arms(results_folder: Path) -> list[str]:
-    return sorted(path.name.removesuffix(_FILE_ENDING) for path in (results_folder / "runs").glob(f"*{_FILE_ENDING}"))
+    paths = (path for folder in FOLDERS for path in (results_folder / folder).glob(f"*{_FILE_ENDING}"))
+    return sorted(path.name.removesuffix(_FILE_ENDING) for path in paths)
 
 
 def read_run(results_folder: Path, run_name: str) -> Record:
@@ -183,7 +187,7 @@ def read_run(results_folder: Path, run_name: str) -> Record:
             ", ".join(_list_arms(results_folder)) or "none",
         )
         hint = f"{arm} has the seeds {seeds_text}" if record_by_seed else f"expected ARM-SEED, of the arms {arms_text}"
-        raise ValueError(f"no record {run_name!r} in {results_folder / 'runs'}; {hint}")
+        raise ValueError(f"no record {run_name!r} in {make_path(results_folder, arm).parent}; {hint}")
     return record_by_seed[int(seed)]
 
 
