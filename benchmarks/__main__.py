@@ -26,7 +26,7 @@ from benchmarks.step import step
 from benchmarks.update import update
 from benchmarks.worlds import worlds
 from cojax.command import CommandLineParser
-from cojax.learner.rehearsal import is_out_of_memory
+from cojax.learner.rehearsal import DeviceMemoryError, is_out_of_memory
 from cojax.run.machine import read_facts
 from cojax.settings.base import choose
 
@@ -52,14 +52,18 @@ SUITES_ON_REQUEST = frozenset({"sync", "conversations", "worlds", "scale", "gpu"
 
 
 def parse_count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1 to {2**31 - 1}")
+    return int(text)
 
 
 def parse_amount(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
-        raise ValueError
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a number above 0")
     return value
 
 
@@ -142,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except (RuntimeError, MemoryError) as error:
         # XLA's messages, also inside the engine's errors: the first on accelerators, the second on CPUs.
-        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+        if isinstance(error, RuntimeError) and not (isinstance(error, DeviceMemoryError) or is_out_of_memory(error)):
             raise
         print(f"error: it does not fit into memory: {str(error)[:500]}\n{_MEMORY_ADVICE}", file=sys.stderr)
         return 1
@@ -152,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _MEMORY_ADVICE = (
-    "Try --remat=layers, --param-dtype=bfloat16 or --moments-dtype=bfloat16, fewer --layers, --micro-rows or --batch, "
-    "or a shorter --row-length or --prompt."
+    "Try --remat=layers or inputs, --param-dtype=bfloat16 or --moments-dtype=bfloat16, fewer --layers, --micro-rows, "
+    "--rows, --segments, --prompts, --samples or --batch, or a shorter --row-length, --prompt or --answer."
 )
 
 

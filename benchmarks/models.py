@@ -48,6 +48,8 @@ def choose_model(
         file_config = ModelConfig.from_hf(read_config_json(path))
     except FileNotFoundError as error:
         raise ValueError(f"--folder={folder}: {error}; make smollm2 makes one") from error
+    except ValueError as error:
+        raise ValueError(f"--folder={folder}: {error}") from error
     compute_dtype = dtype or file_config.dtype
     config = dataclasses.replace(file_config, dtype=compute_dtype, param_dtype=param_dtype or compute_dtype)
     return Model(path.resolve().name, config, lambda: read_params(path, config))

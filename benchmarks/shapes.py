@@ -6,7 +6,7 @@ and of shares of bandwidth.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -76,15 +76,19 @@ def model_config(
 
 def _parse_value(assignment: str, text: str, value_type: Any) -> bool | int | float:
     """The text as the field's type, which is int, float or bool for what a flag can set."""
+    parsers: dict[Any, Callable[[str], Any]] = {bool: _parse_bool, int: int, float: float}
+    if value_type not in parsers:
+        raise ValueError(f"--override={assignment}: only numbers, true and false can be set; choose another --shape")
     try:
-        if value_type is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return {int: int, float: float}[value_type](text)
+        return parsers[value_type](text)
     except (KeyError, ValueError) as error:
-        type_name = value_type.__name__ if isinstance(value_type, type) else value_type
         raise ValueError(
-            f"--override={assignment}: expected a value of type {type_name}, such as 64, 1e6 or true"
+            f"--override={assignment}: expected a value of type {value_type.__name__}, such as 64, 1e6 or true"
         ) from error
+
+
+def _parse_bool(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
 
 
 def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool, prompt_length: int = 0) -> int:

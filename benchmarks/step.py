@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import random
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import model_config, update_flops
-from benchmarks.update import count_row_tokens, refuse_row_length
+from benchmarks.update import count_row_tokens, refuse_beyond_memory, refuse_row_length
 from cojax.compile.programs import count_forward_flops, count_parameters
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
@@ -91,15 +92,10 @@ def step(
     config = model_config(shape, layers, override, dtype, param_dtype)
     if config.vocab_size <= _RESERVED_TOKENS:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
-    if segments is None and row_length is None:
-        segments = 2 - samples % 2
-    workload = Workload(prompts, samples, prompt_length, completion_length, segments or 1)
-    if segments is not None:
-        row_length = _find_row_length(config, workload, row_length)
+    workload = Workload(prompts, samples, prompt_length, completion_length)
+    workload, row_length = _lay_out(config, workload, row_length, segments)
     lanes = machine.choose_lanes(workload.conversation_count, lanes)
-    learner, state = _make_learner(
-        config, workload, learning_rate, moments_dtype, remat, row_length or workload.length, micro_rows
-    )
+    learner, state = _make_learner(config, workload, learning_rate, moments_dtype, remat, row_length, micro_rows)
     records = _train_steps(learner, state, workload, lanes, steps)
     return [
         {
@@ -111,6 +107,9 @@ def step(
             **(figures := _summarise(records)),
             **machine.read_peak_memory(),
             **_compute_mfu(config, workload, figures, machine.measure_matmul_rate(dtype)),
+            "prompt_length": prompt_length,
+            "completion_length": completion_length,
+            "segments": workload.segments,
             "row_length": learner.row_length,
             "micro_rows": learner.micro_rows,
             "lanes": lanes,
@@ -119,14 +118,34 @@ def step(
     ]
 
 
-def _find_row_length(config: ModelConfig, workload: Workload, row_length: int | None) -> int:
-    """Tokens of a row that holds the workload's segments. Raises ValueError for flags that do not fit together."""
-    refuse_row_length(row_length, "--segments")
-    if workload.sample_count % workload.segments:
+def _lay_out(
+    config: ModelConfig, workload: Workload, row_length: int | None, segments: int | None
+) -> tuple[Workload, int]:
+    """The workload with its segments, and the tokens of a row.
+
+    Raises ValueError for flags that do not fit together, DeviceMemoryError for more than this machine can hold.
+    """
+    if workload.length > (max_positions := config.max_position_embeddings):
         raise ValueError(
-            f"--samples={workload.sample_count} is no multiple of --segments={workload.segments} a row; make it one"
+            f"--prompt={workload.prompt_length} and --answer={workload.completion_length} exceed the model's "
+            f"{max_positions} positions; shorten them, or give --override=max_position_embeddings={workload.length}"
         )
-    return count_row_tokens(config, workload.prompt_length, workload.completion_length, workload.segments)
+    refuse_beyond_memory(config, workload.conversation_count * workload.length, "--prompts or --samples")
+    count_tokens = functools.partial(count_row_tokens, config, workload.prompt_length, workload.completion_length)
+    if segments is None and row_length is not None:
+        if not (fitting := [n for n in range(1, workload.sample_count + 1) if count_tokens(n) <= row_length]):
+            raise ValueError(
+                f"--row-length={row_length} is less than a conversation's {workload.length} tokens; make it "
+                f"{workload.length} or more"
+            )
+        return dataclasses.replace(workload, segments=fitting[-1]), row_length
+    segments = segments or 2 - workload.sample_count % 2
+    refuse_row_length(row_length, "--segments")
+    if workload.sample_count % segments:
+        raise ValueError(
+            f"--samples={workload.sample_count} is no multiple of --segments={segments} a row; make it one"
+        )
+    return dataclasses.replace(workload, segments=segments), count_tokens(segments)
 
 
 def _make_learner(
@@ -162,8 +181,11 @@ def _compute_mfu(config: ModelConfig, workload: Workload, figures: Row, rate: fl
     tokens = workload.conversation_count * workload.completion_length
     # No forward pass is fed the last sampled token.
     generation_flops = count_forward_flops(config, [workload.length - 1] * workload.conversation_count, tokens)
-    row_count, row_texts = workload.conversation_count // workload.segments, [workload.length] * workload.segments
-    learning_flops = row_count * update_flops(config, row_texts, reference=True, prompt_length=workload.prompt_length)
+    count_flops = functools.partial(update_flops, config, reference=True, prompt_length=workload.prompt_length)
+    full_rows, samples_left = divmod(workload.sample_count, workload.segments)
+    learning_flops = workload.prompt_count * full_rows * count_flops([workload.length] * workload.segments)
+    if samples_left:  # of each prompt, in a row of their own or beside another prompt's
+        learning_flops += workload.prompt_count * count_flops([workload.length] * samples_left)
     return {
         "generation_tflop": generation_flops / 1e12,
         "update_tflop": learning_flops / 1e12,

@@ -17,10 +17,10 @@ from benchmarks.models import Model, choose_model
 from benchmarks.results import Row, Spread, compute_compile_s, time_calls
 from benchmarks.shapes import parameter_bytes, update_flops
 from cojax.compile.programs import count_parameters
-from cojax.learner.batch import Segment, TrainBatch, pack_segments
+from cojax.learner.batch import DTYPES, Segment, TrainBatch, pack_segments
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO_REMAT, choose_fastest
+from cojax.learner.rehearsal import AUTO_REMAT, check_fits, choose_fastest
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
@@ -71,6 +71,11 @@ def refuse_row_length(row_length: int | None, flags: str) -> None:
     """Raises ValueError where --row-length is given beside flags that it follows from."""
     if row_length is not None:
         raise ValueError(f"--row-length={row_length} beside {flags}: a row's length follows from these; leave it out")
+
+
+def refuse_beyond_memory(config: ModelConfig, tokens: int, flags: str) -> None:
+    """Raises DeviceMemoryError if the columns of so many tokens and one layer's inputs exceed this machine's memory."""
+    check_fits(tokens * (4 * len(DTYPES) + 4 * config.hidden_size), f"lower {flags}")
 
 
 def update(
@@ -133,9 +138,11 @@ def _lay_out(
 ) -> Rows:
     """The rows that the flags describe; `text_lengths` are those of prompt and answer.
 
-    Raises ValueError for flags that do not fit together, and for long texts.
+    Raises ValueError for flags that do not fit together, and for long texts; DeviceMemoryError for too many.
     """
     prompt_length, completion_length = text_lengths
+    if model.config.dtype == "float16":
+        raise ValueError("--dtype is float16, in which gradients of single tokens vanish; give bfloat16 or float32")
     if prompt_length is not None and completion_length is not None:
         refuse_row_length(row_length, "--prompt, --answer and --segments")
         token_count = count_row_tokens(model.config, prompt_length, completion_length, segments)
@@ -145,6 +152,7 @@ def _lay_out(
     else:
         lone_flag, missing_flag = ("--prompt", "--answer") if prompt_length else ("--answer", "--prompt")
         raise ValueError(f"{lone_flag} without {missing_flag}: a row holds answers to a prompt; give both, or neither")
+    refuse_beyond_memory(model.config, layout.row_count * layout.length, "--rows, --segments or --row-length")
     if layout.text_length > (max_positions := model.config.max_position_embeddings):
         raise ValueError(
             f"a text of {layout.text_length} tokens exceeds the {max_positions} positions of {model.name}; shorten it"

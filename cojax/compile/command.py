@@ -43,9 +43,7 @@ def main(argv: Sequence[str]) -> None:
         target = targets.find_target(_TARGET_FLAG.value)
     except ValueError as error:
         _exit_with_error(str(error))
-    import jax  # now, so that a wrong flag need not wait for it
-
-    from cojax.compile import programs
+    from cojax.compile import programs  # imports JAX: now, so that a wrong flag need not wait for it
     from cojax.run.configuration import read_configuration
 
     try:
@@ -53,10 +51,11 @@ def main(argv: Sequence[str]) -> None:
         # Libraries print to standard error, so that they do not mix with the figures.
         with contextlib.redirect_stdout(sys.stderr):
             report = programs.report_target(config, target)
-    except jax.errors.JaxRuntimeError as error:
-        _exit_with_error(f"the compiler for {target.name} failed: {str(error).splitlines()[0]}")
     except (ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError) as error:
         _exit_with_error(str(error))
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error).splitlines() or [repr(error)])[0]
+        _exit_with_error(f"the compiler for {target.name} failed: {reason}")
     if _JSON_FLAG.value:
         print(json.dumps(report))
     else:

@@ -43,13 +43,7 @@ class Chip:
     @property
     def limit(self) -> int:
         """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
-        if self.platform == "tpu":
-            return self.memory
-        share = os.environ.get(_SHARE, "") or str(_DEFAULT_MEMORY_SHARE)
-        try:
-            return int(self.memory * float(share))
-        except ValueError:
-            raise ValueError(f"{_SHARE} is {share!r}; expected the share of a card's memory, such as 0.9") from None
+        return self.memory if self.platform == "tpu" else int(self.memory * _read_memory_share())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +63,17 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
+def _read_memory_share() -> float:
+    text = os.environ.get(_SHARE, "") or str(_DEFAULT_MEMORY_SHARE)
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{_SHARE} is {text!r}; expected the share of a card's memory, such as 0.9")
+    return share
+
+
 def find_target(target_name: str) -> Target:
     """The target of that name. Raises ValueError that lists the others."""
     return choose(TARGETS, target_name, "target")
@@ -82,11 +87,12 @@ def find_chip(devices: "Sequence[jax.Device]") -> Chip | None:
 def make_devices(target: Target) -> "Sequence[jax.Device]":
     """The target's devices; programs can be compiled for them, but not run.
 
-    Raises ModuleNotFoundError if the compiler's package is not installed.
+    Raises ModuleNotFoundError if the compiler's package is not installed, ValueError for a wrong share of memory.
     """
     from jax.experimental import topologies
 
     chip, card_options = target.chip, {}
+    _read_memory_share()  # a wrong one would end the compiler
     if chip.description:
         description = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
         card_options = {"topology": target.topology, "target_config": description}

@@ -38,13 +38,14 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
     micro-batch is computed, because all use the same memory in turn. Only programs that the first step needs are
     compiled. `state` is donated. Raises DeviceMemoryError.
     """
+    advice, live_count, devices = _write_advice(learner), np.int32(1), learner.placement.devices
+    local_device_count = sum(device.process_index == jax.process_index() for device in devices)
+    is_on_cpu = all(device.platform == "cpu" for device in devices)
+    if is_on_cpu:
+        check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
     step_batch, pairs = make_full_batches(learner, group_sizes)
-    advice, live_count = _write_advice(learner), np.int32(1)
     try:
-        devices = learner.placement.devices
-        if all(device.platform == "cpu" for device in devices):
-            local_device_count = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
+        if is_on_cpu:
             # `prepare` and `update_once` below reuse these compiled programs. No comprehension: it would be one more
             # function between the command and the loss.
             programs = []
@@ -74,12 +75,12 @@ def choose_fastest(learner: Learner, state: TrainState, group_sizes: Sequence[in
 
     Its remat is the first of none, dots and layers that fits, and its `micro_rows` the most with which it fits, down to
     those of _FULL_TOKENS tokens a device; a loss that compares sequences keeps its `micro_rows`. If nothing fits or
-    free memory is unknown, the remat is layers. `group_sizes` are as in `rehearse`; `beside` bytes stay free for arrays
-    that are loaded later. Programs are compiled but not run.
+    free memory is unknown, the remat is layers and `micro_rows` stays. `group_sizes` are as in `rehearse`; `beside`
+    bytes stay free for arrays that are loaded later. Programs are compiled but not run.
     """
     devices = learner.placement.devices
     budget_bytes = measure_free_bytes(devices) or 0
-    for remat in ("none", "dots"):
+    for remat in ("none", "dots", "layers"):
         needed_bytes, needing_rows = 0, 1
         for micro_rows in _list_micro_rows(learner):
             candidate = dataclasses.replace(learner, remat=remat, micro_rows=micro_rows)

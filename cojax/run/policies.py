@@ -51,7 +51,8 @@ def settle_model(config: ConfigDict) -> ConfigDict:
     if config.model.path:
         config.model.path = os.path.abspath(config.model.path)
     if config.model.dtype == "auto":
-        config.model.dtype = find_run_dtype(Path(config.workdir)) or choose_compute_dtype()
+        run_dtype = find_run_dtype(Path(config.workdir))
+        config.model.dtype = choose_compute_dtype() if run_dtype is None else run_dtype
     return config
 
 

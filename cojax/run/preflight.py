@@ -31,6 +31,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import MEMORY_FILE
 from cojax.run import assemble, checks, initial_policy, methods, processes
 from cojax.run.parts import Parts, make_sampling
+from cojax.run.policies import settle_model
 from cojax.run.processes import ALONE, Together, read_params
 from cojax.run.states import hold_second_agent
 from cojax.storage.files import list_missing_folders, read_json, remove_empty_folders, write_json
@@ -43,7 +44,7 @@ _MAX_LOG_BYTES = 200 * 2**20
 def run_preflight(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all pass, else 1."""
     results: dict[str, Any] = {"together": together}
-    config = methods.apply_method(config).copy_and_resolve_references()
+    config = methods.apply_method(settle_model(config))
     weights_folder = Path(config.sglang.folder or config.workdir).absolute()
     # The workdir may hold a run. Servers that follow read only the folder that they were started with.
     scratch_folder = None if config.sglang.follow else weights_folder / f".check-{secrets.token_hex(8)}"

@@ -212,9 +212,9 @@ def _resolve_dtype(dtype_setting: str, default: str) -> str:
     return choose_compute_dtype() if dtype_setting == "auto" else dtype_setting or default
 
 
-def find_run_dtype(workdir: Path) -> str:
-    """The model.dtype that a run recorded; "" where there is no run, or it left the dtype to the model folder."""
-    return str(read_run_settings(workdir)["model"]["dtype"]) if (workdir / "config.json").exists() else ""
+def find_run_dtype(workdir: Path) -> str | None:
+    """The model.dtype that a run recorded, "" where it left the dtype to the model folder; None where no run is."""
+    return str(read_run_settings(workdir)["model"]["dtype"]) if (workdir / "config.json").exists() else None
 
 
 def hash_content(folder: Path) -> str:

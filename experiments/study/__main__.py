@@ -193,7 +193,7 @@ def study(
             write_table(table_name, table, sorted({job.seed for job in jobs}), records, out)
         except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(
-                f"{stored.make_path(out, table.arms[0]).parent} holds a record that no run wrote ({error!r}); restore the records of the arms "
+                f"a record that no run wrote is stored in {out} ({error!r}); restore the records of the arms "
                 f"{', '.join(table.arms)}, or delete them and run the study again"
             ) from error
     if failures:

@@ -169,12 +169,14 @@ def test_step_prints_one_object_with_what_was_counted(commands):
 
 
 @pytest.mark.real
-def test_step_with_rows_of_several_samples(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("rows", ["--segments=2", "--row-length=27"])
+def test_step_with_rows_of_several_samples(rows: str, capsys: pytest.CaptureFixture[str]):
     found = run(
-        capsys, "step", "--steps=2", "--layers=1", f"--override={TINY}", "--prompts=2", "--samples=2", "--segments=2",
+        capsys, "step", "--steps=2", "--layers=1", f"--override={TINY}", "--prompts=2", "--samples=2", rows,
         "--prompt=6", "--answer=10", "--micro-rows=2",
     )  # fmt: skip
-    assert found["row_length"] == 5 + 2 * 11
+    assert (found["row_length"], found["segments"]) == (5 + 2 * 11, 2)
+    assert (found["prompt_length"], found["completion_length"]) == (6, 10)
     assert found["tokens_trained"] == 4 * 10
     # The prompt's 6 tokens once for its two samples; 21 pairs within it, and 10·6 + 55 for each answer.
     forward = 2 * 7680 * 52 + 2 * 2048 * 40 + 4 * 32 * 2 * (21 + 2 * 115)
@@ -349,6 +351,10 @@ def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
         (["update", "--prompt=4000", "--answer=97"], "a text of 4097 tokens exceeds the 4096 positions of nano"),
         (["step", "--segments=2", "--row-length=384"], "--row-length=384 beside --segments"),
         (["step", "--segments=3"], "--samples=8 is no multiple of --segments=3"),
+        (["step", "--row-length=191"], "--row-length=191 is less than a conversation's 192 tokens"),
+        (["step", "--prompt=4000"], "--prompt=4000 and --answer=128 exceed the model's 4096 positions"),
+        (["step", "--lanes=3"], "--lanes=3 does not divide 64 conversations"),
+        (["update", "--dtype=float16"], "--dtype is float16, in which gradients of single tokens vanish"),
         (
             ["prefill", "--answer=8"],
             "--completion-length or --answer is no setting of prefill; it is one of step, update, decode",
@@ -356,6 +362,7 @@ def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
         (["update", "--override=layers=2"], "with a field of vocab_size"),
         (["update", "--override=num_hidden_layers=2"], "use --layers"),
         (["update", "--override=hidden_size=wide"], "expected a value of type int"),
+        (["update", "--override=model_type=qwen2"], "only numbers, true and false can be set"),
         (["load", "--gigabytes=1e9"], "lower --gigabytes"),
         (["decode", "--folder=x", "--shape=nano"], "--folder and --shape both name the model; give one of them"),
         (["prefill", "--folder=x", "--layers=2"], "change a --shape; a --folder is measured as it is"),
@@ -371,20 +378,39 @@ def test_refuses_settings_that_make_no_sense(capsys: pytest.CaptureFixture[str],
     assert not shown.out
 
 
-def test_says_what_to_do_where_memory_ends(capsys: pytest.CaptureFixture[str]):
-    # 2·10⁹ × 65,536 numbers of 4 bytes are more than a processor can address.
-    assert bench.main(["update", f"--override={TINY},vocab_size=2000000000,hidden_size=65536", "--layers=1"]) == 1
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        # 2·10⁹ × 65,536 numbers of 4 bytes are more than a processor can address.
+        ["update", f"--override={TINY},vocab_size=2000000000,hidden_size=65536", "--layers=1"],
+        ["update", "--rows=1000000000"],
+        ["update", "--segments=1000000000", "--prompt=8", "--answer=8"],
+        ["step", "--prompts=1000000000"],
+    ],
+)
+def test_says_what_to_do_where_memory_ends(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert bench.main(arguments) == 1
     shown = capsys.readouterr()
     assert "does not fit into memory" in shown.err
     assert "--remat=layers" in shown.err
     assert not shown.out
 
 
-@pytest.mark.parametrize("argument", ["--steps=0", "--gigabytes=nan", "--depths=2,0", "--dtype=int8", "--shape=70b"])
-def test_refuses_values_out_of_range(argument: str):
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("--steps=0", "a whole number from 1 to 2147483647"),
+        ("--gigabytes=nan", "a number above 0"),
+        ("--depths=2,0", "a whole number from 1"),
+        ("--dtype=int8", "choose from"),
+        ("--shape=70b", "choose from"),
+    ],
+)
+def test_refuses_values_out_of_range(argument: str, expected: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as stopped:
         bench.main([argument])
     assert stopped.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.real

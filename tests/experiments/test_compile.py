@@ -330,24 +330,32 @@ import jax
 from cojax.compile import command, programs
 
 def fails(config, target):
-    raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")
+    raise {error}
 
 programs.report_target = fails
 command.run_command()
 """
 
 
-def test_a_compiler_that_fails_is_said_in_one_line(commands, tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ('jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")', "INTERNAL: Check failed"),
+        ("MemoryError()", "MemoryError()"),
+    ],
+)
+def test_a_compiler_that_fails_is_said_in_one_line(error, said, commands, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING.format(error=error))
     done = commands.run("failing", "--target=v5e-16", f"--config={ROOT / 'experiments/desk.py'}", folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == "error: the compiler for v5e-16 failed: INTERNAL: Check failed\n"
+    assert done.stdout == f"error: the compiler for v5e-16 failed: {said}\n"
 
 
-def test_a_share_that_is_no_number_is_named(monkeypatch):
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
-    with pytest.raises(ValueError, match="XLA_PYTHON_CLIENT_MEM_FRACTION is 'most'; expected the share"):
-        targets.CHIPS["h100"].limit  # noqa: B018
+@pytest.mark.parametrize("share", ["most", "inf", "nan", "0", "-1", "1.1"])
+def test_what_is_no_share_of_memory_is_named(share, monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+    with pytest.raises(ValueError, match=f"XLA_PYTHON_CLIENT_MEM_FRACTION is '{share}'; expected the share"):
+        targets.make_devices(targets.TARGETS["h100x8"])
 
 
 HIDING = """

@@ -96,6 +96,9 @@ def test_the_dtype_that_a_run_chose_stays_on_another_machine(tmp_path, monkeypat
     for module in (policies, trained):
         monkeypatch.setattr(module, "choose_compute_dtype", lambda: "float32")
     assert policies.settle_model(began).model.dtype == "bfloat16"
+    settled.model.dtype = ""  # as the model folder says
+    (tmp_path / "config.json").write_text(json.dumps({"config": settled.to_dict()}))
+    assert policies.settle_model(began).model.dtype == ""
     began.workdir = str(tmp_path / "another")
     assert policies.settle_model(began).model.dtype == "float32"
 

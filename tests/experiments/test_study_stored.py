@@ -41,6 +41,14 @@ def test_an_arm_has_one_file_with_a_line_for_each_seed_in_their_order(tmp_path):
         stored.read_run(tmp_path, "static")
 
 
+def test_records_of_a_pretrained_model_have_a_folder_of_their_own(tmp_path):
+    made = record("pretrained-static", 301, 0.5)
+    stored.store_record(tmp_path, made)
+    assert [path.name for path in (tmp_path / "pretrained").iterdir()] == ["pretrained-static.jsonl.gz"]
+    assert stored.read_all(tmp_path) == {("pretrained-static", 301): made}
+    assert stored.read_run(tmp_path, "pretrained-static-301") == made
+
+
 def test_a_record_takes_the_place_of_one_of_its_seed(tmp_path):
     for final in (0.25, 0.75):
         stored.store_record(tmp_path, record("static", 101, final))

@@ -82,7 +82,7 @@ def test_what_cannot_fit_is_refused_with_advice():
 
 def test_what_recomputes_the_least_is_chosen_of_what_fits_with_fewer_rows_at_a_time_if_need_be(monkeypatch):
     """More tokens than the model has numbers, so that what is kept of them decides."""
-    learner = make_learner(row_length=512, micro_rows=32)
+    learner = make_learner(row_length=512, micro_rows=16)
     state, compiled = learner.init(PARAMS), {}
     lowering = Learner.lower_programs
 
@@ -98,23 +98,23 @@ def test_what_recomputes_the_least_is_chosen_of_what_fits_with_fewer_rows_at_a_t
         return found.remat, found.micro_rows
 
     monkeypatch.setattr(Learner, "lower_programs", programs)
-    assert chosen(0) == chosen(estimate_min_bytes(dataclasses.replace(learner, micro_rows=8)) - 1) == ("layers", 32)
+    assert chosen(0) == chosen(estimate_min_bytes(dataclasses.replace(learner, micro_rows=8)) - 1) == ("layers", 16)
     assert not compiled  # where nothing fits `rehearse` says so, and no program is compiled to see that
-    fastest_first = [(remat, rows) for remat in ("none", "dots") for rows in (32, 16, 8)]
+    fastest_first = [(remat, rows) for remat in ("none", "dots", "layers") for rows in (16, 8)]
     needs = {}
     for remat, rows in fastest_first:
         candidate = dataclasses.replace(learner, remat=remat, micro_rows=rows)
         batch, pairs = rehearsal.make_full_batches(candidate, SIZES)
         program = programs(candidate, state, batch, pairs)["update"]().compile()
         needs[remat, rows] = count_needed([program], 1, 2 * sum(array.nbytes for array in jax.tree.leaves(batch)))
-    assert needs["none", 32] > needs["none", 16] > needs["none", 8] > needs["dots", 8]
+    assert needs["none", 16] > needs["none", 8] > needs["dots", 8] > needs["layers", 8]
     for budget in (*needs.values(), *(need - 1 for need in needs.values())):
         fitting = [choice for choice in fastest_first if needs[choice] <= budget]
-        assert chosen(budget) == (*fitting, ("layers", 32))[0], budget
-    assert chosen(needs["none", 32], beside=1) == ("none", 16)
-    assert chosen(None) == ("layers", 32)  # the system does not say
-    compares_pairs = make_learner(**DPO, row_length=512, micro_rows=32)
-    assert chosen(needs["none", 32] - 1, among=compares_pairs)[1] == 32
+        assert chosen(budget) == (*fitting, ("layers", 16))[0], budget
+    assert chosen(needs["none", 16], beside=1) == ("none", 8)
+    assert chosen(None) == ("layers", 16)  # the system does not say
+    compares_pairs = make_learner(**DPO, row_length=512, micro_rows=16)
+    assert chosen(needs["none", 16] - 1, among=compares_pairs)[1] == 16
 
 
 def test_what_a_compiler_refuses_does_not_fit(monkeypatch):
