@@ -14,7 +14,7 @@ from cojax.environment import Actor, Environment, Episode
 from cojax.environment.replay import follow
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Message, Task, Trajectory, Turn
-from environments.cluster import PlacedEnvironment
+from environments.cluster import ClusterEnvironment
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 200.0) -> None:
@@ -58,7 +58,7 @@ def untimed(trajectory: Trajectory) -> Trajectory:
 
 
 def collected_with_a_loss(
-    nodes: RayNodes, environment: PlacedEnvironment, tasks: Sequence[Task]
+    nodes: RayNodes, environment: ClusterEnvironment, tasks: Sequence[Task]
 ) -> tuple[list[Trajectory], int]:
     """What is collected though a node dies in the middle, and how many episodes were under way there."""
     episodes_before_loss, has_killed, struck_episode_ids = threading.Semaphore(len(tasks) // 2), threading.Event(), []

@@ -99,7 +99,7 @@ def bind_loss(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any])
         raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
     pairs, learns_from_flat = _read_declaration(function)
     uses_flat = not pairs and ("advantages" not in loss_inputs or bool(loss_inputs & {"reference_logprobs", "entropy"}))
-    uses_flat = uses_flat or learns_from_flat(**_select_settings(learns_from_flat, function, settings))
+    uses_flat = uses_flat or learns_from_flat(**_select_keywords(learns_from_flat, function, settings))
     return BoundLoss(name, function, settings, input_names, used_inputs, loss_inputs, pairs, uses_flat)
 
 
@@ -110,10 +110,10 @@ def _read_declaration(function: Loss) -> tuple[bool, Callable[..., bool]]:
     return function.learns_from if hasattr(function, "learns_from") else (False, lambda **settings: False)
 
 
-def _select_settings(condition: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a loss, including defaults, that are parameters of `condition`."""
+def _select_keywords(callee: Callable[..., bool], function: Loss, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a loss, including defaults, that are parameters of `callee`."""
     setting_values = {name: setting.default for name, setting in settings_of(function).items()} | dict(settings)
-    parameters = inspect.signature(condition).parameters
+    parameters = inspect.signature(callee).parameters
     takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in setting_values.items() if takes_all or name in parameters}
 

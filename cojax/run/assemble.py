@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from cojax import worlds
 from cojax.environment import Charted, Environment, traits_of
-from cojax.explorer import Explorer, Metered
+from cojax.explorer import Explorer, Metered, document_tools
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import Ending
@@ -58,6 +58,7 @@ _LOOP_SETTINGS = (
     "seed", "steps", "batch_size", "group_size", "evolve_every", "fresh_fraction", "checkpoint_every", "staleness",
     "quorum", "dynamic_sampling", "episodes", "environment_steps",
 )  # fmt: skip
+_MOST_TOOLS_NAMED = 8
 # More tasks than any finite split has.
 _MAX_TASKS = 100_000
 
@@ -164,10 +165,11 @@ def initial_policy(
     return perturb(params, config.perturbation), origin
 
 
-def find_initial_tasks(config: ConfigDict, parts: Parts) -> Synthesis:
+def find_initial_tasks(config: ConfigDict, parts: Parts, stop: Callable[[], bool] = lambda: False) -> Synthesis:
     """Finds D_0 by unguided exploration; where nothing can be synthesized, D_0 is the environment's own tasks.
 
-    The search is deterministic: equal settings and equal replies of a model give equal tasks.
+    The search is deterministic: equal settings and equal replies of a model give equal tasks. Raises Interrupted soon
+    after `stop` turns true.
     """
     if traits_of(parts.environment).incomparable:
         return draw_own_tasks(config, parts.environment, find_reserved_tasks(config, parts))
@@ -184,12 +186,24 @@ def find_initial_tasks(config: ConfigDict, parts: Parts) -> Synthesis:
                 per_context=config.synthesis.per_context if isinstance(chosen_explorer, Metered) else 1,
                 near_duplicates=NearDuplicates(config.validation.pool_similarity),
                 examined=advance,
+                stop=stop,
             )
     except ValueError:
         # Running the command again then repeats the failed calls: the endpoint may work by that time.
         if isinstance(chosen_explorer, LLMExplorer):
             chosen_explorer.chat_model.reopen()
         raise
+
+
+def word_absent_tools(environment: Environment, tasks: Iterable[Task]) -> str:
+    """Which tools no solution of these tasks uses, in words; "" if each is used, or if no task has a solution."""
+    used_tools = {call.name for task in tasks for action in task.solution for call in action.calls}
+    tools = document_tools(environment)
+    absent_tools = [name for name in tools if name not in used_tools]
+    if not (used_tools and absent_tools):
+        return ""
+    names = ", ".join(absent_tools[:_MOST_TOOLS_NAMED]) + (", …" if len(absent_tools) > _MOST_TOOLS_NAMED else "")
+    return f"; it leaves out {len(absent_tools)} of {len(tools)} tools: {names}"
 
 
 def build_explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:

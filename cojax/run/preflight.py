@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from cojax.compile.programs import describe_in_one_line, report
 from cojax.compile.targets import find_chip
 from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
+from cojax.explorer import Metered
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.learner.advantages import spread_entries
@@ -29,14 +32,16 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.client import MEMORY_FILE
-from cojax.run import assemble, checks, initial_policy, methods, processes
+from cojax.run import assemble, checks, explorers, initial_policy, methods, processes
 from cojax.run.parts import Parts, make_sampling
 from cojax.run.policies import settle_model
 from cojax.run.processes import ALONE, Together, read_params
 from cojax.run.states import hold_second_agent
 from cojax.storage.files import list_missing_folders, read_json, remove_empty_folders, write_json
+from cojax.synthesis import Interrupted
 from cojax.types import Group, Message, Task
 
+_D0_TIMEOUT_S = 60.0
 _MAX_VERSIONS = 3  # the most versions of the weights on disk at once, while a server takes a new one
 _MAX_LOG_BYTES = 200 * 2**20
 
@@ -189,14 +194,27 @@ def _explorer(config: ConfigDict, results: dict[str, Any]) -> str:
     # Not the journal in the workdir, which is the run's.
     explorer = assemble.build_explorer(config, results["parts"], journal=Journal())
     assemble.build_validation(config, results["parts"], explorer)
+    describe_initial = functools.partial(_describe_initial_tasks, config, results["parts"])
     if not isinstance(explorer, LLMExplorer):
-        return f"{explorer.name}, without a model"
+        return f"{explorer.name}, without a model{describe_initial()}"
     # With a schema, as in most calls of an evolution, because an endpoint may refuse it.
     message, schema = Message("user", 'Answer with {"word": "hello"}.'), {"type": "object"}
     reply = explorer.chat_model.reply(
         [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight", schema=schema
     )
-    return f"{explorer.name} answered with {len(reply.text)} characters"
+    return f"{explorer.name} answered with {len(reply.text)} characters{describe_initial()}"
+
+
+def _describe_initial_tasks(config: ConfigDict, parts: Parts) -> str:
+    """What D_0 leaves out, in words, where no model finds it. Raises ValueError if it cannot be found."""
+    if isinstance(assemble.build_explorer(config, parts, explorers.name_initial(config), Journal()), Metered):
+        return ""
+    deadline = time.monotonic() + _D0_TIMEOUT_S
+    try:
+        tasks = assemble.find_initial_tasks(config, parts, lambda: time.monotonic() > deadline).tasks
+    except Interrupted:
+        return f"; D_0 was not found within {_D0_TIMEOUT_S:g} s"
+    return f"; D_0 has {len(tasks)} tasks{assemble.word_absent_tools(parts.environment, tasks)}"
 
 
 def _programs(config: ConfigDict, results: dict[str, Any]) -> str:

@@ -69,8 +69,9 @@ def begin(
     save(loop, state, directory)
     cost = f"; {describe_explorer(synthesis.figures)}" if synthesis.figures else ""
     reason = traits_of(loop.environment).incomparable
-    source_text = f"of the environment's own, and nothing is synthesized: {reason}"
-    CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source_text if reason else 'by unguided exploration'}{cost}")
+    source = f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
+    gaps = assemble.word_absent_tools(loop.environment, synthesis.tasks)
+    CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source}{cost}{gaps}")
     return state
 
 

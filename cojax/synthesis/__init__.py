@@ -44,7 +44,7 @@ MEMORIES: dict[str, Callable[[], Detector] | str] = {
     "credits": "experiments.study.credits:Credits",
 }
 # The statistic of a run that replays prefixes; its `prefix` is the loop's.
-PREFIXES: dict[str, Callable[[], Any] | str] = {"prefixes": "experiments.study.prefix_replay:PrefixLengths"}
+PREFIXES: dict[str, Callable[[], Any] | str] = {"prefixes": "experiments.study.prefix_replay:PrefixStaircase"}
 
 
 def reads(evolve: Evolve) -> tuple[str, ...]:

@@ -144,11 +144,13 @@ def initial_tasks(
     per_context: int = 1,
     near_duplicates: "NearDuplicates | None" = None,
     examined: Callable[[], object] = lambda: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
     """Finds D_0: `count` tasks by unguided exploration, at most `per_context` in each of `attempts * count` trips.
 
     `examined` is called after each draft that was examined. If there are fewer setups than expeditions, setups are used
-    again. If fewer tasks are found, raises ValueError, which names the commonest reasons and what may help.
+    again. If fewer tasks are found, raises ValueError, which names the commonest reasons and what may help. Raises
+    Interrupted soon after `stop` turns true.
     """
 
     def validate_draft(draft: TaskDraft, has_id: Callable[[str], bool], payer: Explorer) -> tuple[Verdict, Task | None]:
@@ -168,6 +170,7 @@ def initial_tasks(
         seed=seed,
         step=0,
         near_duplicates=near_duplicates,
+        stop=stop,
     )
     if len(synthesis.tasks) < count:
         raise ValueError(_explain_too_few(count, synthesis))

@@ -56,7 +56,7 @@ def make_episode(app_world: World, salt: str) -> PlainEpisode:
 
     The skills that it offers would work now, and equal actions lead to equal offers. `salt` stands for its task.
     """
-    offers, last_output = Offers(app_world), ""
+    affordances, last_output = Affordances(app_world), ""
 
     def step(action: Action) -> Observation:
         nonlocal salt, last_output
@@ -68,7 +68,7 @@ def make_episode(app_world: World, salt: str) -> PlainEpisode:
         messages = (Message("user", shown_output), Message(CALLS_ROLE, json.dumps(calls)))
         return Observation(messages, ok=ok, done=app_world.is_complete)
 
-    return PlainEpisode(step, affordances=lambda: offers.draw_actions(salt, last_output))
+    return PlainEpisode(step, affordances=lambda: affordances.draw_actions(salt, last_output))
 
 
 # How to give a process its own view of the files.
@@ -106,7 +106,7 @@ _MAX_ANSWER_CHARS = 100
 Values = list[tuple[Any, ...]]
 
 
-class Offers:
+class Affordances:
     """Values of a world that skills can take as arguments. Looking them up leaves no trace."""
 
     def __init__(self, world: World) -> None:
@@ -157,42 +157,51 @@ class Offers:
         return self.tokens[app]
 
 
-def _list_values(offers: Offers, endpoint: str, columns: Sequence[str]) -> Values:
+def _list_values(affordances: Affordances, endpoint: str, columns: Sequence[str]) -> Values:
     """The columns of a list's rows, from its first page, or from one drawn at random if there are more."""
     app, api = endpoint.split(".")
-    rows = offers.fetch_rows(app, api, page_limit=20)
+    rows = affordances.fetch_rows(app, api, page_limit=20)
     if len(rows) == 20:
         # The world's id is the seed, so that an episode offers the same songs throughout.
-        page_index = random.Random(f"{offers.world.id} {api}").randrange(3)
-        rows = offers.fetch_rows(app, api, page_limit=20, page_index=page_index) or rows
+        page_index = random.Random(f"{affordances.world.id} {api}").randrange(3)
+        rows = affordances.fetch_rows(app, api, page_limit=20, page_index=page_index) or rows
     return [(" ".join(row[column] for column in columns),) for row in rows]
 
 
-def _list_todos(offers: Offers) -> Iterable[tuple[Any, ...]]:
-    for project in offers.fetch_rows("todoist", "show_projects", page_limit=20)[:4]:
-        token = offers.log_in("todoist")
-        tasks_reply = offers.world.peek("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+def _list_todos(affordances: Affordances) -> Iterable[tuple[Any, ...]]:
+    for project in affordances.fetch_rows("todoist", "show_projects", page_limit=20)[:4]:
+        token = affordances.log_in("todoist")
+        tasks_reply = affordances.world.peek(
+            "todoist", "show_tasks", project_id=project["project_id"], access_token=token
+        )
         for task in (tasks_reply or {}).get("no_section_tasks", ()):
             if not task["is_completed"]:
                 yield task["title"], project["name"]
 
 
-def _list_alarms(offers: Offers) -> Iterable[tuple[Any, ...]]:
-    return [(row["label"], not row["enabled"]) for row in offers.fetch_rows("phone", "show_alarms", page_limit=20)]
+def _list_alarms(affordances: Affordances) -> Iterable[tuple[Any, ...]]:
+    return [(row["label"], not row["enabled"]) for row in affordances.fetch_rows("phone", "show_alarms", page_limit=20)]
 
 
-_LISTERS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {"todos": _list_todos, "alarms": _list_alarms}
+_LISTERS: Mapping[str, Callable[[Affordances], Iterable[tuple[Any, ...]]]] = {
+    "todos": _list_todos,
+    "alarms": _list_alarms,
+}
 
 
-def _look_up_values(offers: Offers, value_kind: str) -> Iterable[tuple[Any, ...]]:
+def _look_up_values(affordances: Affordances, value_kind: str) -> Iterable[tuple[Any, ...]]:
     """Finds the values of the kind, which skills.txt defines."""
     match KINDS[value_kind].split():
         case [lister_name] if lister_name in _LISTERS:
-            return _LISTERS[lister_name](offers)
+            return _LISTERS[lister_name](affordances)
         case [base_kind, "but", omitted_kind]:
-            return [value for value in offers.list_values(base_kind) if value not in offers.list_values(omitted_kind)]
+            return [
+                value
+                for value in affordances.list_values(base_kind)
+                if value not in affordances.list_values(omitted_kind)
+            ]
         case [endpoint, *columns] if "." in endpoint and endpoint[0].isalpha():
-            return _list_values(offers, endpoint, columns)
+            return _list_values(affordances, endpoint, columns)
     return [(value,) for value in json.loads(f"[{KINDS[value_kind]}]")]
 
 

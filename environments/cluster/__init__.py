@@ -26,10 +26,10 @@ from . import connection
 from .connection import check
 from .nodes import Nodes
 
-__all__ = ["PlacedEnvironment", "check", "place"]
+__all__ = ["ClusterEnvironment", "check", "place"]
 
 
-def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnvironment":
+def place(address: str, name: str, settings: Mapping[str, Any]) -> "ClusterEnvironment":
     """The environment of that name and settings, on every node of the cluster that offers processors.
 
     `address` is ray://HOST:PORT, or HOST:PORT or auto where this host belongs to the cluster. Raises ValueError for a
@@ -38,13 +38,13 @@ def place(address: str, name: str, settings: Mapping[str, Any]) -> "PlacedEnviro
     nodes = Nodes(connection.connect(address), name, settings)
     try:
         nodes.start_all()
-        return PlacedEnvironment(nodes)
+        return ClusterEnvironment(nodes)
     except BaseException:
         nodes.close()
         raise
 
 
-class PlacedEnvironment(Served):
+class ClusterEnvironment(Served):
     """An environment on the nodes of a cluster; it implements `cojax.environment.Environment`.
 
     A call raises what the environment raises on its node, as `play` would see it here. It raises EnvironmentFailure if

@@ -11,7 +11,7 @@ from cojax.types import Action, Group, Signal, Task
 from .frontier import ORIGIN
 
 
-class PrefixLengths:
+class PrefixStaircase:
     """A statistic: task id → how many actions its next episodes replay.
 
     The number falls by one after a group with success in more than half of its episodes, and rises by one after a group

@@ -79,7 +79,7 @@ def run_all(
         future.result()
 
 
-def make_command(job: StudyRun, workdir: Path) -> list[str]:
+def make_arguments(job: StudyRun, workdir: Path) -> list[str]:
     """The interpreter's arguments for this run."""
     setting_flags = [f"--config.{setting}={value}" for setting, value in job.settings.items()]
     setting_flags.append(f"--config.workdir={workdir.absolute()}")
@@ -96,7 +96,7 @@ def run_job(
     log_path = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)  # if another process still holds it, the run says so
     core_text = "-" if core is None else str(core)
-    launch = [sys.executable, "-m", f"{__package__}.launch", core_text, str(os.getpid()), *make_command(job, workdir)]
+    launch = [sys.executable, "-m", f"{__package__}.launch", core_text, str(os.getpid()), *make_arguments(job, workdir)]
     if failure := explain_other_variables(job, workdir):
         return failure
     shell_variables = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHER_VARIABLES)}

@@ -356,7 +356,7 @@ def average_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, f
     }
 
 
-def average_predicted(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
+def average_rank_correlations(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """For each predictor: the mean `rho` over the runs that give one, their number, and the mean number of tasks."""
     means: dict[str, dict[str, float | None]] = {}
     for name in PREDICTORS:
@@ -390,7 +390,7 @@ def average_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 # Keys of a row that not every record has, and the functions that average them over records.
-_OPTIONAL_MEANS = {"origins": average_worth, "predicted": average_predicted, "failures": average_failures}
+_OPTIONAL_MEANS = {"origins": average_worth, "predicted": average_rank_correlations, "failures": average_failures}
 
 
 def _make_difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group, Task, Trajectory, Turn
-from experiments.study.prefix_replay import PrefixLengths
+from experiments.study.prefix_replay import PrefixStaircase
 
 DESK = environments.load("desk")
 TASK = next(task for task in DESK.tasks("seed", 50) if len(task.solution) == 4)
@@ -70,10 +70,10 @@ def test_the_actors_of_a_step_ask_for_the_prefix_of_their_session():
 
 
 def test_half_of_a_joined_task_is_replayed_at_first_and_never_its_last_action():
-    assert PrefixLengths().prefix(JOINED, {}) == FOUR[:1]
-    assert [len(PrefixLengths().prefix(JOINED, {JOINED.id: length})) for length in (0, 2, 3, 9)] == [0, 2, 3, 3]
-    assert PrefixLengths().prefix(Task("test", "other", {}, FOUR, origin="posterior"), {}) == ()
-    assert PrefixLengths().prefix(Task("test", "none", {}, (), origin="frontier"), {}) == ()
+    assert PrefixStaircase().prefix(JOINED, {}) == FOUR[:1]
+    assert [len(PrefixStaircase().prefix(JOINED, {JOINED.id: length})) for length in (0, 2, 3, 9)] == [0, 2, 3, 3]
+    assert PrefixStaircase().prefix(Task("test", "other", {}, FOUR, origin="posterior"), {}) == ()
+    assert PrefixStaircase().prefix(Task("test", "none", {}, (), origin="frontier"), {}) == ()
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_half_of_a_joined_task_is_replayed_at_first_and_never_its_last_action():
     [(2, (1, 1, 1, 0), 1), (2, (0, 0, 0, 1), 3), (2, (1, 0, 0, 1), 2), (0, (1, 1, 1, 1), 0), (3, (0, 0, 0, 0), 3)],
 )
 def test_the_length_follows_success_up_and_down(length, rewards, next_length):
-    changes, found = PrefixLengths().update({}, [group(JOINED, length, rewards)])
+    changes, found = PrefixStaircase().update({}, [group(JOINED, length, rewards)])
     assert (changes, found) == ({JOINED.id: next_length}, [])
 
 
 def test_other_tasks_and_lost_groups_change_no_length():
     lost = Group(JOINED, (Trajectory(JOINED, outcome="engine_error"),))
     other = group(Task("test", "other", {}, FOUR), 0, (1.0, 0.0))
-    assert PrefixLengths().update({JOINED.id: 2}, [lost, other]) == ({}, [])
+    assert PrefixStaircase().update({JOINED.id: 2}, [lost, other]) == ({}, [])

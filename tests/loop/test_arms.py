@@ -31,7 +31,7 @@ from cojax.types import Action, Call, TaskDraft, from_json
 from cojax.validation import Validation
 from experiments.study.credits import Credits, credited
 from experiments.study.frontier import frontier
-from experiments.study.prefix_replay import PrefixLengths
+from experiments.study.prefix_replay import PrefixStaircase
 
 GROWN = environments.load("desk", suites=2, applications=3)
 CHAT = Chat(word_tokenizer(*GROWN.lexicon(), GROWN.tools()), no_document)
@@ -91,7 +91,7 @@ class Run:
 
         self.directory, self.learner = RunDirectory(folder), Counting()
         kinds = {name: signals.SIGNALS[name]() for name in kinds}
-        self.detectors = {**kinds, "beliefs": Beliefs(), "credits": Credits(), "prefixes": PrefixLengths()}
+        self.detectors = {**kinds, "beliefs": Beliefs(), "credits": Credits(), "prefixes": PrefixStaircase()}
         world = Wrapped(GROWN, start)
         self.loop = Loop(
             environment=world, engine=Knowing(known, sampling), chat=CHAT, learner=self.learner, explorer=EXPLORER,

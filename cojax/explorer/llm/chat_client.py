@@ -102,7 +102,7 @@ class ChatClient:
             self._call_locks.clear()
             self._evolution = evolution_name
             # The numbers of the journal's last record at the start, and of the record that this evolution was given up.
-            self._starting_length, self._give_up_number = self.journal.length, self.journal.record_number(self._end_key)
+            self._starting_length, self._give_up_number = self.journal.length, self.journal.find_position(self._end_key)
 
     @property
     def _end_key(self) -> str:
@@ -192,16 +192,16 @@ class ChatClient:
         If the call failed and is not made again, its cost is paid and its ChatFailure is raised.
         """
         failure_key = self._make_failure_key(body)
-        record_number = self.journal.record_number(failure_key)
-        record = self.journal.find(failure_key) if record_number else None
+        position = self.journal.find_position(failure_key)
+        record = self.journal.find(failure_key) if position else None
         if record is None:
             return 0, 0
-        if record["kind"] in _LASTING_FAILURES and record_number > self._give_up_number:
+        if record["kind"] in _LASTING_FAILURES and position > self._give_up_number:
             self._counters.count(tokens_lost=record["tokens"])
             budget.pay(record["tokens"], record["requests"])
             raise ChatFailure(record["kind"], record["reason"])
         # What this process spent is already paid.
-        return (record["tokens"], record["requests"]) if record_number <= self._starting_length else (0, 0)
+        return (record["tokens"], record["requests"]) if position <= self._starting_length else (0, 0)
 
     def _make_call(
         self, body: dict[str, Any], budget: Budget, call_place: str, reserved_tokens: int, earlier_cost: tuple[int, int]

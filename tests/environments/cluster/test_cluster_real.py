@@ -24,7 +24,7 @@ from cojax.environment import PLAYING, EnvironmentFailure, Episode, Progress, pl
 from cojax.environment.replay import follow
 from cojax.host.processes import family
 from cojax.types import Action, Task
-from environments.cluster import PlacedEnvironment, place
+from environments.cluster import ClusterEnvironment, place
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[3]
@@ -37,14 +37,14 @@ def nodes() -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
-def desk(nodes) -> Iterator[PlacedEnvironment]:
+def desk(nodes) -> Iterator[ClusterEnvironment]:
     environment = place(nodes.address, "desk", {})
     yield environment
     environment.close()
 
 
 @pytest.fixture(scope="module")
-def trials(nodes) -> Iterator[PlacedEnvironment]:
+def trials(nodes) -> Iterator[ClusterEnvironment]:
     environment = place(nodes.address, "placed_trials:make", {})
     yield environment
     environment.close()
