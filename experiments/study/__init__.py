@@ -16,6 +16,7 @@ comparison.py  how a record differs from a configuration, and from another recor
 stored.py      records in OUT/runs or OUT/pretrained, one compressed file for each arm; the schema of a record
 summary.py     records → NAME.json: means, intervals, paired differences, success by kind of task; → NAME.md, by
                page.md.jinja
+statistics.py  means over seeds, paired differences, their intervals
 figures.py     records → pictures
 __main__.py    the command
 """

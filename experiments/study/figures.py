@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from cojax.signals import SIGNALS
 from cojax.storage.files import replace_file
 from .record import Record, cross_table
-from .summary import estimate
+from .statistics import estimate
 from .tables import TITLES
 
 # Okabe and Ito's palette, which colour-blind people can distinguish.

@@ -16,10 +16,18 @@ import jinja2
 
 from cojax.environment import Charted, Environment
 from cojax.registry.source import shorten_commit
-from cojax.report.figures import compute_student
 from cojax.report.origins import PREDICTORS
 from cojax.types import Task, content_hash
 from .record import FAILURE_SHARES, ORIGIN_COUNTS, ORIGIN_MEASURES, Record, cross_table, least_popular, load_environment
+from .statistics import (
+    Successes,
+    adjust_holm,
+    compute_p_value,
+    estimate,
+    estimate_difference,
+    list_differences,
+    resample_seeds_and_tools,
+)
 from .tables import ARMS, TITLES, Table
 
 # Solutions of this many actions or more count as one kind.
@@ -184,36 +192,8 @@ def _kind_by_actions(task: Task) -> tuple[int, str]:
     return (action_count, str(action_count)) if action_count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")
 
 
-Successes = Mapping[int, float | None]  # seed → success; None if there was nothing to evaluate on
-
-
-def estimate(values: Sequence[float | None]) -> dict[str, Any]:
-    """The `mean` over `count` seeds, and `low` and `high`, its 95 % interval, which are None for one seed.
-
-    All three are None if a run was not evaluated. The interval is Student's (1908), x̄ ± t₀.₉₇₅(n−1) · s/√n with
-    s² = Σ(x−x̄)²/(n−1). Raises ValueError for no values.
-    """
-    if not values:
-        raise ValueError("no value to estimate from; run at least one seed")
-    known_values = [value for value in values if value is not None]
-    if len(known_values) < len(values):
-        return {"mean": None, "low": None, "high": None, "count": len(values)}
-    if len(known_values) == 1:
-        return {"mean": known_values[0], "low": None, "high": None, "count": 1}
-    mean, _, half_width = compute_student(known_values)
-    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "count": len(known_values)}
-
-
-def estimate_difference(successes: Successes, other_successes: Successes) -> dict[str, Any]:
-    """`estimate` of `successes` − `other_successes` over the seeds that both have.
-
-    Effects of the seed, above all of its warm start, cancel out. Raises ValueError if the two share no seed.
-    """
-    pairs = [(successes[seed], other_successes[seed]) for seed in sorted(successes.keys() & other_successes.keys())]
-    return estimate([None if ours is None or theirs is None else ours - theirs for ours, theirs in pairs])
-
-
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
+_ByArm = Mapping[str, Sequence[Record]]
 # The paper's metrics of the final pool; those that need evaluation tasks are None if there are none.
 QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "sr_at_k": lambda quality: quality["sr_at_k"],
@@ -282,12 +262,12 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
             _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, breakdowns.get("tool", ()))
             for arm in table.arms
         ],
-        "differences": [_make_difference(arm, other_arm, finals) for arm, other_arm in table.differences],
+        "differences": make_differences(table, finals, by_arm if breakdowns else {}),
         # Success over a part of the held-out tasks, by arm, and its paired differences.
         **{
             name: {
                 "arms": {arm: _estimate_by_seed(by_seed) for arm, by_seed in successes.items()},
-                "differences": [_make_difference(arm, other_arm, successes) for arm, other_arm in table.differences],
+                "differences": make_differences(table, successes, {}),
             }
             for name, successes in parts_by_name.items() if successes
         },
@@ -393,19 +373,37 @@ def average_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 _OPTIONAL_MEANS = {"origins": average_worth, "predicted": average_rank_correlations, "failures": average_failures}
 
 
-def _make_difference(arm: str, other_arm: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
-    difference_by_seed = {
-        str(seed): ours - theirs
-        for seed, ours in finals[arm].items()
-        if ours is not None and (theirs := finals[other_arm].get(seed)) is not None
-    }
-    return {
-        "one": arm,
-        "other": other_arm,
-        **estimate_difference(finals[arm], finals[other_arm]),
-        "by_seed": difference_by_seed,
-        "seeds_above_0": sum(value > 0 for value in difference_by_seed.values()),
-    }
+def make_differences(table: Table, successes: Mapping[str, Successes], by_arm: _ByArm) -> list[dict[str, Any]]:
+    """The paired differences of a table, as rows, of success over all held-out tasks or over a part of them.
+
+    `by_arm`, empty for a part, are records: their intervals over seeds and tools are given too. `p_holm` is adjusted
+    for the other differences of the table.
+    """
+    rows = []
+    for arm, other_arm in table.differences:
+        by_seed = list_differences(successes[arm], successes[other_arm])
+        rows.append(
+            {
+                "one": arm,
+                "other": other_arm,
+                **estimate(list(by_seed.values())),
+                "over_tools": _resample(by_arm[arm], by_arm[other_arm]) if by_arm else {},
+                "p": compute_p_value(list(by_seed.values())),
+                "by_seed": {str(seed): value for seed, value in by_seed.items() if value is not None},
+                "seeds_above_0": sum(value is not None and value > 0 for value in by_seed.values()),
+            }
+        )
+    adjusted = adjust_holm([row["p"] for row in rows])
+    return [{**row, "p_holm": p_holm} for row, p_holm in zip(rows, adjusted, strict=True)]
+
+
+def _resample(records: Sequence[Record], other_records: Sequence[Record]) -> dict[str, float]:
+    tools, _ = _find_tools(records[0])
+    if any(record["held_out"]["tasks"] != len(tools) for record in (*records, *other_records)):
+        return {}
+    final_bits, other_bits = ([record["held_out"]["final"] for record in rows] for rows in (records, other_records))
+    bounds = resample_seeds_and_tools(final_bits, other_bits, tools)
+    return dict(zip(("low", "high"), bounds, strict=True)) if bounds else {}
 
 
 def _estimate_by_seed(by_seed: Successes) -> dict[str, Any]:
@@ -471,7 +469,7 @@ def _points(value: float | None) -> str:
 
 def _bounds(row: Mapping[str, Any]) -> str:
     """The interval of a difference in points."""
-    return "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
+    return "" if row.get("low") is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
 
 
 def _compare_budget(arm: Mapping[str, Any], budget_name: str, reference: Mapping[str, Any] | None) -> str:

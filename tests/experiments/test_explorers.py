@@ -1,5 +1,6 @@
 """From flags to an explorer and what its drafts go through."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from cojax.environment import EngineError
 from cojax.explorer.llm.chat_model import Journal
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.run import assemble, explorers
+from cojax.run import assemble, explorers, preflight
 from cojax.run.checks import check_run, check_settings
-from cojax.types import TaskDraft
+from cojax.types import Action, Call, TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, bfcl, desk
 
@@ -113,6 +114,24 @@ def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, mess
 def test_what_can_happen_may_be_asked_for(config: ConfigDict, change: dict) -> None:
     apply(config, change)
     check_settings(config)
+
+
+def test_a_dry_run_says_which_tools_d0_leaves_out(config: ConfigDict, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.initial_tasks = 3
+    made = assemble.build_parts(config)
+    tasks = assemble.find_initial_tasks(config, made).tasks
+    used = {call.name for task in tasks for action in task.solution for call in action.calls}
+    tools = [tool["function"]["name"] for tool in made.environment.tools()]
+    said = f"; it leaves out {len(tools) - len(used)} of {len(tools)} tools: "
+    found = preflight._explorer(config, {"parts": made})
+    assert found.startswith(f"scripted, without a model; D_0 has 3 tasks{said}")
+    names = found.removesuffix(", …").partition(said)[2].split(", ")
+    assert names == [tool for tool in tools if tool not in used][: len(names)]
+    everything = dataclasses.replace(tasks[0], solution=tuple(Action(calls=(Call(tool, {}),)) for tool in tools))
+    assert assemble.word_absent_tools(made.environment, [everything]) == ""
+    assert assemble.word_absent_tools(made.environment, [dataclasses.replace(tasks[0], solution=())]) == ""
+    monkeypatch.setattr(preflight, "_D0_TIMEOUT_S", 0.0)
+    assert preflight._explorer(config, {"parts": made}) == "scripted, without a model; D_0 was not found within 0 s"
 
 
 def test_explorers_and_their_validation_are_built_from_the_configuration(config: ConfigDict) -> None:

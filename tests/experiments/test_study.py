@@ -10,7 +10,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
 from patience import patience
 
 from cojax.registry import find
@@ -22,7 +24,13 @@ from experiments import desk_smollm2
 from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.figures import choose_colours
-from experiments.study.summary import estimate, estimate_difference
+from experiments.study.statistics import (
+    adjust_holm,
+    compute_p_value,
+    estimate,
+    estimate_difference,
+    resample_seeds_and_tools,
+)
 from experiments.study.tables import (
     ARMS,
     COMMON,
@@ -58,6 +66,29 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
     assert estimate_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8})["low"] == pytest.approx(0.1)
     with pytest.raises(ValueError, match="no value to estimate from"):
         estimate_difference({1: 0.5}, {2: 0.5})
+
+
+def test_p_is_that_of_the_paired_test_and_holm_adjusts_it_for_the_family():
+    ours, theirs = [0.5, 0.75, 0.625, 0.5], [0.25, 0.5, 0.75, 0.375]
+    expected = scipy.stats.ttest_rel(ours, theirs).pvalue
+    assert compute_p_value(list(np.subtract(ours, theirs))) == pytest.approx(expected)
+    assert compute_p_value([0.25]) is compute_p_value([0.25, None, 0.5]) is None
+    assert (compute_p_value([0.25, 0.25]), compute_p_value([0.0, 0.0])) == (0.0, 1.0)
+    # Holm (1979): the smallest of four times 4, the next times 3, and never less than one before it.
+    assert adjust_holm([0.01, 0.04, None, 0.03, 0.005]) == [0.03, 0.06, None, 0.06, 0.02]
+    assert adjust_holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_other_tools_widen_an_interval_only_where_tools_differ():
+    tools = ["find"] * 8 + ["send"] * 2
+    # Each tool gains one half in both seeds: whatever is drawn, so does the success.
+    assert resample_seeds_and_tools(["1111000010"] * 2, ["0000000000"] * 2, tools) == (0.5, 0.5)
+    # One tool gains all and the other nothing: a draw of either tool twice decides.
+    assert resample_seeds_and_tools(["1111111100"] * 2, ["0000000000"] * 2, tools) == (0.0, 1.0)
+    # The seeds differ and the tools do not.
+    assert resample_seeds_and_tools(["1111111111", "0000000000"], ["0000000000"] * 2, tools) == (0.0, 1.0)
+    assert resample_seeds_and_tools(["11"], ["00"], ["find", "send"]) is None
+    assert resample_seeds_and_tools(["11", "10"], ["00", "00"], ["find", "find"]) is None
 
 
 @pytest.mark.parametrize("development", [False, True])
