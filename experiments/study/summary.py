@@ -472,6 +472,10 @@ def _bounds(row: Mapping[str, Any]) -> str:
     return "" if row.get("low") is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
 
 
+def _write_p_value(p: float | None) -> str:
+    return "< 0.001" if p is not None and p < 0.001 else _format(p, ".3f")
+
+
 def _compare_budget(arm: Mapping[str, Any], budget_name: str, reference: Mapping[str, Any] | None) -> str:
     """A budget of an arm, and in brackets how much it exceeds the reference's."""
     value = arm["budget"].get(budget_name, 0)
@@ -494,7 +498,8 @@ def _head(*cells: str) -> str:
 
 _PAGES.filters |= {
     "percent": percent, "told": _format, "interval": _interval, "points": _points, "bounds": _bounds,
-    "compared": _compare_budget, "rate": _rate, "one_line": _one_line, "shortened": shorten_commit,
+    "p_value": _write_p_value, "compared": _compare_budget, "rate": _rate, "one_line": _one_line,
+    "shortened": shorten_commit,
 }  # fmt: skip
 _PAGES.globals |= {
     "head": _head, "EXAMPLES": EXAMPLES, "FAILURE_SHARES": list(FAILURE_SHARES), "LONG": LONG, "MAX_ROWS": _MAX_ROWS,

@@ -181,7 +181,9 @@ def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
     apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
     assert apart["seeds_with_several_zero_shots"] == [1]
     assert "Arms of seeds 1 began at different policies" in render_page(apart)
-    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  |  | – | 1 of 1 |" in render_page(apart)  # one seed has no interval
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  |  | – | 1 of 1 |" in render_page(
+        apart
+    )  # one seed has no interval
 
 
 def test_an_arm_without_steps_has_a_row_and_every_trial_counts():
