@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _runs_as_cojax = True
     _move_current_folder_last(warn=command_name in _IMPORTING_COMMANDS)
     sys.argv = [f"cojax {command_name}", *command_arguments[:-1]]
-    module_name = imports.resolve_module(COMMANDS[command_name][0])
+    module_name = imports.resolve(COMMANDS[command_name][0])
     command_module = importlib.import_module(module_name)
     if hasattr(command_module, "__path__"):
         command_module = importlib.import_module(f"{module_name}.__main__")
@@ -93,7 +93,7 @@ def run_in_checkout(command_name: str, module_name: str, arguments: Sequence[str
 def reword(help_text: str) -> str:
     """Rewrites the commands in a help text in the form in which this process was started."""
     command_by_module = {
-        module_name: f"cojax {command}" if _runs_as_cojax else f"python -m {imports.resolve_module(module_name)}"
+        module_name: f"cojax {command}" if _runs_as_cojax else f"python -m {imports.resolve(module_name)}"
         for command, (module_name, _) in COMMANDS.items()
     }
     # A longer name, such as experiments.study.launch, is not one of our commands.

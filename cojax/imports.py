@@ -19,17 +19,15 @@ _PARENT_FOLDER = str(_COJAX.parent)
 RENAME_FIX = "as cojax has a package of that name in a checkout: rename yours, or install cojax without --editable"
 
 
-def resolve_module(module: str) -> str:
+def resolve(module: str) -> str:
     """Returns the name of a module of `environments` or `experiments` in this installation: `cojax.…` in a wheel."""
     return f"cojax.{module}" if (_COJAX / module.partition(".")[0] / "__init__.py").exists() else module
 
 
 # Name → folder.
-FOLDERS = {
-    name: (_COJAX if resolve_module(name) != name else _COJAX.parent) / name for name in ("experiments", "environments")
-}
+FOLDERS = {top: (_COJAX.parent if resolve(top) == top else _COJAX) / top for top in ("experiments", "environments")}
 # The names of folders beside `cojax`, which a user's package can have too.
-SHARED_NAMES = tuple(name for name in ("experiments", "environments") if resolve_module(name) == name)
+SHARED_NAMES = tuple(name for name in FOLDERS if resolve(name) == name)
 
 
 def import_ours_first() -> None:

@@ -70,11 +70,11 @@ def import_own_module(module_name: str) -> types.ModuleType:
     """
     imports.import_ours_first()
     folder_name = module_name.partition(".")[0]
-    package = importlib.import_module(imports.resolve_module(folder_name))
+    package = importlib.import_module(imports.resolve(folder_name))
     if os.path.realpath(str(package.__file__)) != str(imports.FOLDERS[folder_name] / "__init__.py"):
         location = package.__file__ or list(package.__path__)
-        raise RegistryError(f"{location} hides cojax's {imports.resolve_module(module_name)}, {imports.RENAME_FIX}")
-    return importlib.import_module(imports.resolve_module(module_name))
+        raise RegistryError(f"{location} hides cojax's {imports.resolve(module_name)}, {imports.RENAME_FIX}")
+    return importlib.import_module(imports.resolve(module_name))
 
 
 def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:

@@ -130,7 +130,7 @@ def _import_file(file_path: str) -> ModuleType:
     """Imports the file as a module: ours by its name, so that it can import others of ours."""
     imports.add_current_folder()
     if Path(file_path).resolve().parent == EXPERIMENTS:
-        return importlib.import_module(f"{imports.resolve_module('experiments')}.{Path(file_path).stem}")
+        return importlib.import_module(f"{imports.resolve('experiments')}.{Path(file_path).stem}")
     loader = importlib.machinery.SourceFileLoader("config_config", file_path)
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec

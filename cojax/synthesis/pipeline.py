@@ -158,7 +158,7 @@ def initial_tasks(
         examined()
         return result
 
-    setups = _draw_setups(environment, count, seed, attempts * count)
+    setups = itertools.islice(_draw_setups(environment, count, seed), attempts * count)
     synthesis = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
@@ -278,14 +278,11 @@ class _Search:
         return self.wordings.find_duplicate(task) if self.wordings else ""
 
 
-def _draw_setups(environment: Environment, count: int, seed: tuple, max_setups: int) -> Iterator[Task]:
-    """Yields up to `max_setups` setups, drawn `count` at a time; none if the environment has none."""
-    for round_number in itertools.count():
-        setups = sample_setups(environment, "seed", count, (*seed, round_number))
-        yield from setups[:max_setups]
-        max_setups -= len(setups)
-        if max_setups <= 0 or not setups:
-            return
+def _draw_setups(environment: Environment, count: int, seed: tuple) -> Iterator[Task]:
+    """Yields setups without end, drawn `count` at a time; none if the environment has none."""
+    rounds = itertools.count()
+    while setups := sample_setups(environment, "seed", count, (*seed, next(rounds))):
+        yield from setups
 
 
 def _explain_too_few(count: int, synthesis: Synthesis) -> str:

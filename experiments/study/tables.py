@@ -102,7 +102,7 @@ def read_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 _ARMS_TOML = Path(__file__).with_name("arms.toml").read_text("utf-8")
-_ARM_SECTIONS = tomllib.loads(_ARMS_TOML.replace('"experiments.', f'"{imports.resolve_module("experiments")}.'))
+_ARM_SECTIONS = tomllib.loads(_ARMS_TOML.replace('"experiments.', f'"{imports.resolve("experiments")}.'))
 _SMOLLM2 = desk_smollm2.get_config()
 _SETTING_GROUPS: Mapping[str, Mapping[str, Any]] = {
     **_ARM_SECTIONS["groups"],
