@@ -80,9 +80,7 @@ def choose_lanes(slots: int, lane_count: int | None) -> int:
     else one. Raises ValueError if the given number does not divide the slots."""
     if lane_count is not None:
         if slots % lane_count:
-            raise ValueError(
-                f"--lanes={lane_count} does not divide {slots} conversations; every lane holds equally many"
-            )
+            raise ValueError(f"--lanes={lane_count} does not divide {slots} conversations; give a divisor")
         return lane_count
     cores = os.cpu_count() or 1
     return max(n for n in range(1, cores + 1) if slots % n == 0) if jax.default_backend() == "cpu" else 1

@@ -74,6 +74,9 @@ def model_config(
     return dataclasses.replace(config, **values, dtype=dtype, param_dtype=param_dtype or dtype)
 
 
+_VALUE_KINDS = {bool: "true or false", int: "a whole number, such as 64", float: "a number, such as 1e6"}
+
+
 def _parse_value(assignment: str, text: str, value_type: Any) -> bool | int | float:
     """The text as the field's type, which is int, float or bool for what a flag can set."""
     parsers: dict[Any, Callable[[str], Any]] = {bool: _parse_bool, int: int, float: float}
@@ -82,9 +85,7 @@ def _parse_value(assignment: str, text: str, value_type: Any) -> bool | int | fl
     try:
         return parsers[value_type](text)
     except (KeyError, ValueError) as error:
-        raise ValueError(
-            f"--override={assignment}: expected a value of type {value_type.__name__}, such as 64, 1e6 or true"
-        ) from error
+        raise ValueError(f"--override={assignment}: expected {_VALUE_KINDS[value_type]}") from error
 
 
 def _parse_bool(text: str) -> bool:

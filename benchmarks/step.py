@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.results import Row, Spread, compute_compile_s
 from benchmarks.shapes import model_config, update_flops
-from benchmarks.update import count_row_tokens, refuse_beyond_memory, refuse_row_length
+from benchmarks.update import count_row_tokens, refuse_beyond_memory, refuse_float16, refuse_row_length
 from cojax.compile.programs import count_forward_flops, count_parameters
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
@@ -130,15 +130,17 @@ def _lay_out(
             f"--prompt={workload.prompt_length} and --answer={workload.completion_length} exceed the model's "
             f"{max_positions} positions; shorten them, or give --override=max_position_embeddings={workload.length}"
         )
-    refuse_beyond_memory(config, workload.conversation_count * workload.length, "--prompts or --samples")
+    refuse_float16(config)
+    refuse_beyond_memory(workload.conversation_count * workload.length)
     count_tokens = functools.partial(count_row_tokens, config, workload.prompt_length, workload.completion_length)
     if segments is None and row_length is not None:
-        if not (fitting := [n for n in range(1, workload.sample_count + 1) if count_tokens(n) <= row_length]):
+        if row_length < workload.length:
             raise ValueError(
                 f"--row-length={row_length} is less than a conversation's {workload.length} tokens; make it "
                 f"{workload.length} or more"
             )
-        return dataclasses.replace(workload, segments=fitting[-1]), row_length
+        further_count = (row_length - workload.length) // (count_tokens(2) - workload.length)
+        return dataclasses.replace(workload, segments=min(workload.sample_count, 1 + further_count)), row_length
     segments = segments or 2 - workload.sample_count % 2
     refuse_row_length(row_length, "--segments")
     if workload.sample_count % segments:

@@ -20,7 +20,7 @@ from cojax.compile.programs import count_parameters
 from cojax.learner.batch import DTYPES, Segment, TrainBatch, pack_segments
 from cojax.learner.learner import Learner, StepBatches
 from cojax.learner.optimizer import adamw
-from cojax.learner.rehearsal import AUTO_REMAT, check_fits, choose_fastest
+from cojax.learner.rehearsal import AUTO_REMAT, GIB, DeviceMemoryError, choose_fastest, measure_available_bytes
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
@@ -73,9 +73,17 @@ def refuse_row_length(row_length: int | None, flags: str) -> None:
         raise ValueError(f"--row-length={row_length} beside {flags}: a row's length follows from these; leave it out")
 
 
-def refuse_beyond_memory(config: ModelConfig, tokens: int, flags: str) -> None:
-    """Raises DeviceMemoryError if the columns of so many tokens and one layer's inputs exceed this machine's memory."""
-    check_fits(tokens * (4 * len(DTYPES) + 4 * config.hidden_size), f"lower {flags}")
+def refuse_beyond_memory(token_count: int) -> None:
+    """Raises DeviceMemoryError if a batch of so many tokens does not fit into this host's memory."""
+    needed, available = 4 * len(DTYPES) * token_count, measure_available_bytes()
+    if available is not None and needed > available:
+        raise DeviceMemoryError(f"{token_count:,} tokens take {needed / GIB:.1f} GiB of {available / GIB:.1f}")
+
+
+def refuse_float16(config: ModelConfig) -> None:
+    """Raises ValueError for a dtype in which the learner does not compute."""
+    if config.dtype == "float16":
+        raise ValueError("--dtype is float16, in which gradients of single tokens vanish; give bfloat16 or float32")
 
 
 def update(
@@ -141,8 +149,7 @@ def _lay_out(
     Raises ValueError for flags that do not fit together, and for long texts; DeviceMemoryError for too many.
     """
     prompt_length, completion_length = text_lengths
-    if model.config.dtype == "float16":
-        raise ValueError("--dtype is float16, in which gradients of single tokens vanish; give bfloat16 or float32")
+    refuse_float16(model.config)
     if prompt_length is not None and completion_length is not None:
         refuse_row_length(row_length, "--prompt, --answer and --segments")
         token_count = count_row_tokens(model.config, prompt_length, completion_length, segments)
@@ -152,7 +159,7 @@ def _lay_out(
     else:
         lone_flag, missing_flag = ("--prompt", "--answer") if prompt_length else ("--answer", "--prompt")
         raise ValueError(f"{lone_flag} without {missing_flag}: a row holds answers to a prompt; give both, or neither")
-    refuse_beyond_memory(model.config, layout.row_count * layout.length, "--rows, --segments or --row-length")
+    refuse_beyond_memory(layout.row_count * layout.length)
     if layout.text_length > (max_positions := model.config.max_position_embeddings):
         raise ValueError(
             f"a text of {layout.text_length} tokens exceeds the {max_positions} positions of {model.name}; shorten it"

@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> None:
         target = targets.find_target(_TARGET_FLAG.value)
     except ValueError as error:
         _exit_with_error(str(error))
-    from cojax.compile import programs  # imports JAX: now, so that a wrong flag need not wait for it
+    import jax  # now, so that a wrong flag need not wait for it
+
+    from cojax.compile import programs
     from cojax.run.configuration import read_configuration
 
     try:
@@ -53,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
             report = programs.report_target(config, target)
     except (ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError) as error:
         _exit_with_error(str(error))
-    except (RuntimeError, MemoryError) as error:
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
         reason = (str(error).splitlines() or [repr(error)])[0]
         _exit_with_error(f"the compiler for {target.name} failed: {reason}")
     if _JSON_FLAG.value:

@@ -69,7 +69,7 @@ def _read_memory_share() -> float:
         share = float(text)
     except ValueError:
         share = 0.0
-    if not 0 < share <= 1:
+    if not 0 < share < float("inf"):  # above 1 with unified memory
         raise ValueError(f"{_SHARE} is {text!r}; expected the share of a card's memory, such as 0.9")
     return share
 
@@ -92,8 +92,8 @@ def make_devices(target: Target) -> "Sequence[jax.Device]":
     from jax.experimental import topologies
 
     chip, card_options = target.chip, {}
-    _read_memory_share()  # a wrong one would end the compiler
     if chip.description:
+        _read_memory_share()  # a wrong one would end the compiler
         description = importlib.resources.files("cojax.compile").joinpath(chip.description).read_text(encoding="utf-8")
         card_options = {"topology": target.topology, "target_config": description}
     try:

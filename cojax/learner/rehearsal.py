@@ -41,7 +41,8 @@ def rehearse(learner: Learner, state: TrainState, group_sizes: Sequence[int]) ->
     advice, live_count, devices = _write_advice(learner), np.int32(1), learner.placement.devices
     local_device_count = sum(device.process_index == jax.process_index() for device in devices)
     is_on_cpu = all(device.platform == "cpu" for device in devices)
-    check_fits(estimate_min_bytes(learner) * local_device_count // len(devices) if is_on_cpu else 0, advice)
+    if is_on_cpu:
+        check_fits(estimate_min_bytes(learner) * local_device_count // len(devices), advice)
     step_batch, pairs = make_full_batches(learner, group_sizes)
     try:
         if is_on_cpu:

@@ -235,10 +235,11 @@ def count_conversions(run: Run) -> dict[tuple[int, str], Counter[str]]:
     fruitful_expeditions = {find_expedition(draft) for draft in run.drafts if draft.get("task")}
     for expedition, record in run.expeditions.items():
         if expedition[0]:
-            counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=expedition in fruitful_expeditions)
+            is_fruitful = expedition in fruitful_expeditions
+            counts[expedition[0], record["origin"]].update(expeditions=1, fruitful=int(is_fruitful))
     for draft in run.drafts:
         if draft["step"]:
-            counts[draft["step"], draft["origin"]].update(drafts=1, tasks=bool(draft.get("task")))
+            counts[draft["step"], draft["origin"]].update(drafts=1, tasks=int(bool(draft.get("task"))))
     return counts
 
 

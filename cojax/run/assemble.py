@@ -203,7 +203,7 @@ def word_absent_tools(environment: Environment, tasks: Iterable[Task]) -> str:
     if not (used_tools and absent_tools):
         return ""
     names = ", ".join(absent_tools[:_MOST_TOOLS_NAMED]) + (", …" if len(absent_tools) > _MOST_TOOLS_NAMED else "")
-    return f"; it leaves out {len(absent_tools)} of {len(tools)} tools: {names}"
+    return f"it leaves out {len(absent_tools)} of {len(tools)} tools: {names}"
 
 
 def build_explorer(config: ConfigDict, parts: Parts, name: str = "", journal: Journal | None = None) -> Explorer:

@@ -36,7 +36,7 @@ from cojax.run import assemble, checks, explorers, initial_policy, methods, proc
 from cojax.run.parts import Parts, make_sampling
 from cojax.run.policies import settle_model
 from cojax.run.processes import ALONE, Together, read_params
-from cojax.run.states import hold_second_agent
+from cojax.run.states import find_initial_tasks, hold_second_agent
 from cojax.storage.files import list_missing_folders, read_json, remove_empty_folders, write_json
 from cojax.synthesis import Interrupted
 from cojax.types import Group, Message, Task
@@ -211,10 +211,11 @@ def _describe_initial_tasks(config: ConfigDict, parts: Parts) -> str:
         return ""
     deadline = time.monotonic() + _D0_TIMEOUT_S
     try:
-        tasks = assemble.find_initial_tasks(config, parts, lambda: time.monotonic() > deadline).tasks
+        synthesis, _ = find_initial_tasks(config, parts, lambda: time.monotonic() > deadline)
     except Interrupted:
         return f"; D_0 was not found within {_D0_TIMEOUT_S:g} s"
-    return f"; D_0 has {len(tasks)} tasks{assemble.word_absent_tools(parts.environment, tasks)}"
+    gaps = assemble.word_absent_tools(parts.environment, synthesis.tasks)
+    return f"; D_0 has {len(synthesis.tasks)} tasks{gaps and f'; {gaps}'}"
 
 
 def _programs(config: ConfigDict, results: dict[str, Any]) -> str:

@@ -71,7 +71,7 @@ def begin(
     reason = traits_of(loop.environment).incomparable
     source = f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
     gaps = assemble.word_absent_tools(loop.environment, synthesis.tasks)
-    CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source}{cost}{gaps}")
+    CONSOLE.print(f"D_0: {len(synthesis.tasks)} tasks {source}{cost}{gaps and f'; {gaps}'}")
     return state
 
 
@@ -191,12 +191,15 @@ def keep_model(
             directory.files.check_remade(model_file)
 
 
-def find_initial_tasks(config: ConfigDict, parts: Parts) -> tuple[Synthesis, tuple[Task, ...]]:
+def find_initial_tasks(
+    config: ConfigDict, parts: Parts, stop: Callable[[], bool] = lambda: False
+) -> tuple[Synthesis, tuple[Task, ...]]:
     """Finds D_0, which may take minutes; returns what to train on, and the tasks that are held out.
 
-    Tasks are held out if the environment has no evaluation tasks, together with their drafts.
+    Tasks are held out if the environment has no evaluation tasks, together with their drafts. Raises Interrupted soon
+    after `stop` turns true.
     """
-    synthesis = assemble.find_initial_tasks(config, parts)
+    synthesis = assemble.find_initial_tasks(config, parts, stop)
     if parts.evaluation:
         return synthesis, ()
     training_tasks, evaluation_tasks = hold_out(synthesis.tasks)

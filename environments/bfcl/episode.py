@@ -8,7 +8,7 @@ from typing import Any
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from .calls import ERROR_PREFIX, Apis, Result, copy_state, shorten
 from .official import Official
-from .tools import ValuePool, draw_calls
+from .tools import ArgumentValues, draw_calls
 
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"
@@ -88,9 +88,11 @@ class Dialogue:
         """Calls that would work now, and last the action that ends the turn."""
         if self._is_done:
             return ()
-        pool = ValuePool(self._apis.instances, self._result_values[-_MAX_OFFERED_RESULTS:])
+        values = ArgumentValues(self._apis.instances, self._result_values[-_MAX_OFFERED_RESULTS:])
         try:
-            calls = draw_calls(self._apis, pool, self._list_tools(len(self._past_turns)), salt=canonical(self.state()))
+            calls = draw_calls(
+                self._apis, values, self._list_tools(len(self._past_turns)), salt=canonical(self.state())
+            )
         except RecursionError:
             # Endless folders cannot be copied, so no call can be tried.
             calls = []

@@ -99,7 +99,7 @@ def _word_value(value: Any, true_text: str | None, false_text: str | None) -> st
 OMIT = object()
 
 
-class ValuePool:
+class ArgumentValues:
     """The values at hand: the contents of the instances, and the results of this episode by key."""
 
     def __init__(self, instances: Mapping[str, Any], results: Sequence[Any]):
@@ -133,7 +133,7 @@ class ValuePool:
         return [] if file_system is None else _list_names(file_system._current_dir, item_kind)
 
 
-Source = Callable[[ValuePool], Iterable[Any]]
+Source = Callable[[ArgumentValues], Iterable[Any]]
 
 
 def _iterate_leaves(value: Any, result_key: str) -> Iterator[tuple[str, Any]]:
@@ -152,9 +152,9 @@ def _list_names(directory: Any, item_kind: str) -> list[str]:
     return [item_name for item_name, item in directory.contents.items() if type(item).__name__ == item_kind]
 
 
-def names_below(pool: ValuePool) -> list[str]:
+def names_below(values: ArgumentValues) -> list[str]:
     """The names of all files, in all folders."""
-    file_system = pool.instances.get("GorillaFileSystem")
+    file_system = values.instances.get("GorillaFileSystem")
     file_names: list[str] = []
     folders = [] if file_system is None else [file_system.root]
     # Calls can put a folder inside itself.
@@ -167,15 +167,15 @@ def names_below(pool: ValuePool) -> list[str]:
     return file_names
 
 
-def words_here(pool: ValuePool) -> list[str]:
+def words_here(values: ArgumentValues) -> list[str]:
     """The words in the files of the current directory."""
-    system = pool.instances.get("GorillaFileSystem")
-    texts = [] if system is None else [system._current_dir.contents[name].content for name in pool.list_names("File")]
+    system = values.instances.get("GorillaFileSystem")
+    texts = [] if system is None else [system._current_dir.contents[name].content for name in values.list_names("File")]
     return [word.strip(".,:;()") for text in texts for word in text[:500].split()[:40] if len(word) > 4]
 
 
-def receivers(pool: ValuePool) -> list[str]:
-    users = pool.read_attribute("MessageAPI", "user_map")
+def receivers(values: ArgumentValues) -> list[str]:
+    users = values.read_attribute("MessageAPI", "user_map")
     return list(users.values()) if isinstance(users, Mapping) else []
 
 
@@ -183,27 +183,27 @@ def _long_words(texts: Iterable[Any]) -> list[str]:
     return [word.strip(".,!?") for text in texts for word in str(text).split() if len(word) > 4]
 
 
-def stocks(pool: ValuePool) -> list[list[str]]:
-    symbols = list(pool.read_attribute("TradingBot", "stocks"))
+def stocks(values: ArgumentValues) -> list[list[str]]:
+    symbols = list(values.read_attribute("TradingBot", "stocks"))
     return [symbols[start : start + size] for size in (2, 3, 4) for start in range(0, max(0, len(symbols) - size), 2)]
 
 
-def told_numbers(pool: ValuePool) -> list[float]:
-    return [value for values in pool.results.values() for value in values if type(value) in (int, float)][-8:]
+def told_numbers(values: ArgumentValues) -> list[float]:
+    return [value for entries in values.results.values() for value in entries if type(value) in (int, float)][-8:]
 
 
-def told_lists(pool: ValuePool) -> list[list[float]]:
-    numbers = told_numbers(pool)
+def told_lists(values: ArgumentValues) -> list[list[float]]:
+    numbers = told_numbers(values)
     return [numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else []
 
 
 _NAMED_SOURCES: Mapping[str, Source] = {
-    "files": lambda pool: pool.list_names("File"),
-    "folders": lambda pool: pool.list_names("Directory"),
-    "message_words": lambda pool: _long_words(
-        text for mail in pool.read_attribute("MessageAPI", "inbox") for text in mail.values()
+    "files": lambda values: values.list_names("File"),
+    "folders": lambda values: values.list_names("Directory"),
+    "message_words": lambda values: _long_words(
+        text for mail in values.read_attribute("MessageAPI", "inbox") for text in mail.values()
     ),
-    "tweet_words": lambda pool: _long_words(pool.list_field("TwitterAPI", "tweets", "content")),
+    "tweet_words": lambda values: _long_words(values.list_field("TwitterAPI", "tweets", "content")),
     **{source.__name__: source for source in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
 }
 
@@ -211,23 +211,23 @@ _NAMED_SOURCES: Mapping[str, Source] = {
 def _read_source(source_text: str) -> Source:
     """The source of the values of a list in tools.txt."""
     sources = [_make_source(node) for node in ast.parse(f"({source_text},)", mode="eval").body.elts]  # type: ignore[attr-defined]
-    return lambda pool: itertools.chain.from_iterable(source(pool) for source in sources)
+    return lambda values: itertools.chain.from_iterable(source(values) for source in sources)
 
 
 def _make_source(node: ast.expr) -> Source:
     match node:
         case ast.Name(id="OMIT"):
-            return lambda pool: (OMIT,)
+            return lambda values: (OMIT,)
         case ast.Name(id=source_name):
             return _NAMED_SOURCES[source_name] if source_name in _NAMED_SOURCES else _read_source(LISTS[source_name])
         case ast.Attribute(value=ast.Name(id="told"), attr=entry_key):
-            return lambda pool: pool.results.get(entry_key, ())
+            return lambda values: values.results.get(entry_key, ())
         case ast.Attribute(value=ast.Name(id=class_name), attr=attribute):
-            return lambda pool: pool.list_items(class_name, attribute)
+            return lambda values: values.list_items(class_name, attribute)
         case ast.Attribute(value=ast.Attribute(value=ast.Name(id=class_name), attr=attribute), attr=entry_key):
-            return lambda pool: pool.list_field(class_name, attribute, entry_key)
+            return lambda values: values.list_field(class_name, attribute, entry_key)
     value = ast.literal_eval(node)
-    return lambda pool: (value,)
+    return lambda values: (value,)
 
 
 # Tool → parameter → the source of values to try.
@@ -243,21 +243,21 @@ _MAX_OFFERS_PER_TOOL = 6
 _MAX_TRIES_PER_TOOL = 10
 
 
-def draw_calls(apis: Apis, pool: ValuePool, tool_names: Sequence[str], salt: str) -> list[Call]:
+def draw_calls(apis: Apis, values: ArgumentValues, tool_names: Sequence[str], salt: str) -> list[Call]:
     """Draws at most 150 different calls of these tools that work now, by `salt`: one of each tool, then a second, …"""
     try_call = apis.make_trial()
     calls_of_tools = []
     for tool_name in tool_names:
-        calls = _combine_values(tool_name, pool, random.Random(repr((tool_name, salt))))
+        calls = _combine_values(tool_name, values, random.Random(repr((tool_name, salt))))
         working_calls = (call for call in itertools.islice(calls, _MAX_TRIES_PER_TOOL) if try_call(call).ok)
         calls_of_tools.append(list(itertools.islice(working_calls, _MAX_OFFERS_PER_TOOL)))
     rounds = itertools.zip_longest(*calls_of_tools)
     return [call for calls_of_round in rounds for call in calls_of_round if call is not None][:_MAX_OFFERS]
 
 
-def _combine_values(tool_name: str, pool: ValuePool, rng: random.Random) -> Iterator[Call]:
+def _combine_values(tool_name: str, values: ArgumentValues, rng: random.Random) -> Iterator[Call]:
     """Yields different calls of the tool in random order. No call has two equal arguments."""
-    values_by_name = {parameter: list(source(pool)) for parameter, source in SOURCES[tool_name].items()}
+    values_by_name = {parameter: list(source(values)) for parameter, source in SOURCES[tool_name].items()}
     if not all(values_by_name.values()):
         return
     seen_arguments: set[str] = set()

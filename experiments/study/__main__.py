@@ -84,7 +84,7 @@ def _parser() -> CommandLineParser:
     parser = CommandLineParser("python -m experiments.study", __doc__, allow_abbrev=False)
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
-    parser.add_argument("--seeds", type=int, help=f"this many, from the first on ({DEFAULT_SEEDS}; losses: 4)")
+    parser.add_argument("--seeds", type=int, help=f"this many, from the first on ({DEFAULT_SEEDS}, or a table's own)")
     parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
     parser.add_argument("--development", action="store_true", help="development seeds, evaluated on the dev split")
     parser.add_argument("--again", metavar="ARM-SEED", help="a stored run anew, compared with its record")

@@ -15,7 +15,7 @@ class PrefixStaircase:
     """A statistic: task id → how many actions its next episodes replay.
 
     The number falls by one after a group with success in more than half of its episodes, and rises by one after a group
-    with less. So success stays near one half while the policy improves (a staircase).
+    with less. So success stays near one half while the policy improves (the staircase method).
     """
 
     def init(self) -> dict[str, Any]:

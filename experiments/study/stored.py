@@ -140,7 +140,9 @@ _STORE_LOCK = threading.Lock()
 
 def make_path(results_folder: Path, arm: str) -> Path:
     """The file with the records of an arm."""
-    return results_folder / FOLDERS["model.path" in ARMS.get(arm, {})] / f"{arm}{_FILE_ENDING}"
+    paths = {folder: results_folder / folder / f"{arm}{_FILE_ENDING}" for folder in FOLDERS}
+    own_folder = "pretrained" if "model.path" in ARMS.get(arm, {}) else "runs"
+    return next((path for path in paths.values() if path.exists()), paths[own_folder])
 
 
 def read_arm(results_folder: Path, arm: str) -> dict[int, Record]:

@@ -5,7 +5,7 @@ import pytest
 
 from cojax.types import Action, Call, Message, Observation, Triplet
 from environments.bfcl.calls import Apis
-from environments.bfcl.tools import OMIT, SOURCES, WORDINGS, ValuePool, draw_calls, phrase, word_call
+from environments.bfcl.tools import OMIT, SOURCES, WORDINGS, ArgumentValues, draw_calls, phrase, word_call
 
 END = Action()
 
@@ -87,10 +87,10 @@ def test_no_words_for_empty_unended_or_failed_turns(wrong: list[Triplet]) -> Non
 
 
 def drawn(tool: str, rng: random.Random) -> Call:
-    """A call of the tool with made-up text for what only a pool would tell."""
+    """A call of the tool with made-up text for what only a values would tell."""
     arguments = {}
     for name, source in SOURCES[tool].items():
-        options = list(source(ValuePool({}, []))) or [f"{name}{rng.randrange(9)}"]
+        options = list(source(ArgumentValues({}, []))) or [f"{name}{rng.randrange(9)}"]
         arguments[name] = rng.choice(options)
     return Call(tool, {name: value for name, value in arguments.items() if value is not OMIT})
 
@@ -143,11 +143,13 @@ def test_offers_are_calls_that_work_and_change_nothing() -> None:
     tools = ("cat", "rmdir", "diff")
     instances = {"GorillaFileSystem": GorillaFileSystem()}
     apis = Apis(instances, dict.fromkeys(tools, "GorillaFileSystem"))
-    found = draw_calls(apis, ValuePool(instances, []), tools, salt="1")
+    found = draw_calls(apis, ArgumentValues(instances, []), tools, salt="1")
     assert found == [Call("cat", {"file_name": "a.txt"}), Call("rmdir", {"dir_name": "docs"})]
     assert list(instances["GorillaFileSystem"].root.contents) == ["a.txt", "docs"]
 
 
 def test_a_pool_remembers_what_results_told() -> None:
-    pool = ValuePool({}, [{"booking_id": "B1", "costs": [100.0, 200.0]}, [{"id": 4}], {"long": "x" * 81, "yes": True}])
-    assert pool.results == {"booking_id": ["B1"], "costs": [100.0, 200.0], "id": [4]}
+    values = ArgumentValues(
+        {}, [{"booking_id": "B1", "costs": [100.0, 200.0]}, [{"id": 4}], {"long": "x" * 81, "yes": True}]
+    )
+    assert values.results == {"booking_id": ["B1"], "costs": [100.0, 200.0], "id": [4]}

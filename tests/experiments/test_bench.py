@@ -361,7 +361,7 @@ def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
         ),
         (["update", "--override=layers=2"], "with a field of vocab_size"),
         (["update", "--override=num_hidden_layers=2"], "use --layers"),
-        (["update", "--override=hidden_size=wide"], "expected a value of type int"),
+        (["update", "--override=hidden_size=wide"], "expected a whole number, such as 64"),
         (["update", "--override=model_type=qwen2"], "only numbers, true and false can be set"),
         (["load", "--gigabytes=1e9"], "lower --gigabytes"),
         (["decode", "--folder=x", "--shape=nano"], "--folder and --shape both name the model; give one of them"),

@@ -79,14 +79,21 @@ def test_p_is_that_of_the_paired_test_and_holm_adjusts_it_for_the_family():
     assert adjust_holm([0.9, 0.8]) == [1.0, 1.0]
 
 
-def test_other_tools_widen_an_interval_only_where_tools_differ():
-    tools = ["find"] * 8 + ["send"] * 2
-    # Each tool gains one half in both seeds: whatever is drawn, so does the success.
-    assert resample_seeds_and_tools(["1111000010"] * 2, ["0000000000"] * 2, tools) == (0.5, 0.5)
-    # One tool gains all and the other nothing: a draw of either tool twice decides.
-    assert resample_seeds_and_tools(["1111111100"] * 2, ["0000000000"] * 2, tools) == (0.0, 1.0)
-    # The seeds differ and the tools do not.
-    assert resample_seeds_and_tools(["1111111111", "0000000000"], ["0000000000"] * 2, tools) == (0.0, 1.0)
+def test_an_interval_over_seeds_and_tools_is_no_narrower_than_one_over_seeds():
+    tools = ["find"] * 5 + ["send"] * 5
+    # Each tool gains two fifths in both seeds: whatever is drawn, so does the success.
+    assert resample_seeds_and_tools(["1110011100"] * 2, ["0000100001"] * 2, tools) == pytest.approx((0.4, 0.4))
+    # One tool gains all and the other nothing: a draw of one tool alone decides. t(1) is 12.7062.
+    half = 0.5 * 12.7062 / 1.95996 * 2**0.5
+    bounds = resample_seeds_and_tools(["1111100000"] * 2, ["0000000000"] * 2, tools)
+    assert bounds == pytest.approx((0.5 - half, 0.5 + half), rel=1e-4)
+    # Seeds differ and tools do not.
+    shares = [0.0, 0.2, 0.2, 0.6, 0.4, 0.2]
+    bits = ["".join("1" if task < 5 * share else "0" for task in range(5)) * 2 for share in shares]
+    student = estimate(shares)
+    assert resample_seeds_and_tools(bits, ["0" * 10] * 6, tools) == pytest.approx(
+        (student["low"], student["high"]), abs=0.06
+    )
     assert resample_seeds_and_tools(["11"], ["00"], ["find", "send"]) is None
     assert resample_seeds_and_tools(["11", "10"], ["00", "00"], ["find", "find"]) is None
 

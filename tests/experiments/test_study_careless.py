@@ -12,7 +12,6 @@ from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
 from experiments.study.careless import CarelessExplorer, confuse_name
-from experiments.study.even import EvenExplorer
 
 ENVIRONMENT = environments.load("desk")
 CAREFUL = ScriptedExplorer(neighbours=ENVIRONMENT.neighbours)
@@ -30,14 +29,6 @@ def explored() -> list[Exploration]:
     assert CarelessExplorer.explore is ScriptedExplorer.explore
     places = (dataclasses.replace(place, query="", solution=()) for place in ENVIRONMENT.tasks("seed", 40))
     return [CAREFUL.explore(ENVIRONMENT, place, None, (seed,)) for seed, place in enumerate(places)]
-
-
-def test_to_the_even_explorer_all_tools_are_alike() -> None:
-    [place] = (dataclasses.replace(place, query="", solution=()) for place in ENVIRONMENT.tasks("seed", 1))
-    popular, even = ENVIRONMENT.popularity(), EvenExplorer(neighbours=ENVIRONMENT.neighbours)
-    explore = functools.partial(even.explore, ENVIRONMENT, place, None, (1,))
-    explored_by = functools.partial(CAREFUL.explore, ENVIRONMENT, place, None, (1,))
-    assert explore(popular).triplets == explored_by().triplets != explored_by(popular).triplets
 
 
 def drafts(explorer: ScriptedExplorer, count: int = 40) -> Iterator[TaskDraft]:

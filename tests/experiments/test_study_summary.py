@@ -150,7 +150,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert difference["high"] == pytest.approx(0.375 + 12.7062 * 0.125, abs=1e-4)
     assert found["made_with"]["core_hours"] == pytest.approx(4 * 30 / 3600)
     page = render_page(found, ["success"])
-    assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] |  | 0.205 | 2 of 2 |" in page
+    assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 0.205 | 2 of 2 |  |" in page
     assert "| tasks added | 0 (-100 %) | 2 |" in page
     assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |  |" in page
     assert "| move | 0.0 | 2.0 |" in page
@@ -181,7 +181,7 @@ def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
     apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
     assert apart["seeds_with_several_zero_shots"] == [1]
     assert "Arms of seeds 1 began at different policies" in render_page(apart)
-    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  |  | – | 1 of 1 |" in render_page(
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | – | 1 of 1 |  |" in render_page(
         apart
     )  # one seed has no interval
 
