@@ -12,7 +12,7 @@ from cojax.environment import (
     EnvironmentFailure,
     EpisodeFailure,
     LimitExceeded,
-    PolicyLoss,
+    SandboxLost,
     Traits,
     excuse,
     read_counted_seconds,
@@ -21,7 +21,7 @@ from cojax.types import Action, Call, Evaluation, Message, Observation, Task
 
 DEEDS = ("failure", "episode", "limit", "policy", "error", "exit", "junk", "infinity")
 FAILURES = {
-    "failure": EnvironmentFailure, "episode": EpisodeFailure, "limit": LimitExceeded, "policy": PolicyLoss,
+    "failure": EnvironmentFailure, "episode": EpisodeFailure, "limit": LimitExceeded, "policy": SandboxLost,
     "error": KeyError, "exit": SystemExit,
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "cojax.environment": (
         "Charted", "Demonstrated", "EngineError", "Environment", "EnvironmentFailure", "Episode", "EpisodeFailure",
-        "LimitExceeded", "OutOfContext", "PolicyLoss", "RunsPolicyCode", "Traits", "play",
+        "LimitExceeded", "OutOfContext", "SandboxLost", "RunsPolicyCode", "Traits", "play",
     ),
     "cojax.environment.wrapping": ("Wrapped", "WrappedEpisode"),
     "cojax.registry": ("Range", "RegistryError"),

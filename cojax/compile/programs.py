@@ -80,7 +80,7 @@ def shape(config: ConfigDict) -> ModelConfig:
         config = config.copy_and_resolve_references()
         config.model.dtype = "bfloat16"  # what accelerators compute fastest
     if config.model.path:
-        return trained.read_stored_shape(config, Path(config.model.path))
+        return trained.read_folder_shape(config, Path(config.model.path))
     environment = entry(config, "environment.name").bind()()
     return policies.read_model(config, environment)[1]
 

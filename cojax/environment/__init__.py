@@ -135,7 +135,7 @@ def traits_of(environment: Environment) -> Traits:
 class RunsPolicyCode(Protocol):
     """An environment that declares whether it runs code that a policy wrote. An environment without this does not.
 
-    If it does, the policy may have caused whatever happens to an episode's process after reset: see `PolicyLoss`.
+    If it does, the policy may have caused whatever happens to an episode's process after reset: see `SandboxLost`.
     """
 
     runs_policy_code: bool
@@ -167,7 +167,7 @@ class LimitExceeded(EnvironmentFailure):
     """
 
 
-class PolicyLoss(LimitExceeded):
+class SandboxLost(LimitExceeded):
     """An episode that runs a policy's code was lost after reset, though the process that serves it works.
 
     Wherever that shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, as for LimitExceeded.
@@ -270,7 +270,7 @@ def play(
     kept; a note says what was cut. Outcomes:
 
     - environment_error: another exception of the environment; `progress.is_suspect`: the actions may have caused it
-    - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; if the environment runs a policy's code, also
+    - timeout: `LimitExceeded` inside `step`, `SandboxLost` anywhere; if the environment runs a policy's code, also
       a malformed reply and any exception other than `EnvironmentFailure` after reset
     - engine_error: `EngineError` of the actor
     - truncated: `OutOfContext` of the actor, or `max_turns` actions
@@ -278,7 +278,7 @@ def play(
     Any other exception of the actor is a mistake and is raised.
     """
     progress = progress or Progress()
-    failure_type = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
+    failure_type = SandboxLost if runs_policy_code(environment) else EpisodeFailure
     turns, make_result = progress.turns, functools.partial(_store_trajectory, progress, task, episode)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(PLAYING.reset, PLAYING.set(progress))
@@ -317,7 +317,7 @@ def _decide_outcome(error: EnvironmentFailure, progress: Progress) -> Outcome:
     """The outcome: timeout if the policy is to blame. If it only may be, `is_suspect` is set. In both cases a step that
     failed gets a failed observation."""
     is_stepping = progress.phase == "step"
-    is_policy_fault = isinstance(error, PolicyLoss) or (is_stepping and isinstance(error, LimitExceeded))
+    is_policy_fault = isinstance(error, SandboxLost) or (is_stepping and isinstance(error, LimitExceeded))
     has_acted = is_stepping or (progress.phase == "evaluate" and bool(progress.turns))
     progress.is_suspect = not is_policy_fault and has_acted and isinstance(error, (EpisodeFailure, LimitExceeded))
     if is_stepping and (is_policy_fault or progress.is_suspect):

@@ -96,7 +96,7 @@ def subject_of_folder(config: ConfigDict, folder: Path) -> Subject:
         )
     shape_config = config.copy_and_resolve_references()
     shape_config.learner.lora.rank = 0
-    policy = trained.read_folder_policy(folder, trained.read_stored_shape(shape_config, folder))
+    policy = trained.read_folder_policy(folder, trained.read_folder_shape(shape_config, folder))
     identity_fields = {"model": policy.content, "dtype": policy.model.dtype}
     return Subject(folder.resolve().name, identity_fields, policy, {"folder": str(folder.resolve())})
 

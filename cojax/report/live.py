@@ -141,22 +141,22 @@ class ReportServer(http.server.ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.report, self._lock = report, threading.Lock()
         # Connection → the time since which it owes a request; infinity while it gets its answer.
-        self._owed_since: dict[Any, float] = {}
+        self._idle_since: dict[Any, float] = {}
 
-    def note_request(self, connection: socket.socket, owed_since: float) -> None:
+    def set_idle_since(self, connection: socket.socket, idle_since: float) -> None:
         """Notes the time since which a connection owes a request, unless it was cut off."""
         with self._lock:
-            if connection in self._owed_since:
-                self._owed_since[connection] = owed_since
+            if connection in self._idle_since:
+                self._idle_since[connection] = idle_since
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._owed_since) >= MAX_CONNECTIONS:
+        if len(self._idle_since) >= MAX_CONNECTIONS:
             self._cut_off_connections(time.monotonic(), max_connections=1)
-        if len(self._owed_since) >= MAX_CONNECTIONS:  # all are answered
+        if len(self._idle_since) >= MAX_CONNECTIONS:  # all are answered
             self.shutdown_request(request)
             return
         with self._lock:
-            self._owed_since[request] = time.monotonic()
+            self._idle_since[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
@@ -165,15 +165,15 @@ class ReportServer(http.server.ThreadingHTTPServer):
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._owed_since.pop(request, None)
+            self._idle_since.pop(request, None)
         super().shutdown_request(request)
 
     def _cut_off_connections(self, owed_before: float, max_connections: int = MAX_CONNECTIONS) -> None:
         """Ends up to `max_connections` that have owed a request since `owed_before` or earlier, the oldest first."""
         with self._lock:
-            late_connections = [connection for connection, since in self._owed_since.items() if since <= owed_before]
-            for connection in sorted(late_connections, key=self._owed_since.__getitem__)[:max_connections]:
-                del self._owed_since[connection]
+            late_connections = [connection for connection, since in self._idle_since.items() if since <= owed_before]
+            for connection in sorted(late_connections, key=self._idle_since.__getitem__)[:max_connections]:
+                del self._idle_since[connection]
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)  # its thread reads end-of-file, and exits
 
@@ -189,11 +189,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             super().handle()
 
     def handle_one_request(self) -> None:
-        self.server.note_request(self.connection, time.monotonic())
+        self.server.set_idle_since(self.connection, time.monotonic())
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        self.server.note_request(self.connection, math.inf)
+        self.server.set_idle_since(self.connection, math.inf)
         # Another name means that a page from elsewhere resolved its own name to this address (DNS rebinding).
         _, port = self.connection.getsockname()[:2]
         if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):

@@ -20,7 +20,7 @@ from cojax.rollout.export import load_tokenizer, write_tokenizer
 from cojax.rollout.vocabulary import train_byte_tokenizer, word_tokenizer
 from cojax.run.machine import choose_compute_dtype
 from cojax.run.parts import make_limits
-from cojax.run.trained import find_run_dtype, make_scratch_shape, read_stored_shape
+from cojax.run.trained import find_run_dtype, make_scratch_shape, read_folder_shape
 from cojax.settings.base import choose, settings
 from cojax.storage.files import read_whole
 from cojax.types import Task
@@ -72,7 +72,7 @@ def read_model(config: ConfigDict, environment: Environment) -> tuple[PreTrained
     if config.model.path:
         folder = Path(config.model.path)
         check_folder(config)
-        return load_tokenizer(folder), read_stored_shape(config, folder)
+        return load_tokenizer(folder), read_folder_shape(config, folder)
     make_tokenizer = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make_tokenizer(config, environment)
     return tokenizer, make_scratch_shape(settings(config.model), tokenizer)

@@ -179,7 +179,7 @@ def find_shape(
         if model_path.exists():
             return kept_shape(workdir)
         if model_section["path"]:
-            return read_stored_shape(config, _find_model_folder(workdir, model_section["path"], base))
+            return read_folder_shape(config, _find_model_folder(workdir, model_section["path"], base))
         return make_scratch_shape(model_section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
@@ -191,7 +191,7 @@ def kept_shape(workdir: Path) -> ModelConfig:
     return ModelConfig.from_hf(record["config"], dtype=record["dtype"])
 
 
-def read_stored_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
+def read_folder_shape(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     """Reads the shape of a model folder, with the dtypes of the configuration."""
     folder_config, section = ModelConfig.from_hf(read_config_json(folder)), config["model"]
     dtype = _resolve_dtype(section["dtype"], folder_config.dtype)

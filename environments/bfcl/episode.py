@@ -31,7 +31,7 @@ def split_turns(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
     return [*turns, turn_calls] if turn_calls else turns
 
 
-class Dialogue:
+class BFCLEpisode:
     """The episode of one task. Raises ValueError for a setup that the APIs do not load."""
 
     def __init__(self, benchmark: Official, class_of_tool: Mapping[str, str], task: Task):

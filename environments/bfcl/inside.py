@@ -8,7 +8,7 @@ from typing import Any
 
 from cojax.types import Action, Call, Task, Triplet, normalise
 from . import calls, official, tools
-from .episode import SEPARATOR, Dialogue
+from .episode import SEPARATOR, BFCLEpisode
 from .official import CATEGORIES, Official
 
 NAME = "bfcl"
@@ -78,8 +78,8 @@ class Bfcl:
             raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
         return self._splits[split][:count]
 
-    def start(self, task: Task) -> Dialogue:
-        return Dialogue(self._benchmark, self._classes, task)
+    def start(self, task: Task) -> BFCLEpisode:
+        return BFCLEpisode(self._benchmark, self._classes, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         turns = tools.phrase(steps)

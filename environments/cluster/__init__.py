@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import PolicyLoss
+from cojax.environment import SandboxLost
 from cojax.types import Task
 from ..worker.served import Served, ServedEpisode
 from ..worker.wire import Malformed, read
@@ -70,7 +70,7 @@ class ClusterEnvironment(Served):
                 return read(record_type, node.call(episode_id, op, list(arguments)))
             except Malformed as failure:
                 if runs_policy_code and op in ("step", "evaluate"):
-                    raise PolicyLoss(str(failure)) from failure
+                    raise SandboxLost(str(failure)) from failure
                 raise
 
         return ServedEpisode(node, task, call, functools.partial(node.end_episode, episode_id))

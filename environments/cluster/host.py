@@ -28,8 +28,8 @@ from cojax.environment import (
     EnvironmentFailure,
     EpisodeFailure,
     LimitExceeded,
-    PolicyLoss,
     Progress,
+    SandboxLost,
     ask,
     running,
     runs_policy_code,
@@ -98,7 +98,7 @@ class Host:
             environment = worlds.load_from_json(order["name"], order["settings"])
             self._service_operations = environment_operations(environment)
             self._make_operations = functools.partial(episode_operations, environment)
-            self._failure_type = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
+            self._failure_type = SandboxLost if runs_policy_code(environment) else EpisodeFailure
             extra_facts = {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),
@@ -166,7 +166,7 @@ def _count_seconds(progress: Progress) -> float:
 
 # The failures that cross as they are, the narrowest first.
 FAILURE_TYPES: dict[str, type[EnvironmentFailure]] = {
-    failure.__name__: failure for failure in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
+    failure.__name__: failure for failure in (SandboxLost, LimitExceeded, EpisodeFailure, EnvironmentFailure)
 }
 # The most bytes of a request.
 MAX_REQUEST_BYTES = 64 * 2**20

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss, waiting
+from cojax.environment import EnvironmentFailure, LimitExceeded, SandboxLost, waiting
 from cojax.types import Action, Call, Task, canonical, signature, to_json
 from ..tools.environment import parse_text
 from ..tools.toolset import Refused
@@ -194,7 +194,7 @@ class Opener:
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
             return self._open_world(setup)
-        except PolicyLoss as error:  # before a policy has done anything
+        except SandboxLost as error:  # before a policy has done anything
             raise EnvironmentFailure(str(error)) from error
 
     def _open_world(self, setup: Mapping[str, Any]) -> ServerWorld:

@@ -108,7 +108,7 @@ def offers(world: World) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _propose_calls(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
-    options = _list_values(world)
+    options = _list_argument_values(world)
     for document in world.domain.tools:
         tool, parameters = document["function"]["name"], document["function"]["parameters"].get("required", ())
         value_lists = [options.get((tool, parameter)) or options.get(("", parameter), ()) for parameter in parameters]
@@ -116,7 +116,7 @@ def _propose_calls(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
             yield tool, dict(zip(parameters, values, strict=True))
 
 
-def _list_values(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
+def _list_argument_values(world: World) -> Mapping[tuple[str, str], Sequence[Any]]:
     """(tool, parameter) → values, where the tool "" stands for every tool."""
     state = world.state()
     company, phone = state["company"], state["customer"]["device"]

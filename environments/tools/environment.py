@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
+from cojax.environment import EnvironmentFailure, SandboxLost, Traits, ask
 from cojax.types import (
     NO_CALL,
     Action,
@@ -170,7 +170,7 @@ class ToolEnvironment:
                 for action in task.solution:
                     episode.step(action)
                 solution_end = (start_state, *episode.read_end())
-        except PolicyLoss as error:  # in a world of its own, which is not the policy's
+        except SandboxLost as error:  # in a world of its own, which is not the policy's
             raise EnvironmentFailure(str(error)) from error
         with self._lock:
             if len(self._end_by_solution) >= _MAX_SOLUTION_ENDS:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, PolicyLoss, Traits
+from cojax.environment import EnvironmentFailure, SandboxLost, Traits
 from cojax.types import Action, Call, Evaluation, Message, Task
 from ..worker import Bounds, IsolatedEnvironment, isolate
 from ..worker.served import ServedEpisode
@@ -172,7 +172,7 @@ def make_opener(worker: IsolatedEnvironment, env_name: str) -> Callable[[Mapping
             return WorkerWorld(episode)
         except BaseException as error:
             episode.close()
-            if isinstance(error, PolicyLoss):  # before a policy has done anything
+            if isinstance(error, SandboxLost):  # before a policy has done anything
                 raise EnvironmentFailure(str(error)) from error
             raise
 

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, running
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, SandboxLost, running
 from cojax.types import Task
 from . import wire
 from .served import Served, ServedEpisode, await_reply
@@ -43,7 +43,7 @@ class IsolatedEnvironment(Served):
 
     A failure of the host or the worker raises EnvironmentFailure. A failure of the episode's own process raises
     EpisodeFailure, or LimitExceeded if the current call may have caused it. With `runs_policy_code`, both become
-    PolicyLoss after reset. `layers` says which layers of isolation hold here.
+    SandboxLost after reset. `layers` says which layers of isolation hold here.
     """
 
     def __init__(self, client: "Client", runs_policy_code: bool) -> None:
@@ -63,7 +63,7 @@ class IsolatedEnvironment(Served):
                 return wire.read(record_type, connection.call(episode, op, list(arguments), connection.bounds.deadline))
             except (EpisodeFailure, LimitExceeded) as failure:
                 if runs_policy_code and op != "reset":
-                    raise PolicyLoss(str(failure)) from failure
+                    raise SandboxLost(str(failure)) from failure
                 if op == "step" and isinstance(failure, wire.Malformed):
                     # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
                     raise LimitExceeded(f"the reply to step is not an observation: {failure}") from failure

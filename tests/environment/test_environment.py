@@ -14,8 +14,8 @@ from cojax.environment import (
     Episode,
     LimitExceeded,
     OutOfContext,
-    PolicyLoss,
     Progress,
+    SandboxLost,
     Traits,
     affordances,
     excuse,
@@ -274,7 +274,7 @@ def test_a_limit_that_an_explorer_meets_while_it_looks_is_not_the_actions_doing(
         ("step", LimitExceeded("too much"), False),
         ("step", EnvironmentFailure("the worker is gone"), True),
         ("evaluate", TypeError("no JSON"), True),
-        ("evaluate", PolicyLoss("it is gone"), True),
+        ("evaluate", SandboxLost("it is gone"), True),
     ],
 )
 def test_only_a_step_that_its_action_may_have_failed_has_a_failed_observation(method, error, works, monkeypatch):

@@ -73,9 +73,7 @@ def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone(tmp_path):
         {"step": 10, "origin": "boundary", "expeditions": 1, "fruitful": 0, "drafts": 0, "tasks": 0},
         {"step": 10, "origin": "rare", "expeditions": 3, "fruitful": 1, "drafts": 3, "tasks": 2},
     ]
-    assert json.dumps(list_evolutions(read_run(tmp_path))) == json.dumps(
-        rows
-    )  # not false
+    assert json.dumps(list_evolutions(read_run(tmp_path))) == json.dumps(rows)  # not false
 
 
 def test_refusals_are_counted_by_what_their_reason_begins_with():

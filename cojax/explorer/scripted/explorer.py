@@ -180,7 +180,7 @@ class ScriptedExplorer:
     An expedition has `runs` independent episodes. Each has at most `steps` actions, and at most two more than the
     longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or
     chooses tools by weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others.
-    An unguided run chooses a tool by the weights of the expedition, then an action of it. `ExplorationRun` explains
+    An unguided run chooses a tool by the weights of the expedition, then an action of it. `ScriptedActor` explains
     `chase`. `ending` is the tool that ends an episode; "" if an action without calls ends the episode or the user's
     turn.
 
@@ -236,7 +236,7 @@ class ScriptedExplorer:
             if context:
                 actor = self._make_guided_run(environment, task, context, rng)
             else:
-                actor = ExplorationRun(tool_weight, rng, ending=self.ending, chase=self.chase)
+                actor = ScriptedActor(tool_weight, rng, ending=self.ending, chase=self.chase)
             trajectory = self.play(environment, start_task, actor, max_turns=max_turns)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run_number) for turn in trajectory.turns]
@@ -296,7 +296,7 @@ class ScriptedExplorer:
 
     def _make_guided_run(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
-    ) -> "ExplorationRun":
+    ) -> "ScriptedActor":
         documentation = document_tools(environment)
         # The trajectory may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in documentation]
@@ -311,7 +311,7 @@ class ScriptedExplorer:
         if preferred_tools and rng.random() < guidance.rehearse:
             picks = iter(lambda: rng.choices(preferred_tools, [weigh(tool) for tool in preferred_tools])[0], None)
             tool_plan = vary(self._make_plan(context), picks, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
-        return ExplorationRun(
+        return ScriptedActor(
             weigh, rng, ending=self.ending, chase=self.chase, plan=tool_plan, do_not_repeat={*context.do_not_repeat}
         )
 
@@ -340,7 +340,7 @@ def vary(tools: Sequence[str], picks: Iterator[str], change: float, rng: random.
 
 
 @dataclasses.dataclass(eq=False)
-class ExplorationRun:
+class ScriptedActor:
     """The actor of one run; single-use, like its episode.
 
     It first follows `plan` (tool names), then chooses a tool by `weigh_tool` and an action of that tool. With

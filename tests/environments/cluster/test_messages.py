@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, SandboxLost
 from environments.cluster import host as messages
 from environments.worker.wire import Malformed
 
@@ -14,7 +14,7 @@ def test_a_value_comes_back_with_what_its_call_counted():
     assert messages.decode_reply(line, 7, 3) == (0.25, {"count": 2, "text": "\ud800ü"}, None)
 
 
-@pytest.mark.parametrize("kind", [EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, Malformed])
+@pytest.mark.parametrize("kind", [EnvironmentFailure, EpisodeFailure, LimitExceeded, SandboxLost, Malformed])
 def test_a_failure_keeps_its_name_and_message(kind):
     counted, _, failure = messages.decode_reply(messages.encode_failure(7, kind("step: too late"), 1.5), 7, 3)
     assert (counted, str(failure)) == (1.5, "step: too late")

@@ -13,7 +13,7 @@ import pytest
 from patience import patience
 from worker_trials import BOUNDS, ROOT, attempt, descendants, do, gone, processes, program, task
 
-from cojax.environment import EnvironmentFailure, LimitExceeded, PolicyLoss
+from cojax.environment import EnvironmentFailure, LimitExceeded, SandboxLost
 from cojax.types import Observation, Triplet
 from environments.worker import IsolatedEnvironment, isolate
 
@@ -74,7 +74,7 @@ def test_a_killed_supervisor_or_fork_server_is_replaced_and_nobodys_doing():
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(EnvironmentFailure) as lost:
             episode.step(do("spin"))
-        assert not isinstance(lost.value, PolicyLoss)
+        assert not isinstance(lost.value, SandboxLost)
         assert world.phrase([]) == "hello"
         assert attempt(world, "say", "hi").turns[0].observation.text == "hi"
         assert gone(family)
