@@ -146,7 +146,7 @@ def test_time_that_an_environment_excuses_is_excused_here(trials):
         PLAYING.reset(playing)
         episode.close()
     assert running() - began > 0.6
-    assert running() - progress.since < 0.5
+    assert progress.since - began > 0.5  # however long the rest takes
 
 
 def test_a_stopped_node_is_lost_when_it_is_silent_for_too_long(nodes, monkeypatch):
