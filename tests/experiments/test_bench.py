@@ -14,6 +14,7 @@ from benchmarks import folders
 from benchmarks.machine import compute_bound_s, find_nominal_rates
 from benchmarks.results import Spread, make_table, row_to_json, time_calls
 from benchmarks.shapes import SHAPES, decode_bytes, decode_flops, model_config, update_flops
+from benchmarks.step import Workload, _compute_mfu, _lay_out
 from benchmarks.update import Rows, count_row_tokens, draw_batch, make_learner, update
 from cojax.compile.programs import count_forward_flops, count_parameters, layer_weights
 from cojax.compile.targets import CHIPS, Chip
@@ -166,6 +167,16 @@ def test_step_prints_one_object_with_what_was_counted(commands):
         assert share == pytest.approx(found["update_tflop"] / seconds / rate)
     assert found["rows"] == [{name: found[name] for name in found["rows"][0]}]
     assert found["machine"]["versions"]["jax"] == found["jax"]
+
+
+def test_what_fills_no_row_of_its_prompt_counts_the_prompt_again():
+    config = model_config("nano", 1, TINY.split(","), "float32")
+    workload, row_length = _lay_out(config, Workload(2, 3, 6, 10), 27, None)
+    assert (workload.segments, row_length) == (2, 27)
+    second = Spread((1.0,))
+    found = _compute_mfu(config, workload, {"generation_seconds": second, "update_seconds": second}, 1.0)
+    rows = [update_flops(config, [16] * texts, reference=True, prompt_length=6) for texts in (2, 1)]
+    assert found["update_tflop"] == pytest.approx(2 * sum(rows) / 1e12)
 
 
 @pytest.mark.real

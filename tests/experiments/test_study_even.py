@@ -1,3 +1,5 @@
+"""The explorer of a D_0 that has all tools alike."""
+
 import dataclasses
 import functools
 

@@ -11,10 +11,11 @@ from cojax.storage.episodes import Episodes, make_record
 from cojax.storage.files import Log, StorageError, write_json
 from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
-from experiments.study import figures
+from experiments.study import figures, summary
 from experiments.study.record import average_failures, compute_worth
+from experiments.study.statistics import resample_seeds_and_tools
 from experiments.study.stored import check_record
-from experiments.study.summary import break_down, estimate_prior_mastery, render_page, summarise
+from experiments.study.summary import break_down, estimate_prior_mastery, make_differences, render_page, summarise
 from experiments.study.tables import COMMON, Table, jobs
 
 
@@ -181,9 +182,24 @@ def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
     apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
     assert apart["seeds_with_several_zero_shots"] == [1]
     assert "Arms of seeds 1 began at different policies" in render_page(apart)
-    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | – | 1 of 1 |  |" in render_page(
-        apart
-    )  # one seed has no interval
+    # One seed has no interval.
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | – | 1 of 1 |  |" in render_page(apart)
+
+
+def test_a_difference_has_an_interval_over_seeds_and_tools(monkeypatch):
+    bits = {("static", 1): "0000", ("static", 2): "1000", ("feedback", 1): "1100", ("feedback", 2): "1111"}
+    by_arm = {
+        arm: [{"held_out": {"tasks": 4, "final": bits[arm, seed]}} for seed in (1, 2)] for arm in ("static", "feedback")
+    }
+    successes = {arm: {seed: bits[arm, seed].count("1") / 4 for seed in (1, 2)} for arm in by_arm}
+    tools = ["find", "find", "send", "send"]
+    monkeypatch.setattr(summary, "_find_tools", lambda record: (tools, {}))
+    [row] = make_differences(PAIR, successes, by_arm)
+    low, high = resample_seeds_and_tools(["1100", "1111"], ["0000", "1000"], tools)
+    assert (row["mean"], row["over_tools"]) == (0.625, {"low": low, "high": high})
+    assert low < row["mean"] < high
+    by_arm["static"][0]["held_out"]["tasks"] = 3  # an episode was lost
+    assert make_differences(PAIR, successes, by_arm)[0]["over_tools"] == {}
 
 
 def test_an_arm_without_steps_has_a_row_and_every_trial_counts():
