@@ -145,7 +145,7 @@ def select_arms(table_name: str, arm_list: str | None) -> Table:
     arm_names = list(dict.fromkeys(arm.strip() for arm in arm_list.split(",") if arm.strip()))
     if unknown_arms := [arm for arm in arm_names if arm not in table.arms] or [] if arm_names else [arm_list]:
         raise ValueError(f"arm {unknown_arms[0]!r} is not in table {table_name!r}; it has {', '.join(table.arms)}")
-    differences = tuple(arm_pair for arm_pair in table.differences if set(arm_pair) <= set(arm_names))
+    differences = tuple(arm_pair for arm_pair in table.differences if set(arm_pair) <= {*arm_names, tables.START})
     return dataclasses.replace(table, arms=tuple(arm_names), differences=differences)
 
 

@@ -175,6 +175,7 @@ def make_record(job: StudyRun, workdir: Path) -> Record:
         **compute_worth(run),
         **({"failures": failure_record} if (failure_record := average_failures(metrics)) else {}),
         "refused": count_refusals(drafts),
+        "initial_tools": list_initial_tools(tasks),
         "tasks": describe_tasks(
             tasks,
             evaluation_tasks,
@@ -329,6 +330,12 @@ def count_refusals(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     lines = (draft["verdict"]["evidence"] for draft in drafts if draft["step"] and not draft["task"])
     reason = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
     return dict(Counter(_DETAIL_PATTERN.sub("", line) for line in reason).most_common())
+
+
+def list_initial_tools(tasks: Iterable[Task]) -> list[str]:
+    """The tools that solutions of D_0's tasks use, by name."""
+    solutions = [task.solution for task in tasks if not (task.lineage and task.lineage.step)]
+    return sorted({call.name for solution in solutions for action in solution for call in action.calls})
 
 
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:

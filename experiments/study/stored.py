@@ -90,6 +90,7 @@ _SCHEMA = _make_model(
     origins=(dict[str, Annotated[_ORIGIN, AfterValidator(_require_live_at_most_all)]], {}),
     predicted=(dict[str, _PREDICTION], {}),
     trials=(list[_TRIAL], []),
+    initial_tools=(list[str], []),
     failures=(_make_model(examples=dict[str, _Count], agents=dict[str, dict[str, _Number]]), None),
 )
 # Keys whose values have equal lengths, and the key of that length; if it is empty, the first value sets the length.

@@ -28,7 +28,7 @@ from .statistics import (
     list_differences,
     resample_seeds_and_tools,
 )
-from .tables import ARMS, TITLES, Table
+from .tables import ARMS, START, TITLES, Table
 
 # Solutions of this many actions or more count as one kind.
 _OPEN_ROW = 6
@@ -149,6 +149,30 @@ def estimate_prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str
     return _average_known([success_by_tool.get(tool) for tool, step in pairs if step])
 
 
+def cross_tables_by_coverage(records: Sequence[Record]) -> dict[str, dict[str, float]]:
+    """Mean counts of `cross_table` over the held-out tasks that D_0 covers, and over the others.
+
+    D_0 covers a task if solutions of its tasks use all tools of the task's solution. {} if a record does not say which
+    tools these are, or has an invalid episode.
+    """
+    if any("initial_tools" not in record for record in records):
+        return {}
+    _, tasks = load_held_out_tasks(records[0])
+    if any(record["held_out"]["tasks"] != len(tasks) for record in records):
+        return {}
+    task_tools = [{call.name for action in task.solution for call in action.calls} for task in tasks]
+    tables_by_coverage: dict[bool, list[dict[str, int]]] = {True: [], False: []}
+    for record in records:
+        are_covered = [tools <= set(record["initial_tools"]) for tools in task_tools]
+        for is_wanted, cross_tables in tables_by_coverage.items():
+            bits = {
+                when: "".join(itertools.compress(record["held_out"][when], (one == is_wanted for one in are_covered)))
+                for when in ("zero_shot", "final")
+            }
+            cross_tables.append(cross_table(bits))
+    return {"covered": _mean_counts(tables_by_coverage[True]), "others": _mean_counts(tables_by_coverage[False])}
+
+
 def _make_rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
     """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
     task_counts = Counter(kinds)
@@ -227,11 +251,12 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
     common_seeds = list_complete_seeds(table, seeds, records)
     if not common_seeds:
         raise ValueError(f"no seed of table {table_name!r} has finished in every arm ({', '.join(table.arms)})")
-    runs = [records[arm, seed] for seed in common_seeds for arm in table.arms]
-    by_arm = {arm: [records[arm, seed] for seed in common_seeds] for arm in table.arms}
+    starts = [records[table.arms[0], seed] for seed in common_seeds]
+    by_arm = {arm: [_begin_at(start, records[arm, start["seed"]]) for start in starts] for arm in table.arms}
+    runs = [record for arm_records in zip(*by_arm.values(), strict=True) for record in arm_records]
     if len(task_sets := {(record["split"], record["held_out"]["digest"]) for record in runs}) > 1:
         raise ValueError(f"the runs of table {table_name!r} were evaluated on {len(task_sets)} different sets of tasks")
-    zero_shot_successes = {seed: records[table.arms[0], seed]["zero_shot"] for seed in common_seeds}
+    zero_shot_successes = {start["seed"]: start["zero_shot"] for start in starts}
     breakdowns = break_down(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in common_seeds} for arm in table.arms}
     parts_by_name = {
@@ -256,13 +281,18 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
         "zero_shot": _estimate_by_seed(zero_shot_successes),
         # All arms of a seed share a warm start, so a different zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
-            seed for seed in common_seeds if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
+            start["seed"] for start, *others in zip(*by_arm.values(), strict=True)
+            if any(other["zero_shot"] != start["zero_shot"] for other in others)
         ],
         "arms": [
             _make_row(arm, by_arm[arm], finals[arm], zero_shot_successes, breakdowns.get("tool", ()))
             for arm in table.arms
         ],
-        "differences": make_differences(table, finals, by_arm if breakdowns else {}),
+        "differences": make_differences(
+            table,
+            {**finals, START: zero_shot_successes},
+            {**by_arm, START: [_end_at_start(start) for start in starts]} if breakdowns else {},
+        ),
         # Success over a part of the held-out tasks, by arm, and its paired differences.
         **{
             name: {
@@ -275,6 +305,22 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
         "tasks_by_tool": count_tasks_by_tool(by_arm),
         "made_with": _describe_machines(runs),
     }  # fmt: skip
+
+
+def _begin_at(start: Record, record: Record) -> Record:
+    """The record, with the table's start as its own if its warm start is another: what the further one taught counts."""
+    if _list_warm_start_settings(start) == _list_warm_start_settings(record):
+        return record
+    held_out = {**record["held_out"], "zero_shot": start["held_out"]["zero_shot"]}
+    return {**record, "zero_shot": start["zero_shot"], "held_out": held_out}
+
+
+def _list_warm_start_settings(record: Record) -> dict[str, Any]:
+    return {name: value for name, value in record["settings"].items() if name.startswith("warm_start.")}
+
+
+def _end_at_start(record: Record) -> Record:
+    return {**record, "held_out": {**record["held_out"], "final": record["held_out"]["zero_shot"]}}
 
 
 def _make_row(
@@ -291,6 +337,7 @@ def _make_row(
         "final": _estimate_by_seed(final),
         "gain": estimate_difference(final, zero_shot),
         "cross_table": _mean_counts([cross_table(record["held_out"]) for record in records]),
+        "coverage": cross_tables_by_coverage(records),
         # None for an arm without steps.
         "live_groups": _average([_average(groups) for groups in live_shares]) if all(live_shares) else None,
         "budget": _mean_counts(budgets),
@@ -377,10 +424,10 @@ def make_differences(table: Table, successes: Mapping[str, Successes], by_arm: _
     """The paired differences of a table, as rows, of success over all held-out tasks or over a part of them.
 
     `by_arm`, empty for a part, are records: their intervals over seeds and tools are given too. `p_holm` is adjusted
-    for the other differences of the table.
+    for the other differences of the table. A difference to START is left out unless `successes` has it.
     """
     rows = []
-    for arm, other_arm in table.differences:
+    for arm, other_arm in (pair for pair in table.differences if pair[1] in successes):
         by_seed = list_differences(successes[arm], successes[other_arm])
         rows.append(
             {

@@ -131,7 +131,8 @@ _ARMS = _ARM_SECTIONS["arms"] | {
 COMMON: Settings = _collect_settings(_ARM_SECTIONS["common"])
 # A development run evaluates this split instead of the held-out one, whatever the flags say.
 ON_DEVELOPMENT_TASKS: Settings = _collect_settings(_ARM_SECTIONS["development"])
-TITLES: Mapping[str, str] = {arm: section["title"] for arm, section in _ARMS.items()}
+START = "start"  # in a difference, the policy with which the runs of a seed begin
+TITLES: Mapping[str, str] = {**{arm: section["title"] for arm, section in _ARMS.items()}, START: START}
 ARMS: Mapping[str, Settings] = {arm: _collect_settings(section) for arm, section in _ARMS.items()}
 
 _TABLES_TOML = tomllib.loads(Path(__file__).with_name("tables.toml").read_text("utf-8"))
@@ -144,7 +145,7 @@ DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 class Table:
     """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
 
-    All its arms share `settings`, besides COMMON; the default seeds are the first `count` of `seeds`. The page compares
+    `other` is an arm or START. All its arms share `settings`, besides COMMON; the default seeds are the first `count` of `seeds`. The page compares
     budgets with those of the arm `reference`, if it is one of its arms.
     """
 

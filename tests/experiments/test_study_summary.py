@@ -32,6 +32,45 @@ def test_what_updates_were_like_is_told_where_all_records_know_it():
     assert "clipped" not in page
 
 
+def test_a_difference_to_the_start_and_an_arm_that_was_shown_more_before_it():
+    """Both arms begin at 25 %. One learns; the other's warm start is longer, and what that taught is its gain."""
+    table = Table("A table", ("feedback", "static"), (("feedback", "start"), ("feedback", "static")))
+    more = {"settings": {**record("static", 1, 0.5)["settings"], "warm_start.demonstrations": 9}}
+    shown = [
+        {**record("static", seed, final, final), **more, "held_out": {**record("static", seed, final)["held_out"],
+                                                                      "zero_shot": "1110"[: 3] + "0"}}
+        for seed, final in ((1, 0.75), (2, 0.75))
+    ]  # fmt: skip
+    found = summarise("one", table, (1, 2), known(record("feedback", 1, 0.5), record("feedback", 2, 1.0), *shown))
+    assert found["seeds_with_several_zero_shots"] == []
+    assert [(row["one"], row["other"], row["mean"]) for row in found["differences"]] == [
+        ("feedback", "start", 0.5),
+        ("feedback", "static", 0.0),
+    ]
+    further = found["arms"][1]
+    assert (further["gain"]["mean"], further["cross_table"]["recovered"]) == (0.5, 2.0)
+    page = render_page(found)
+    assert "| start | 25.0 ± 0.0 |" in page
+    assert "− start | +50.0 |" in page
+    # The same warm start, and another start: other code or another machine.
+    found = summarise("one", table, (1,), known(record("feedback", 1, 0.5), record("static", 1, 0.5, 0.5)))
+    assert found["seeds_with_several_zero_shots"] == [1]
+
+
+def test_what_is_lost_is_counted_by_the_tools_that_the_first_tasks_use():
+    _, tasks = summary.load_held_out_tasks(record("feedback", 1, 0.5))
+    used = {"finish", "mail_read"}
+    are_covered = [{call.name for action in task.solution for call in action.calls} <= used for task in tasks]
+    before = "".join("1" if one else "0" for one in are_covered)
+    bits = {"digest": "d", "tasks": len(tasks), "zero_shot": before, "final": "0" * len(tasks)}
+    lost = {**record("feedback", 1, 0.0), "initial_tools": sorted(used), "held_out": bits}
+    found = summary.cross_tables_by_coverage([lost])
+    assert 0 < (count := sum(are_covered)) < len(tasks) == 500
+    assert found["covered"] == {"kept": 0, "recovered": 0, "lost": count, "never": 0}
+    assert found["others"] == {"kept": 0, "recovered": 0, "lost": 0, "never": 500 - count}
+    assert summary.cross_tables_by_coverage([record("feedback", 1, 0.5)]) == {}
+
+
 def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it(tmp_path):
     """Six tasks of origin rare, each predicted to be solved as often as it then was, and one task of D_0."""
     solves = Action(calls=(Call("read"),))
@@ -264,7 +303,7 @@ def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
     assert found["differences"][0]["mean"] is None
     assert found["differences"][0]["by_seed"] == {}
     assert found["arms"][0]["quality"] == {"sr_at_k": 0.5, "ed_rel": None, "max_similarity": None, "turns": 3.25}
-    assert "| zero-shot | – |" in render_page(found)
+    assert "| start | – |" in render_page(found)
     drawn = {arm: [records[arm, seed] for seed in (1, 2)] for arm in PAIR.arms}
     assert figures.draw_all(drawn, tmp_path) == list(figures.FIGURES)
 
