@@ -90,7 +90,7 @@ class Child:
             self.process.wait(timeout_s)
         return self.process.returncode is not None
 
-    def raise_if_failed(self) -> None:
+    def stop_and_raise_if_failed(self) -> None:
         """Raises RunFailed if the command has ended with an error. A command that was asked to stop has no error."""
         status, was_stopped = self.process.returncode, self.stopped.is_set()
         lines = self._read_last_lines()

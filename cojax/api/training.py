@@ -194,7 +194,7 @@ class Training:
                 self._read_progress()
                 if has_ended and not self._records:
                     self._resources.close()
-                    self._child.raise_if_failed()
+                    self._child.stop_and_raise_if_failed()
                     raise StopIteration
         except StopIteration:
             raise
@@ -271,7 +271,7 @@ def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
             child.show_output()
             for status_report in child.read_reports():
                 report |= status_report
-        child.raise_if_failed()
+        child.stop_and_raise_if_failed()
     finally:
         child.stop()
     return report

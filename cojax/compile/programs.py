@@ -63,7 +63,9 @@ def report_target(config: ConfigDict, target: Target) -> dict[str, Any]:
     check_rows(config, mesh)
     check_divides(model_config, mesh)
     learner, abstract_state = make_outline(config, model_config, mesh)
-    figures = report(learner, abstract_state, methods.list_sizes(config), target.chip, agents=methods.agents(config))
+    figures = report(
+        learner, abstract_state, methods.list_group_sizes(config), target.chip, agents=methods.agents(config)
+    )
     if not figures["fits"]:
         devices = list(mesh.devices.flat)
         figures["suggestion"] = suggestion(

@@ -139,7 +139,9 @@ def open_actors(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[
 
 def choose_slots(config: ConfigDict, model: ModelConfig, file: Path) -> int:
     """engine.slots; if free memory decides it, the number with which the evaluation began."""
-    return engines.keep_slots(config, file, file.exists(), lambda own: engines.slots(own, model, trains=False), int)
+    return engines.keep_slots(
+        config, file, file.exists(), lambda own: engines.choose_slot_count(own, model, trains=False), int
+    )
 
 
 def _check_same_model(config: ConfigDict, run_settings: Mapping[str, Any], workdir: Path) -> None:

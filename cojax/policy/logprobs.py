@@ -159,7 +159,7 @@ def _score_fwd(
             scores += [logits] if keep_logits else []
             return tuple(put_chunk(x, value, index, setup.chunk) for x, value in zip(buffers, scores, strict=True))
 
-        vocabulary_size = matrix.shape[_list_matrix_axes(setup).index("vocabulary")]
+        vocabulary_size = matrix.shape[_list_scoring_matrix_axes(setup).index("vocabulary")]
         shapes = [order.shape] * score_count + [(*order.shape, vocabulary_size)] * keep_logits
         return jax.lax.fori_loop(0, count, score_chunk, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
@@ -228,7 +228,7 @@ def _shard_map(setup: _Setup, function: Callable[..., Any], in_layouts: str, out
     """
     if setup.mesh is None:
         return function
-    axes = _list_matrix_axes(setup)
+    axes = _list_scoring_matrix_axes(setup)
     gathered_spec = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
     shard_spec = PartitionSpec(*(RULES[axis] for axis in axes))
     logits_spec = PartitionSpec(ROWS, None, "tensor")
@@ -237,7 +237,7 @@ def _shard_map(setup: _Setup, function: Callable[..., Any], in_layouts: str, out
     return jax.shard_map(function, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
-def _list_matrix_axes(setup: _Setup) -> tuple[str, str]:
+def _list_scoring_matrix_axes(setup: _Setup) -> tuple[str, str]:
     """Logical axes of `find_scoring_matrix`."""
     return ("vocabulary", "embed") if setup.config.tie_word_embeddings else ("embed", "vocabulary")
 
@@ -245,7 +245,7 @@ def _list_matrix_axes(setup: _Setup) -> tuple[str, str]:
 def _reduce_gradient(setup: _Setup, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
     if count_devices(setup.mesh, "fsdp") > 1:
-        embed_axis = _list_matrix_axes(setup).index("embed")
+        embed_axis = _list_scoring_matrix_axes(setup).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed_axis, tiled=True)
     gradient = jax.lax.psum(gradient, "data") if count_devices(setup.mesh, "data") > 1 else gradient
     # The barrier keeps the reduction inside the micro-batch loop: libtpu 0.0.42 fails when it tries to move it out.

@@ -147,18 +147,18 @@ class EmbeddingAndHead(nnx.Module):
 
 def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
     """Embedding, final norm and head with these parameters."""
-    modules, _ = _make_graphdefs(config)
+    modules, _ = _make_embedding_and_block_graphdefs(config)
     return nnx.merge(modules, strip_totals({name: arrays for name, arrays in params.items() if name != "layers"}))
 
 
 def make_block(config: ModelConfig, arrays: Params) -> Block:
     """One layer with its arrays; adapters are summed into their matrices."""
-    _, block = _make_graphdefs(config)
+    _, block = _make_embedding_and_block_graphdefs(config)
     return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
 
 
 @functools.cache
-def _make_graphdefs(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.GraphDef]:
+def _make_embedding_and_block_graphdefs(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.GraphDef]:
     """Graph definitions of the modules, without arrays; they are computed once per config."""
     abstract_modules = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
     return nnx.split(abstract_modules[0])[0], nnx.split(abstract_modules[1])[0]

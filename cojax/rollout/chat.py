@@ -268,7 +268,9 @@ class Chat:
 
         `at_stop` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        ids = self._control_tokens.render(lambda mask: self._split(_mask(messages, mask))[1], _join_contents(messages))
+        ids = self._control_tokens.render(
+            lambda mask: self._render_and_split(_mask(messages, mask))[1], _join_contents(messages)
+        )
         return (() if at_stop else (self.end,)) + ids
 
     @staticmethod
@@ -298,7 +300,7 @@ class Chat:
             add_generation_prompt=with_prompt,
         )
 
-    def _split(self, messages: Iterable[Message]) -> tuple[str, str]:
+    def _render_and_split(self, messages: Iterable[Message]) -> tuple[str, str]:
         """The rendering up to the end of the stub's action, "" if that is not found, and the text after its end token.
 
         Both come from one rendering: a template may write an action differently while it is the last one.
@@ -323,7 +325,7 @@ class Chat:
     def _check_template(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
         opening, tool_reply = (Message("user", "a b"),), (Message("tool", "c"),)
-        stub_renderings = {self._split(messages)[0] for messages in (tool_reply, tool_reply + opening)}
+        stub_renderings = {self._render_and_split(messages)[0] for messages in (tool_reply, tool_reply + opening)}
         if "" in stub_renderings:
             raise ValueError(
                 f"the chat template does not show an action that ends in eos_token, {self._eos_text!r}; set eos_token "

@@ -143,7 +143,7 @@ def choose_remat(config: ConfigDict, learner: Learner, state: TrainState) -> Lea
     weight_bytes = count_engine_bytes(learner, state)
     if methods.has_second_agent(config):
         weight_bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    fastest_learner = choose_fastest(learner, state, methods.list_sizes(config), beside=weight_bytes)
+    fastest_learner = choose_fastest(learner, state, methods.list_group_sizes(config), beside=weight_bytes)
     _LOG.info("learner.remat=auto chose %s, micro_rows=%d", fastest_learner.remat, fastest_learner.micro_rows)
     return fastest_learner
 

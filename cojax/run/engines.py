@@ -52,7 +52,9 @@ _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 def build_local(config: ConfigDict, model: ModelConfig) -> Engine:
     """Builds the engine in this process, on the learner's mesh."""
     engine_settings, mesh = settings(config.engine, "name", "slots"), make_mesh_of(config)
-    return LocalEngine(model, slots=slots(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings)
+    return LocalEngine(
+        model, slots=choose_slot_count(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings
+    )
 
 
 def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -193,7 +195,7 @@ class CacheTooLarge(ValueError):
         )
 
 
-def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int:
+def choose_slot_count(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int:
     """Returns engine.slots or, if it is None, as many slots as free memory holds, and prints that choice.
 
     A chosen number is the number of all lanes times a power of two, at most 128 and no more than limits.concurrency

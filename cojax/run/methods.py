@@ -82,7 +82,7 @@ def make_hard_negatives(config: ConfigDict) -> HardNegatives | None:
     return HardNegatives(preference.hard_negatives, beta=preference.beta, min_partial=preference.hard)
 
 
-def list_sizes(config: ConfigDict) -> list[int]:
+def list_group_sizes(config: ConfigDict) -> list[int]:
     """Numbers of trajectories of a step's groups, or of an update's examples, which decide the rows of a batch."""
     method_and_settings = rounds_of(config)
     return [1] * method_and_settings[1].batch_size if method_and_settings else [config.group_size] * config.batch_size

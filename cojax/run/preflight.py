@@ -225,7 +225,7 @@ def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := find_chip(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
-    group_sizes, agent_count = methods.list_sizes(config), methods.agents(config)
+    group_sizes, agent_count = methods.list_group_sizes(config), methods.agents(config)
     return describe_in_one_line(report(learner, train_state, group_sizes, chip, agents=agent_count))
 
 
@@ -234,7 +234,7 @@ def _memory(config: ConfigDict, results: dict[str, Any]) -> str:
     del results["train_state"]
     results["saved"] = sum(leaf.nbytes for leaf in jax.tree.leaves(train_state)) * methods.agents(config)
     with hold_second_agent(config, learner, train_state):
-        rehearse(learner, train_state, methods.list_sizes(config))
+        rehearse(learner, train_state, methods.list_group_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 

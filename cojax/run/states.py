@@ -86,7 +86,7 @@ def prove_fit(config: ConfigDict, loop: Loop, train_state: TrainState, second: T
         if not loop.staleness:
             loop.engine.rest()
     with loop.clock("update"), hold_second_agent(config, loop.learner, train_state, second):
-        return rehearse(loop.learner, train_state, methods.list_sizes(config))
+        return rehearse(loop.learner, train_state, methods.list_group_sizes(config))
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def _list_names(directory: Any, item_kind: str) -> list[str]:
     return [item_name for item_name, item in directory.contents.items() if type(item).__name__ == item_kind]
 
 
-def names_below(values: ArgumentValues) -> list[str]:
+def list_all_file_names(values: ArgumentValues) -> list[str]:
     """The names of all files, in all folders."""
     file_system = values.instances.get("GorillaFileSystem")
     file_names: list[str] = []
@@ -204,7 +204,10 @@ _NAMED_SOURCES: Mapping[str, Source] = {
         text for mail in values.read_attribute("MessageAPI", "inbox") for text in mail.values()
     ),
     "tweet_words": lambda values: _long_words(values.list_field("TwitterAPI", "tweets", "content")),
-    **{source.__name__: source for source in (names_below, words_here, receivers, stocks, told_numbers, told_lists)},
+    **{
+        source.__name__: source
+        for source in (list_all_file_names, words_here, receivers, stocks, told_numbers, told_lists)
+    },
 }
 
 

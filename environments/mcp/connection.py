@@ -2,7 +2,7 @@
 
 The transports to a server are a process, over its standard input and output, and streamable HTTP. A transport's
 `loss` says why it can no longer be used, "" while it can; `write_last_words()` what the server said, beside its
-messages, when it did not start; `explain_refusal()` why the last message was refused, "" if it was not.
+messages, when it did not start; `explain_refused_message()` why the last message was refused, "" if it was not.
 `open_streams()` opens the stream of the server's messages, and the one of messages to it.
 """
 
@@ -49,7 +49,7 @@ class Process:
     def write_last_words(self) -> str:
         return f"its last words: {words}" if (words := self._stderr_text.strip()[-_MAX_STDERR_CHARS:]) else ""
 
-    def explain_refusal(self) -> str:
+    def explain_refused_message(self) -> str:
         return ""
 
     @contextlib.asynccontextmanager
@@ -106,9 +106,9 @@ class Address:
         self._status = 0
 
     def write_last_words(self) -> str:
-        return self.explain_refusal()
+        return self.explain_refused_message()
 
-    def explain_refusal(self) -> str:
+    def explain_refused_message(self) -> str:
         if self._status in _CREDENTIAL_STATUSES:
             return f"HTTP status {self._status}: it asks for credentials; name their variables in `headers`"
         return f"HTTP status {self._status}" if self._status else ""
@@ -213,7 +213,7 @@ class Connection:
             is_closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
             if self._transport.loss or is_closed:
                 raise EOFError(self._transport.loss or f"the connection to the server is lost: {error}") from error
-            return "; ".join(filter(None, (str(error), self._transport.explain_refusal()))), False
+            return "; ".join(filter(None, (str(error), self._transport.explain_refused_message()))), False
 
     async def _call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Reply:
         tool_result = await self._client.call_tool(tool_name, dict(arguments))

@@ -147,7 +147,7 @@ class ToolEnvironment:
         for task in self._bare_tasks[:_MAX_TRIAL_SETUPS]:
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.list_calls_of, tool_name)[:_MAX_TRIAL_CALLS]:
+                for call in ask(episode.propose_calls, tool_name)[:_MAX_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
                     any_call_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
@@ -459,7 +459,7 @@ class ToolEpisode:
     def _refuse(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._is_finished)
 
-    def list_calls_of(self, tool_name: str) -> list[Call]:
+    def propose_calls(self, tool_name: str) -> list[Call]:
         """The calls of one tool that are worth trying now."""
         return [call for call in self._list_calls(state_of(self._world), tool_name) if call.name == tool_name]
 

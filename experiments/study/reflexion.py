@@ -46,7 +46,7 @@ def retry_failures(
         note_groups: list[Group] = []
         if reflects:
             failure_by_task = {group.task.id: group.valid[-1] for group in failed_groups}
-            note_groups = play(_make_reflection(environment, failure_by_task, room), tasks, f"note{trial_number}")
+            note_groups = play(_make_note_environment(environment, failure_by_task, room), tasks, f"note{trial_number}")
             for group in note_groups:
                 if note := _read_note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), note)[-_MAX_NOTES_PER_TASK:]
@@ -85,7 +85,7 @@ def _strip_thought(text: str) -> str:
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
-def _make_reflection(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
+def _make_note_environment(environment: Environment, failures: Mapping[str, Trajectory], room: int) -> Environment:
     """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
     Because it is an environment, notes are sampled like actions: with deadlines, seeds and retries.

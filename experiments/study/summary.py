@@ -68,7 +68,7 @@ def _find_tools(record: Record) -> tuple[list[str], Mapping[str, float]]:
     return [find_tool(task) for task in tasks], environment.popularity() if isinstance(environment, Charted) else {}
 
 
-def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
+def average_tools_weakest_after(records: Sequence[Record]) -> dict[int, float] | None:
     """Seed → mean success over the worst tenth of the tools after training; None with few tools.
 
     A task counts for the least popular tool of its solution. Each run has its own worst tenth, on the same held-out
@@ -77,10 +77,11 @@ def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     return _average_tenth(records, lambda zero_shot, final, popularity: final)
 
 
-def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
-    """Like `worst_tenth`, over the tools of the lowest success before training, the least popular first among equals.
+def average_tools_weakest_before(records: Sequence[Record]) -> dict[int, float] | None:
+    """Like `average_tools_weakest_after`, over the tools of the lowest success before training.
 
-    So the same tools judge all arms of a seed, and no result after training decides which.
+    Of equal ones the least popular come first. So the same tools judge all arms of a seed, and no result after
+    training decides which.
     """
     return _average_tenth(records, lambda zero_shot, final, popularity: (zero_shot, popularity))
 
@@ -263,7 +264,11 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
         part: {
             arm: successes for arm, arm_records in by_arm.items() if breakdowns and (successes := score(arm_records))
         }
-        for part, score in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
+        for part, score in (
+            ("weakest_tenth", average_tools_weakest_before),
+            ("worst_tenth", average_tools_weakest_after),
+            ("long_tasks", long_tasks),
+        )
     }
     return {
         "name": table_name,
@@ -308,7 +313,7 @@ def summarise(table_name: str, table: Table, seeds: Sequence[int], records: Reco
 
 
 def _begin_at(start: Record, record: Record) -> Record:
-    """The record, with the table's start as its own if its warm start is another: what the further one taught counts."""
+    """The record, with the table's start as its own if its warm start is longer: what that taught is its gain."""
     if _list_warm_start_settings(start) == _list_warm_start_settings(record):
         return record
     held_out = {**record["held_out"], "zero_shot": start["held_out"]["zero_shot"]}
@@ -509,14 +514,14 @@ def _interval(share: Mapping[str, Any]) -> str:
     return percent(share["mean"]) + half_text
 
 
-def _points(value: float | None) -> str:
+def _write_in_points(value: float | None) -> str:
     """A difference of shares in points, with its sign."""
     return _format(None if value is None else 100 * value, "+.1f")
 
 
 def _bounds(row: Mapping[str, Any]) -> str:
     """The interval of a difference in points."""
-    return "" if row.get("low") is None else f"[{_points(row['low'])}, {_points(row['high'])}]"
+    return "" if row.get("low") is None else f"[{_write_in_points(row['low'])}, {_write_in_points(row['high'])}]"
 
 
 def _write_p_value(p: float | None) -> str:
@@ -544,7 +549,7 @@ def _head(*cells: str) -> str:
 
 
 _PAGES.filters |= {
-    "percent": percent, "told": _format, "interval": _interval, "points": _points, "bounds": _bounds,
+    "percent": percent, "told": _format, "interval": _interval, "points": _write_in_points, "bounds": _bounds,
     "p_value": _write_p_value, "compared": _compare_budget, "rate": _rate, "one_line": _one_line,
     "shortened": shorten_commit,
 }  # fmt: skip

@@ -145,8 +145,8 @@ DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 class Table:
     """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
 
-    `other` is an arm or START. All its arms share `settings`, besides COMMON; the default seeds are the first `count` of `seeds`. The page compares
-    budgets with those of the arm `reference`, if it is one of its arms.
+    `other` is an arm or START. All its arms share `settings`, besides COMMON; the default seeds are the first `count`
+    of `seeds`. The page compares budgets with those of the arm `reference`, if it is one of its arms.
     """
 
     title: str

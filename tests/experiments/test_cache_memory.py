@@ -58,7 +58,7 @@ def test_what_the_documented_commands_once_allocated_is_refused_in_one_line(expe
     assert "\n" not in str(caught.value)
     fits = re.search(r"set --config.engine.slots=(\d+), or sample on servers by --config.engine=sgl", str(caught.value))
     config.engine.slots = int(fits[1])
-    assert engines.slots(config, QWEN) == int(fits[1])
+    assert engines.choose_slot_count(config, QWEN) == int(fits[1])
 
 
 def test_slots_follow_free_memory(free, capsys) -> None:
@@ -66,31 +66,31 @@ def test_slots_follow_free_memory(free, capsys) -> None:
     # 15 GiB of weights and 22.5 for training; of the rest half, in slots of 2.25.
     for gib, expected in ((600, 64), (80, 8), (43, 1)):
         free(gib)
-        assert engines.slots(config, QWEN) == expected
+        assert engines.choose_slot_count(config, QWEN) == expected
     said = capsys.readouterr().out
     assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free" in said
     config.method = "coevolving"  # 22.5 more for the second agent
     free(80)
-    assert engines.slots(config, QWEN) == 4
+    assert engines.choose_slot_count(config, QWEN) == 4
     config.method = "coevolve"
     config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
     free(43)
-    assert engines.slots(config, QWEN) == 4
+    assert engines.choose_slot_count(config, QWEN) == 4
 
 
 def test_shorter_conversations_are_named_where_no_slot_fits(free) -> None:
     free(38.5)
     with pytest.raises(ValueError, match=r"set --config.engine.slots=1 --config.engine.lanes=1 --config.engine.max_l"):
-        engines.slots(given(bfcl), QWEN)
+        engines.choose_slot_count(given(bfcl), QWEN)
     free(9)
     refused = r"0.0 GiB are free beside the weights and 22.5 GiB for training; choose a smaller model, or sample on"
     with pytest.raises(ValueError, match=refused):
-        engines.slots(given(bfcl), QWEN)
+        engines.choose_slot_count(given(bfcl), QWEN)
 
 
 def test_what_does_not_train_keeps_nothing_free_for_training(free) -> None:
     free(38.5)
-    assert engines.slots(given(bfcl), QWEN, trains=False) == 4
+    assert engines.choose_slot_count(given(bfcl), QWEN, trains=False) == 4
 
 
 def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monkeypatch) -> None:
@@ -104,7 +104,7 @@ def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monke
     def chosen(gib: float, **sizes: int) -> int:
         config.mesh.update({axis: sizes.get(axis, 1) for axis in MESH_AXES})
         free(gib)
-        return engines.slots(config, QWEN)
+        return engines.choose_slot_count(config, QWEN)
 
     # 67.5 of weights and 22.5 for training; of the rest half, by eights.
     assert chosen(90 + 2 * 8 * 2.3, fsdp=8) == 8
@@ -124,14 +124,14 @@ def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monke
 def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None:
     free(40)
     config = given(desk)
-    assert engines.slots(config, TINY) == config.engine.slots == 128  # what is set stays
+    assert engines.choose_slot_count(config, TINY) == config.engine.slots == 128  # what is set stays
     config = given(desk, lanes=3)
     config.engine.slots = None
-    assert engines.slots(config, TINY) == 96
+    assert engines.choose_slot_count(config, TINY) == 96
     config.limits.concurrency = 5
-    assert engines.slots(config, TINY) == 6
+    assert engines.choose_slot_count(config, TINY) == 6
     free(None)  # the system does not say
-    assert engines.slots(config, TINY) == 6
+    assert engines.choose_slot_count(config, TINY) == 6
 
 
 def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:

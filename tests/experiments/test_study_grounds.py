@@ -15,12 +15,12 @@ from experiments.study.summary import (
     LONG,
     MIN_LONG_TASKS,
     MIN_TOOLS_FOR_TENTHS,
+    average_tools_weakest_after,
+    average_tools_weakest_before,
     load_held_out_tasks,
     long_tasks,
     render_page,
     summarise,
-    weakest_tenth,
-    worst_tenth,
 )
 from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, jobs, make_configuration
 
@@ -108,8 +108,8 @@ def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
     every, _ = held_out("wide-probe", 201, lambda tool: True)
     # Half of the worst tenth fails, the other half is solved.
     share = 1 - len(few) / round(len(tools) / 10)
-    assert worst_tenth([half]) == {201: pytest.approx(share)}
-    assert worst_tenth([every]) == {201: 1.0}
+    assert average_tools_weakest_after([half]) == {201: pytest.approx(share)}
+    assert average_tools_weakest_after([every]) == {201: 1.0}
     found = summarise("pair", PAIR, (201,), known(half, every))
     assert found["worst_tenth"]["differences"][0]["mean"] == pytest.approx(1 - share)
     rows = found["breakdowns"]["popularity"]
@@ -128,16 +128,16 @@ def test_the_weakest_tenth_is_told_from_the_success_before_training():
     few = sorted(tools, key=lambda tool: (popularity[tool], tool))[: round(len(tools) / 10)]
     # Nothing is solved before training: the least popular are the weakest.
     after, _ = held_out("wide-uniform", 201, lambda tool: tool not in few[1:])
-    assert weakest_tenth([after]) == {201: pytest.approx(1 / len(few))}
+    assert average_tools_weakest_before([after]) == {201: pytest.approx(1 / len(few))}
     # Others are at the start, and whatever training reaches, they stay the ones that count.
     others, _ = held_out("wide-uniform", 201, lambda tool: tool in few)
     after["held_out"]["zero_shot"] = others["held_out"]["final"]
-    assert weakest_tenth([after]) == {201: 1.0}
+    assert average_tools_weakest_before([after]) == {201: 1.0}
 
 
 def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
     one, _ = held_out("feedback", 101, lambda tool: True)
-    assert worst_tenth([one]) is None
+    assert average_tools_weakest_after([one]) is None
     assert "worst_tenth" not in summarise("one", Table("A table", ("feedback",), ()), (101,), known(one))
 
 

@@ -102,7 +102,10 @@ class ChatClient:
             self._call_locks.clear()
             self._evolution = evolution_name
             # The numbers of the journal's last record at the start, and of the record that this evolution was given up.
-            self._starting_length, self._give_up_number = self.journal.length, self.journal.find_position(self._end_key)
+            self._starting_length, self._give_up_number = (
+                self.journal.length,
+                self.journal.last_record_number(self._end_key),
+            )
 
     @property
     def _end_key(self) -> str:
@@ -192,7 +195,7 @@ class ChatClient:
         If the call failed and is not made again, its cost is paid and its ChatFailure is raised.
         """
         failure_key = self._make_failure_key(body)
-        position = self.journal.find_position(failure_key)
+        position = self.journal.last_record_number(failure_key)
         record = self.journal.find(failure_key) if position else None
         if record is None:
             return 0, 0

@@ -344,7 +344,7 @@ class Journal:
                         self._positions[journal_key] = line_start, self.length
                     line_start += len(line)
 
-    def find_position(self, key: str) -> int:
+    def last_record_number(self, key: str) -> int:
         """The position, counted from 1, of the last record with that key; 0 if there is none."""
         return self._positions.get(key, (0, 0))[1]
 
