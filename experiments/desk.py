@@ -2,7 +2,7 @@
 
     python -m experiments.run --config=experiments/desk.py
 
-Hardware: two CPU cores, 4 GB. Time: 7 to 14 minutes, of which the warm start takes two (cached afterwards).
+Hardware: two CPU cores, 4 GB. Time: 5 to 17 minutes, of which the warm start takes two (cached afterwards).
 Expected: held-out success rises by 22 to 30 points; docs/demo.md lists five seeds.
 """
 

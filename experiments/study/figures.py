@@ -43,11 +43,10 @@ def choose_colours(arms: Collection[str]) -> dict[str, str]:
     return {arm: own_colours.get(arm) or next(free_colours) for arm in arms}
 
 
-def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
+def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1) -> None:
     """Draws the mean over seeds with its 95 % interval, at every x that all curves have.
 
-    Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. If the curves
-    share no x, nothing is drawn.
+    Each value is first averaged over the last `window` x. If the curves share no x, nothing is drawn.
     """
     curve_maps = [dict(curve) for curve in curves]
     xs = sorted(set.intersection(*(set(curve) for curve in curve_maps))) if curve_maps else []
@@ -58,16 +57,16 @@ def draw_band(axes: Axes, curves: Curves, colour: str, label: str, window: int =
     points = [estimate([curve[x_index] for curve in smooth_curves]) for x_index in range(len(xs))]
     axes.plot(xs, [row["mean"] for row in points if row["mean"] is not None], color=colour, label=label, linewidth=1.6)
     intervals = [(x, row["low"], row["high"]) for x, row in zip(xs, points, strict=True) if row["low"] is not None]
-    if intervals and opacity:
+    if intervals:
         interval_xs, lows, highs = zip(*intervals, strict=True)
-        axes.fill_between(interval_xs, lows, highs, color=colour, alpha=opacity, linewidth=0)
+        axes.fill_between(interval_xs, lows, highs, color=colour, alpha=0.18, linewidth=0)
 
 
-def _bands(axes: Axes, arms: Arms, make_curve: Callable[[Record], Any], window: int = 1, opacity: float = 0.18) -> None:
+def _bands(axes: Axes, arms: Arms, make_curve: Callable[[Record], Any], window: int = 1) -> None:
     """Draws a band for each arm, in its colour; `make_curve` makes a record's curve."""
     colour_by_arm = choose_colours(arms)
     for arm, records in arms.items():
-        draw_band(axes, [make_curve(record) for record in records], colour_by_arm[arm], TITLES[arm], window, opacity)
+        draw_band(axes, [make_curve(record) for record in records], colour_by_arm[arm], TITLES[arm], window)
 
 
 def _add_legend(axes: Axes, **options: Any) -> None:
@@ -87,7 +86,6 @@ def draw_shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequenc
 
 _SMOOTHING = 5  # steps that a noisy curve is averaged over
 _MAX_LABEL_CHARS = 50  # characters of a label's line
-_MAX_ARMS_WITH_INTERVALS = 5  # with more arms, intervals would cover each other
 
 
 def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
@@ -113,17 +111,30 @@ def draw_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
     return picture
 
 
-def draw_success(arms: Arms) -> Figure:
-    """Success on the development split over steps; the last value is not the held-out success."""
-    has_many_arms = len(arms) > _MAX_ARMS_WITH_INTERVALS
-    picture, (axes,) = make_figure(width=8.8 if has_many_arms else 6.4)
-    opacity = 0 if has_many_arms else 0.18
-    _bands(axes, arms, lambda record: [(step, 100 * value) for step, value in record["dev"]], opacity=opacity)
-    axes.set(xlabel="step", ylabel="success on the development split, %")
-    if has_many_arms:
-        _add_legend(axes, loc="center left", bbox_to_anchor=(1, 0.5))
-    elif axes.get_legend_handles_labels()[0]:
-        _add_legend(axes)
+def draw_success(arms: Arms) -> Figure | None:
+    """Held-out success of each arm, from the start's to the final one with its 95 % interval, and a dot for each seed.
+
+    The start is that of the first arm. Returns None if no run was evaluated.
+    """
+    starts = estimate([record["zero_shot"] for record in next(iter(arms.values()))])
+    finals = {arm: estimate([record["final"] for record in records]) for arm, records in arms.items()}
+    if None in (starts["mean"], *(final["mean"] for final in finals.values())):
+        return None
+    picture, (axes,) = make_figure(width=8.2, height=1.2 + 0.4 * len(arms))
+    colour_by_arm = choose_colours(arms)
+    axes.axvline(100 * starts["mean"], color=START_COLOUR, linewidth=6, zorder=0, label="start")
+    for row, (arm, final) in enumerate(finals.items()):
+        colour = colour_by_arm[arm]
+        axes.plot([100 * starts["mean"], 100 * final["mean"]], [row, row], color=colour, linewidth=1, alpha=0.5)
+        if final["low"] is not None:
+            axes.plot([100 * final["low"], 100 * final["high"]], [row, row], color=colour, linewidth=3)
+        axes.scatter([100 * final["mean"]], [row], s=36, color=colour, zorder=3)
+        seed_values = [100 * record["final"] for record in arms[arm]]
+        axes.scatter(seed_values, [row + 0.22] * len(seed_values), s=10, color="#888888", linewidth=0)
+    axes.set_yticks(range(len(arms)), [fill(TITLES[arm], _MAX_LABEL_CHARS) for arm in arms], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="held-out success, %")
+    _add_legend(axes)
     return picture
 
 

@@ -37,6 +37,7 @@ from experiments.study.tables import (
     DEVELOPMENT_SEEDS,
     ON_DEVELOPMENT_TASKS,
     SEEDS,
+    START,
     TABLES,
     jobs,
     list_changes,
@@ -119,7 +120,7 @@ def test_all_tables_are_planned_at_once_and_a_part_of_one_has_its_own_name():
 
     assert names("--name=all", "--seeds=2") == [(name, 2 * len(table.arms)) for name, table in TABLES.items()]
     assert names("--arms=static, feedback,static", "--seeds=3") == [("main-of-static-feedback", 6)]
-    assert names("--quick") == [("main", 8)]
+    assert names("--quick") == [("main", 12)]
     assert names("--name=losses") == [("losses", 20)]
     ((_, _, made),) = plan_tables(_parser().parse_args(["--name=losses", "--seeds=1"]), {})
     assert {(job.seed, job.config["steps"]) for job in made} == {(201, 60)}
@@ -149,7 +150,7 @@ def test_seeds_and_tables_are_sound():
     assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 51
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
-        assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
+        assert {arm for pair in table.differences for arm in pair} <= {*table.arms, START}
     # What is taken away or added is all that tells an arm from feedback; the growth is the same a step.
     for period, arm in ((5, "period-5"), (20, "period-20")):
         config = make_configuration(ARMS[arm])
@@ -219,9 +220,9 @@ def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
     assert read_settings([f"--config.x={nested}"]) == {"x": nested}
     with pytest.raises(ValueError, match="unexpected argument '--step=4'"):
         read_settings(["--step=4"])
-    with pytest.raises(ValueError, match="arm 'uniform' is not in table 'main'; it has static"):
-        select_arms("main", "static,uniform")
-    assert select_arms("main", "static, feedback").differences == (("feedback", "static"),)
+    with pytest.raises(ValueError, match="arm 'curriculum' is not in table 'main'; it has static"):
+        select_arms("main", "static,curriculum")
+    assert select_arms("main", "static, feedback").differences == (("feedback", "start"), ("feedback", "static"))
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
@@ -240,7 +241,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--config.learner.loss_settings.kl_coeficient=1"], "did you mean learner.loss_settings.kl_coefficient? "),
         (["--config.learner.loss_settings.kl_coefficient=x"], "kl_coefficient is 'x', which is of another type"),
         (["--config.signal_settings.rrare.percent=3"], "did you mean signal_settings.rare? "),
-        (["--arms=nosuch"], "it has static, random, control, feedback"),
+        (["--arms=nosuch"], "it has static, random, control, matched, uniform, feedback"),
         (["--again=feedback-7", f"--out={tmp_path}"], "expected ARM-SEED, of the arms none"),
         (["--again=feedback"], "no record 'feedback'"),
         (["--again=feedback-7"], "feedback has the seeds 101, 102, "),

@@ -305,7 +305,7 @@ def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
     assert found["arms"][0]["quality"] == {"sr_at_k": 0.5, "ed_rel": None, "max_similarity": None, "turns": 3.25}
     assert "| start | – |" in render_page(found)
     drawn = {arm: [records[arm, seed] for seed in (1, 2)] for arm in PAIR.arms}
-    assert figures.draw_all(drawn, tmp_path) == list(figures.FIGURES)
+    assert figures.draw_all(drawn, tmp_path) == [name for name in figures.FIGURES if name != "success"]
 
 
 def test_pictures_are_drawn_of_what_arms_have(tmp_path):
@@ -331,6 +331,16 @@ def test_paired_differences_are_drawn_with_their_interval_and_a_dot_for_each_see
     assert axes.lines[0].get_xdata() == pytest.approx([100 * found[0]["low"], 100 * found[0]["high"]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["feedback (CoEvolve) − static D_0"]
     assert figures.draw_differences([{**found[0], "mean": None}]) is None
+
+
+def test_success_is_drawn_from_the_start_to_the_end_on_held_out_tasks():
+    runs = [record("static", seed, final) for seed, final in ((1, 0.5), (2, 0.75))]
+    (axes,) = figures.draw_success({"static": runs}).axes
+    start, path, interval = (line.get_xdata() for line in axes.lines)
+    assert (list(start), list(path)) == ([25, 25], [25, 62.5])
+    assert interval == pytest.approx([62.5 - 158.8, 62.5 + 158.8], abs=0.1)
+    assert [points.get_offsets()[:, 0].tolist() for points in axes.collections] == [[62.5], [50, 75]]
+    assert figures.draw_success({"static": [{**runs[0], "zero_shot": None, "final": None}]}) is None
 
 
 @pytest.mark.parametrize("probed", [1, 2])
