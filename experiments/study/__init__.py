@@ -5,6 +5,7 @@ tables.toml    the arms, seeds and differences of each table
 tables.py      reads both files; defines a run and its configuration
 credits.py     evolve=credited: signals weighted by what earlier signals led to
 frontier.py    evolve=frontier: joins mastered tasks; prefix_replay.py: how many actions of a joined task are replayed
+pools.py       rules by which others choose tasks: the least seen tools, tasks once mastered, pools of difficulty
 careless.py    explorer=careless: an explorer that confuses names
 even.py        initial_explorer of arms whose D_0 has all tools alike
 reflexion.py   evaluation.trials: tries failed tasks again, with notes
