@@ -25,7 +25,7 @@ from experiments.study.summary import (
 from experiments.study.tables import ARMS, COMMON, SEEDS, TABLES, Table, jobs, make_configuration
 
 GROUND_ARMS = sorted(arm for arm in ARMS if arm.startswith(("wide-", "deep-")))
-GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-growth", "deep")
+GROUND_TABLES = ("primary", "wide", "wide-actions", "wide-rules", "wide-growth", "deep")
 PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-uniform"),))
 
 
