@@ -1,4 +1,4 @@
-"""AppWorld with the paper's settings: train on synthesized tasks, evaluate on all of test_normal.
+"""AppWorld with the default settings: train on synthesized tasks, evaluate on all of test_normal.
 
     python -m environments.install appworld
     make sglang  # its servers run on the CPU; others by --config.sglang.python=V/bin/python or --config.sglang.urls
@@ -9,9 +9,9 @@ Other policies of the paper: --config.policy=qwen2.5-7b (models/Qwen2.5-7B) and 
 (models/Qwen3-30B-A3B). On several devices add --config.mesh.fsdp=-1.
 
 Hardware: the paper used eight H20, sixteen for the largest, and does not say for how many hours; not measured here.
-Expected, as the paper's figures and not ours, on test_normal before and after 120 steps: task goal completion 16.67 and
-35.71 % (Qwen3-4B), 1.19 and 27.98 % (Qwen2.5-7B), 31.55 and 54.76 % (Qwen3-30B-A3B). For test_challenge and scenario
-goal completion run python -m experiments.evaluate on a checkpoint.
+Expected, as the paper's figures and not ours, on test_normal before and after 120 steps of its own settings (paper.py):
+task goal completion 16.67 and 35.71 % (Qwen3-4B), 1.19 and 27.98 % (Qwen2.5-7B), 31.55 and 54.76 % (Qwen3-30B-A3B). For
+test_challenge and scenario goal completion run python -m experiments.evaluate on a checkpoint.
 
 The same path with a policy of a million parameters, from scratch, on a small data root that the installed package
 builds, on two CPU cores in minutes; it shows that every part works, but says nothing about learning:

@@ -1,4 +1,4 @@
-"""The paper's settings (CoEvolve, Table 9), from which every experiment starts."""
+"""The defaults from which every experiment starts; cojax/settings/tree.py marks which are ours, not the paper's."""
 
 from cojax.settings.base import get_config
 

@@ -1,4 +1,4 @@
-"""A configuration that is passed as JSON and overrides the paper's: --config=experiments/given.py:FILE.
+"""A configuration that is passed as JSON and overrides the defaults: --config=experiments/given.py:FILE.
 
 `cojax.train` passes objects on in this way.
 """

@@ -1,4 +1,4 @@
-"""Any MCP server, with the paper's settings: train on tasks that are found with its tools and proved by execution.
+"""Any MCP server, with the default settings: train on tasks that are found with its tools and proved by execution.
 
     python -m environments.install mcp
     python -m experiments.run --config=experiments/mcp.py --config.environment.command="V/bin/my-server --root ." \\

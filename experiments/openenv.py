@@ -1,4 +1,4 @@
-"""An environment of the package `openenv`, with the paper's settings.
+"""An environment of the package `openenv`, with the default settings.
 
     python -m environments.install openenv
     python -m experiments.run --config=experiments/openenv.py --config.environment.module=my_env:MyEnvironment \\

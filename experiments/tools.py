@@ -1,4 +1,4 @@
-"""Your own tools, with the paper's settings: train on tasks that are found in your environment and proved by execution.
+"""Your own tools, with the default settings: train on tasks that are found in your environment and proved by execution.
 
     python -m experiments.run --config=experiments/tools.py --config.environment.name=mypackage.module \\
         --config.model.path=models/Qwen3-4B

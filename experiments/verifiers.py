@@ -1,4 +1,4 @@
-"""A taskset of the package `verifiers`, with the paper's settings.
+"""A taskset of the package `verifiers`, with the default settings.
 
     python -m environments.install verifiers
     python -m experiments.run --config=experiments/verifiers.py --config.environment.module=my_taskset \\

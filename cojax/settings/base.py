@@ -1,8 +1,8 @@
-"""The configuration from which every experiment starts: the paper's settings (CoEvolve, Table 9), as a ConfigDict.
+"""The configuration from which every experiment starts, as a ConfigDict.
 
 An experiment names an environment and a policy, and overrides other settings. cojax/settings/tree.py lists each with
-its range and meaning. Functions that read a configuration are here too: sections as keywords, entries of tables, short
-flags.
+its range and meaning, and marks what is not the paper's. Functions that read a configuration are here too: sections as
+keywords, entries of tables, short flags.
 """
 
 import functools
@@ -27,7 +27,7 @@ SHORT = {
 
 
 def get_config() -> ConfigDict:
-    """The paper's configuration, without environment and policy."""
+    """The defaults, without environment and policy."""
     config = ConfigDict()
     for name in OPEN_SECTIONS:
         put(config, name, ConfigDict())

@@ -2,8 +2,9 @@
 
 A section is a class; sections nest as their dotted names do. A setting is an annotated line of its section: the
 annotation is its range. Its meaning is a line `name: meaning` of the section's docstring. The configuration, flags,
-checks and docs/settings.md are derived from here. The defaults are the paper's (CoEvolve, Table 9) where it has one. An
-experiment overrides them.
+checks and docs/settings.md are derived from here. The defaults are the paper's (CoEvolve, Table 9) where it has one;
+"(ours)" marks what it leaves open or gives otherwise, and experiments/paper.py sets what it gives. An experiment
+overrides them.
 
 `Loop`, `Learner`, `Limits` and `adamw` have the same defaults for those who make them by hand; a test compares them.
 Wherever a setting names a loss, an advantage, a signal, a curriculum, a way to evolve, a selection of signals, an
@@ -113,8 +114,8 @@ class Settings:
         weighting: the weight of each token; group_token_mean is Eq. 1
         row_length: tokens per packed row; the longest episode must fit into a row
         micro_rows: rows per micro-batch
-        updates_per_batch: optimiser updates per step; at 1 the ratio to the old policy is 1, and no clip binds
-            (docs/learner.md)
+        updates_per_batch: optimiser updates per step; at 1 (ours) the ratio to the old policy is 1, and no clip
+            binds (docs/learner.md)
         each_update: with several updates per step: each uses the whole batch, or its own part of the groups
         skip_steps: numbers of steps that make no update, to get past a step whose loss is not finite
         remat: what the backward pass recomputes of each layer: nothing; all but its matrix products and attention
@@ -149,11 +150,11 @@ class Settings:
             targets: tuple[Matrix, ...] = ()
 
     class optimizer:
-        """AdamW, after clipping the gradient's norm.
+        """AdamW, after clipping the gradient's norm. All but the rate are ours: we know no other of the paper's.
 
         learning_rate: the highest rate
         warmup_steps: updates over which the rate rises linearly
-        decay_steps: updates over which the rate falls linearly to a tenth; 0: constant, as in the paper
+        decay_steps: updates over which the rate falls linearly to a tenth; 0: constant
         weight_decay: of matrices and embeddings, not of norms and biases
         clip_norm: largest global norm of the gradient
         moments_dtype: storage dtype of both moments; "" is the parameters'
@@ -197,13 +198,13 @@ class Settings:
     class synthesis:
         """How much an evolution explores.
 
-        contexts: expeditions per evolution, times candidates with a probe
-        budget: most tasks that an evolution adds, after admission
-        per_context: most tasks from one expedition
+        contexts: expeditions per evolution, times candidates with a probe (ours)
+        budget: most tasks that an evolution adds, after admission (ours; we know of none in the paper)
+        per_context: most tasks from one expedition (ours)
         admit: which of the tasks found enter the pool: all, or those that a probe chooses
         prefix_replay: episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which
             are not learned; their number keeps success near one half
-        select: which signals to follow if there are more than contexts
+        select: which signals to follow if there are more than contexts (ours; the paper follows all)
         """
 
         contexts: Annotated[int, Range(1, 10_000)] = 40
@@ -327,9 +328,9 @@ class Settings:
     class explorer:
         """What explores and writes tasks. --config.explorer=NAME is short for --config.explorer.name=NAME.
 
-        name: the explorer
-        runs: episodes per expedition
-        steps: most actions of an episode
+        name: the explorer; scripted is ours, the paper's is a language model
+        runs: episodes per expedition (ours)
+        steps: most actions of an episode (ours)
         ending: the tool that ends an episode; "" if an action without a call ends it. Where the environment states its
             own ending, that one holds
         width: expeditions in parallel, independent of limits.concurrency; they do not see each other's results. None: 2
@@ -343,7 +344,7 @@ class Settings:
         width: Count | None = None
 
     class validation:
-        """The checks that a draft must pass to become a task.
+        """The checks that a draft must pass to become a task. Executing it is the paper's; the others are ours.
 
         attempts: attempts at each draft of a model, which see nothing but its query; None is 2, 0 is the paper
         attempter: who makes these attempts

@@ -3,6 +3,7 @@
 The same command continues where it was stopped: it reads a finished run from its record in OUT/runs/ARM.jsonl.gz (of
 a pretrained model: OUT/pretrained), and resumes an unfinished one from its checkpoint. It writes OUT/NAME.json,
 OUT/NAME.md and pictures in OUT/NAME. docs/study.md, docs/signals-study.md and docs/pretrained.md say what tables ask.
+Two commands at once take the same cores; start the second one under taskset.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?

@@ -11,7 +11,7 @@ from cojax.policy.config import ModelConfig
 from cojax.run import engines
 from cojax.settings import base, presets
 from cojax.settings.base import expand_flag
-from experiments import appworld, bfcl, tau2
+from experiments import appworld, bfcl, paper, tau2
 
 ROOT = Path(__file__).parents[2]
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16)
@@ -101,7 +101,7 @@ def test_the_engine_in_this_process_samples_on_the_learners_mesh(config, monkeyp
     assert asked[0]["mesh"] is mesh
 
 
-@pytest.mark.parametrize("experiment", [bfcl, appworld, tau2])
+@pytest.mark.parametrize("experiment", [bfcl, appworld, paper, tau2])
 @pytest.mark.parametrize(
     ("policy", "name"), [("qwen3-4b", "sglang"), ("tiny", "local"), ("tiny-warm", "local"), ("smollm2", "local")]
 )

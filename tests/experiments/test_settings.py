@@ -26,7 +26,7 @@ from cojax.settings.base import JUDGE_MODES
 from cojax.settings.ranges import ENTRY_SETTINGS, GONE_SETTINGS, RANGES, leaves
 from cojax.settings.tree import ENTRIES, LEAVES, OPEN_SECTIONS, SECTIONS, read_leaves
 from cojax.signals import SIGNALS
-from experiments import alfworld, appworld, bfcl, desk, scienceworld, tau2
+from experiments import alfworld, appworld, bfcl, desk, paper, scienceworld, tau2
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,12 +76,13 @@ def test_plain_addresses_are_fine():
     check_settings(config)
 
 
-@pytest.mark.parametrize("experiment", [base, desk, bfcl, alfworld, appworld, scienceworld, tau2])
+@pytest.mark.parametrize("experiment", [base, desk, bfcl, alfworld, appworld, paper, scienceworld, tau2])
 def test_every_setting_has_a_range(experiment):
     found = {name for name, _ in leaves(experiment.get_config().to_dict())}
     of_entries = {name for name in found - RANGES.keys() if name.startswith(tuple(OPEN_SECTIONS))}
     assert found - of_entries == RANGES.keys() == LEAVES.keys()
-    assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN_SECTIONS, "signal_settings.rare"}
+    signal_sections = {f"signal_settings.{kind}" for kind in SIGNALS}
+    assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN_SECTIONS, *signal_sections}
 
 
 def refused(name: str, value: object) -> str:
