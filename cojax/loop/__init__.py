@@ -68,8 +68,9 @@ class Loop:
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
     of `pool.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights all
-    equally (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
-    `dynamic_sampling` groups have been sampled. The update then learns only from the live groups.
+    equally (the paper). `draw` draws from the pool; a fork's never draws a task that is gone. With `dynamic_sampling`
+    above 0, tasks are sampled until `batch_size` groups are live or `dynamic_sampling` groups have been sampled. The
+    update then learns only from the live groups.
 
     Signals: `detectors` see the groups of every step. `kinds` are the detectors that raise signals, by name.
 
@@ -123,6 +124,7 @@ class Loop:
     predictor: Callable[[Mapping[str, Any]], Predict] = lambda beliefs: lambda draft: None
     closed: frozenset[str] = frozenset()
     prefix: Prefix = lambda task, memory: ()
+    draw: Callable[..., tuple[Task, ...]] = TaskPool.sample
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
     quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 

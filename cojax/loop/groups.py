@@ -122,7 +122,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> t
         task_count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill_number)
     else:
         task_count = min(loop.batch_size, count_groups_left(loop, state))
-    return state.pool.sample(task_count, seed, loop.fresh_fraction, weigh)
+    return loop.draw(state.pool, task_count, seed, loop.fresh_fraction, weigh)
 
 
 def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, sample_range: range) -> list[Group]:

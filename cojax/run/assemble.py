@@ -37,6 +37,7 @@ from cojax.report.console import show_bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.run import explorers, methods, policies
 from cojax.run import initial_policy as initial_policies
+from cojax.run.changes import read_fork
 from cojax.run.engines import check_routes
 from cojax.run.entries import build_environment, build_signals, entry, objective_of, reads_initial
 from cojax.run.parts import Parts, check_evolution, draw_own_tasks, make_limits, make_sampling, read_kinds
@@ -223,7 +224,7 @@ def find_popularity(environment: Environment) -> Mapping[str, float] | None:
 
 
 def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwatch) -> Loop:
-    """Builds the loop's fixed parts."""
+    """Builds the loop's fixed parts, in a fork without what is gone."""
 
     def score(step: int) -> Mapping[str, float] | None:
         score_every = config.evaluation.every
@@ -235,7 +236,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
     evolve = entry(config, "evolve").bind() if methods.evolves(config) else evolutions.static
     prefix_replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bind()
-    return Loop(
+    loop = Loop(
         environment=parts.environment,
         engine=parts.engine,
         chat=parts.chat,
@@ -269,6 +270,7 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         **({"prefix": prefix_replay.prefix} if prefix_replay else {}),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
+    return read_fork(Path(config.workdir)).apply(loop)
 
 
 def build_rounds(config: ConfigDict, loop: Loop) -> Rounds | None:

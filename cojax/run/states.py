@@ -31,6 +31,7 @@ from cojax.report.console import CONSOLE, describe_explorer
 from cojax.report.run import describe_origin
 from cojax.rollout.local import LocalEngine
 from cojax.run import assemble, engines, methods, policies, trained
+from cojax.run.changes import read_fork
 from cojax.run.entries import reads_initial
 from cojax.run.parts import Parts
 from cojax.run.processes import read_params
@@ -110,6 +111,7 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
         checkpoint = directory.resume(state_shapes, signals.init(loop.detectors))
     if checkpoint is None:
         return None
+    checkpoint = read_fork(directory.folder).reduce(checkpoint)
     loop.clock.restore(checkpoint.host["clock"])
     CONSOLE.print(f"resumed at step {checkpoint.step}")
     learner_state, second_state = split_states(checkpoint.arrays)
