@@ -56,6 +56,7 @@ LEVELS = [
         "cojax.distributed",
         "cojax.storage.run_directory",
         "cojax.storage.run_files",
+        "cojax.storage.copies",
     },
     {"cojax.storage.evaluation_directory", "cojax.loop", "cojax.api"},
     {"cojax.loop.groups", "cojax.loop.evolution", "cojax.loop.records", "cojax.preference.rounds"},
