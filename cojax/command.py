@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("experiments.run", "train by a configuration, or go on with a run; --check only tries everything"),
     "evaluate": ("experiments.evaluate", "success of a checkpoint, a model folder or an endpoint"),
     "report": ("experiments.report", "the page of a run, or why one of its tasks exists"),
+    "fork": ("experiments.fork", "a run from one of its checkpoints on, with one thing taken away"),
     "settings": ("experiments.reference", "every setting with its default, range and meaning"),
     "compare": ("experiments.compare", "the results of runs side by side, paired by evaluation task"),
     "check": ("environments.check", "prove an environment sound"),

@@ -17,8 +17,11 @@ from desk_runs import SMALL, Runs, before_its_last_checkpoint, flags
 from patience import patience
 from same_runs import assert_same_run, episodes, lines
 
+from cojax.report.lineage import find_task_id
 from cojax.report.page import build_contents
 from cojax.report.run import read_run
+from cojax.run.changes import Change
+from cojax.run.fork import make_fork, read_parent
 
 ROOT = Path(__file__).parents[1]
 
@@ -294,6 +297,66 @@ def test_stopped_killed_damaged_and_extended_a_run_ends_as_one_that_never_was(in
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 4" in done.stdout
     assert_same_run(workdir, reference)
+
+
+def list_drawn(run: Path, step: int) -> set[str]:
+    """The tasks that a step drew."""
+    return {find_task_id(episode) for episode in read_run(run).episodes.read(step)}
+
+
+def test_a_fork_without_a_task_that_is_never_drawn_again_is_the_same_run(reference, runs, tmp_path):
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in reference.rglob("*") if path.is_file()}
+    drawn = list_drawn(reference, 5) | list_drawn(reference, 6)
+    idle = next(task["id"] for task in lines(reference / "tasks.jsonl") if task["id"] not in drawn)
+    fork = tmp_path / "fork"
+    done = runs.command("experiments.fork", str(reference), "--at=4", f"--without=task:{idle}", f"--workdir={fork}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"up to step 6 the fork equals {reference}: no step since 4 drew what is gone" in done.stdout
+    assert "One pair of runs is one draw" in " ".join(done.stdout.split())
+    assert f'"fork":"fork of run at step 4 without task:{idle}"' in (fork / "report.html").read_text()
+    assert_same_run(reference, fork)
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in reference.rglob("*") if path.is_file()}
+    assert after == before
+
+
+@pytest.mark.nightly
+def test_a_fork_killed_at_any_moment_and_forked_again_does_without(reference, runs, tmp_path):
+    change = Change("evolution", "2")
+    straight, killed, again = tmp_path / "straight", tmp_path / "killed", tmp_path / "again"
+    make_fork(read_parent(reference, 2), change, straight)
+    assert runs.continued(straight).returncode == 0
+    make_fork(read_parent(reference, 2), change, killed)
+    command = runs.commands.start("experiments.run", f"--workdir={killed}", environment=runs.environment)
+    deadline = time.monotonic() + patience(200)
+    while not in_evolution(killed):
+        assert command.poll() is None, command.printed()
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+    command.send_signal(signal.SIGKILL)
+    command.wait(timeout=60)
+    done = runs.continued(killed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(straight, killed)
+    gone = {task["id"] for task in lines(straight / "tasks.jsonl") if task["lineage"]["step"] == 2}
+    assert gone
+    assert gone & set.union(*(list_drawn(reference, step) for step in (3, 4, 5, 6)))
+    assert not gone & set.union(*(list_drawn(straight, step) for step in (3, 4, 5, 6)))
+    make_fork(read_parent(straight, 4), Change("signal", "rare"), again)
+    done = runs.continued(again)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list_drawn(again, 5) == list_drawn(straight, 5)
+    assert {signal["step"] for signal in lines(again / "signals.jsonl") if signal["kind"] == "rare"} <= {1, 2, 3, 4}
+
+
+@pytest.mark.nightly
+def test_a_fork_of_overlapped_steps_drops_the_groups_sampled_ahead_of_what_is_gone(overlapped, runs, tmp_path):
+    gone = sorted(list_drawn(overlapped, 5))[0]
+    fork = tmp_path / "fork"
+    make_fork(read_parent(overlapped, 4), Change("task", gone), fork)
+    done = runs.continued(fork)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list_drawn(fork, 5) == list_drawn(overlapped, 5) - {gone}
+    assert gone not in list_drawn(fork, 6)
 
 
 @pytest.mark.nightly

@@ -25,7 +25,7 @@ function results() {
     {title: "wall time", number: true, value: (row) => spent(row.run), cell: (row) => duration(spent(row.run))}];
   const table = sortable({name: "comparison", columns, rows});
   return section("results", "Results", "Success on the held-out tasks after training. A difference is the mean over the tasks that a run shares with the first one, with Student's 95 % interval of these paired differences. It is over tasks: it says nothing of other seeds.",
-    h("div", {class: "controls"}, csvButton(table.save)), h("div", {class: "card scroll"}, table.node));
+    data.forks.length ? h("p", {}, data.forks.join(" ")) : null, h("div", {class: "controls"}, csvButton(table.save)), h("div", {class: "card scroll"}, table.node));
 }
 
 function forest() {

@@ -24,7 +24,7 @@ from cojax.report.figures import build_curves, build_headline, paired_difference
 from cojax.report.lineage import find_task_id
 from cojax.report.page import render_page
 from cojax.report.pieces import replace_text
-from cojax.report.run import Json, Run, begin_text, read_run, read_scores
+from cojax.report.run import Json, Run, begin_text, describe_fork, read_run, read_scores
 from cojax.storage.files import flat
 
 PAGE_SCRIPTS = ("elements.js", "charts.js", "table.js", "compare.js")
@@ -85,6 +85,7 @@ def build_comparison(runs: Sequence[Run]) -> Json:
         # Each run's final success minus that of the first run, over the tasks they share.
         "pairs": [None, *(paired_difference(scores[0], run_scores) for run_scores in scores[1:])],
         "tasks": _list_tasks(runs, scores),
+        "forks": list_forks(runs),
     }
 
 
@@ -158,7 +159,8 @@ def build_table(runs: Sequence[Run]) -> Table:
 
 def build_differences(runs: Sequence[Run]) -> Table:
     """Each of the other runs minus the first, in a row each."""
-    grid = Table(title=f"Minus {runs[0].folder}, over the evaluation tasks of both", **TABLE_OPTIONS)
+    title, caption = f"Minus {runs[0].folder}, over the evaluation tasks of both", " ".join(list_forks(runs)) or None
+    grid = Table(title=title, caption=caption, **TABLE_OPTIONS)
     for column in ("", "tasks", "points", "95 % interval", "better", "worse", "p"):
         grid.add_column(column, justify="right" if column else "left", style=None if column else "dim", overflow="fold")
     for run in runs[1:]:
@@ -171,6 +173,13 @@ def build_differences(runs: Sequence[Run]) -> Table:
         cells = (str(difference["count"]), f"{100 * difference['mean']:+.1f}", interval_text, str(better), str(worse))
         grid.add_row(str(run.folder), *cells, f"{run_sign_test(better, worse):.2g}")
     return grid
+
+
+def list_forks(runs: Sequence[Run]) -> list[str]:
+    """A sentence about each fork among the runs, and then what one pair of runs cannot say; [] if none is a fork."""
+    sentences = [f"{run.folder.resolve().name} is a {text}." for run in runs if (text := describe_fork(run.fork))]
+    caution = "One pair of runs is one draw: the interval covers the tasks, not other sampling seeds (--repeats)."
+    return [*sentences, caution] if sentences else []
 
 
 def build_task_table(runs: Sequence[Run]) -> Table:

@@ -13,7 +13,7 @@ function top(data) {
   const {config, headline} = data;
   const settings = config.config || {}, hardware = config.hardware;
   const facts = [settings.environment?.name ?? settings.environment, known(settings.evolve) && `evolve = ${settings.evolve}`, known(config.seed ?? settings.seed) && `seed ${config.seed ?? settings.seed}`,
-    headline.policy, config.commit && `commit ${String(config.commit).slice(0, 10)}`,
+    data.fork, headline.policy, config.commit && `commit ${String(config.commit).slice(0, 10)}`,
     headline.finished ? `${headline.step} steps` : `unfinished: step ${headline.step}${known(headline.steps) ? ` of ${headline.steps}` : ""}`];
   const theme = h("button", {type: "button", title: "light or dark", onclick: () => {
     const root = document.documentElement;

@@ -20,7 +20,7 @@ from cojax.report.episodes import EpisodeIndex, TokenDecoder, compact, follow, m
 from cojax.report.exchanges import collect_texts, name_expedition
 from cojax.report.lineage import TaskHistory, find_task_id, read_histories
 from cojax.report.pieces import PIECE_TASKS, Pieces, make_stamp, name_tasks_piece, replace_text, strict_json
-from cojax.report.run import Json, Run, begin_text, describe_origin, read_run, read_sound_json
+from cojax.report.run import Json, Run, begin_text, describe_fork, describe_origin, read_run, read_sound_json
 from cojax.storage.files import Log
 
 PAGE_SCRIPTS = (
@@ -153,6 +153,7 @@ def _collect_figures(run: Run, tasks: Sequence[TaskHistory], refusals: Sequence[
     return {
         "name": run.folder.resolve().name,
         "config": run.config,
+        "fork": describe_fork(run.fork),
         "kinds": run.kinds,
         "headline": figures.build_headline(run),
         "curves": figures.build_curves(run.metrics),

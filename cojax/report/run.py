@@ -24,7 +24,8 @@ class Run:
 
     `tasks` are by id, in the order of the pool; `expeditions` by step and number. `before` and `after` are episodes of
     some evaluation tasks, before training and after it; `zero_shot` and `final` are results on all of
-    them. `origin` is from summary.json, or from model.json if the run has not ended.
+    them. `origin` is from summary.json, or from model.json if the run has not ended. `fork` is fork.json of a run that
+    `cojax fork` made.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class Run:
     after: tuple[Json, ...] = ()
     zero_shot: Json = dataclasses.field(default_factory=dict)
     final: Json = dataclasses.field(default_factory=dict)
+    fork: Json = dataclasses.field(default_factory=dict)
 
     @property
     def synthesized_tasks(self) -> tuple[Json, ...]:
@@ -92,6 +94,7 @@ def read_run(folder: str | Path) -> Run:
         after=tuple(read_episodes(folder / FINAL_EPISODES)),
         zero_shot=_read_json(folder / "zero_shot.json"),
         final=_read_json(folder / "final.json"),
+        fork=_read_json(folder / "fork.json"),
     )
 
 
@@ -121,6 +124,15 @@ def describe_origin(origin: Mapping[str, Any]) -> str:
         co_evolved, evolve = f"then co-evolved for {steps:,} steps", origin["evolve"]
         phrases.append(co_evolved if evolve == "feedback" else f"then trained for {steps:,} steps (evolve={evolve})")
     return ", ".join(phrases)
+
+
+def describe_fork(fork: Json) -> str:
+    """Says from which run, at which step and without what a fork was made, the last fork first; "" for no fork."""
+    phrases = [
+        f"fork of {Path(entry['parent']).name} at step {entry['step']} without {entry['without'] or 'nothing'}"
+        for entry in reversed(fork.get("forks", []))
+    ]
+    return ", itself a ".join(phrases) + (f", sampling seed {fork['seed']}" if fork.get("seed") is not None else "")
 
 
 def count_verdicts(evolution: Mapping[str, Any]) -> dict[str, int]:
