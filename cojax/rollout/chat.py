@@ -268,9 +268,8 @@ class Chat:
 
         `at_stop` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        ids = self._control_tokens.render(
-            lambda mask: self._render_and_split(_mask(messages, mask))[1], _join_contents(messages)
-        )
+        contents = _join_contents(messages)
+        ids = self._control_tokens.render(lambda mask: self._render_split(_mask(messages, mask))[1], contents)
         return (() if at_stop else (self.end,)) + ids
 
     @staticmethod
@@ -300,7 +299,7 @@ class Chat:
             add_generation_prompt=with_prompt,
         )
 
-    def _render_and_split(self, messages: Iterable[Message]) -> tuple[str, str]:
+    def _render_split(self, messages: Iterable[Message]) -> tuple[str, str]:
         """The rendering up to the end of the stub's action, "" if that is not found, and the text after its end token.
 
         Both come from one rendering: a template may write an action differently while it is the last one.
@@ -325,7 +324,7 @@ class Chat:
     def _check_template(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
         opening, tool_reply = (Message("user", "a b"),), (Message("tool", "c"),)
-        stub_renderings = {self._render_and_split(messages)[0] for messages in (tool_reply, tool_reply + opening)}
+        stub_renderings = {self._render_split(messages)[0] for messages in (tool_reply, tool_reply + opening)}
         if "" in stub_renderings:
             raise ValueError(
                 f"the chat template does not show an action that ends in eos_token, {self._eos_text!r}; set eos_token "
