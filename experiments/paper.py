@@ -19,7 +19,7 @@ Expected, as the paper's figures and not ours, for Qwen3-4B before training, wit
 from ml_collections import ConfigDict
 
 from cojax.settings import base
-from experiments import appworld, bfcl
+from . import appworld, bfcl
 
 _WORLDS = {"bfcl": bfcl, "appworld": appworld}
 
