@@ -56,13 +56,11 @@ RUNS: Mapping[str, Run] = {
     ),
     "smollm2": Run(
         "experiments/desk_smollm2.py",
+        ("episodes=0", "steps=1000", "evaluation.tasks=100"),
         (
-            "method=coevolve", "preference.tasks=static", "steps=1000", "batch_size=8", "group_size=8",
-            "evolve_every=6", "evaluation.tasks=100",
-        ),
-        (
-            "steps=2", "batch_size=2", "group_size=2", "initial_tasks=4", "warm_start.steps=0", "evaluation.tasks=1",
-            "evaluation.dev_tasks=1", "engine.slots=4", "engine.lanes=1", "limits.max_turns=2", "sampling.max_tokens=4",
+            "steps=2", "batch_size=2", "group_size=2", "dynamic_sampling=4", "initial_tasks=4",
+            "warm_start.steps=0", "evaluation.tasks=1", "evaluation.dev_tasks=1", "engine.slots=4", "engine.lanes=1",
+            "limits.max_turns=2", "sampling.max_tokens=4",
         ),
         memory_share=0.6,
     ),

@@ -147,7 +147,7 @@ def test_arms_of_a_table_are_told_apart_by_colour():
 
 
 def test_seeds_and_tables_are_sound():
-    assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 51
+    assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 59
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
         assert {arm for pair in table.differences for arm in pair} <= {*table.arms, START}
@@ -175,13 +175,32 @@ def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
 
 def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
     table = TABLES["pretrained"]
-    static, feedback = (make_configuration(job.settings) for job in jobs(table.arms, SEEDS["pretrained"][:1]))
-    assert list_changes(static, feedback) == {"preference.tasks": "static"}
+    made = {job.arm: make_configuration(job.settings) for job in jobs(table.arms, (311,), further=table.settings)}
+    feedback = made["grpo-feedback"]
     # What all tables share and the preset does not say.
     assert list_changes(feedback, desk_smollm2.get_config()) == {
-        "seed": 301, "engine.lanes": 1, "engine.slots": 16, "limits.concurrency": 16, "explorer.width": 1,
-        "evaluation.seed": 2026,
+        "seed": 311, "engine.lanes": 1, "engine.slots": 16, "limits.concurrency": 16, "explorer.width": 1,
+        "evaluation.seed": 49,
     }  # fmt: skip
+    assert list_changes(made["grpo-static"], feedback) == {"evolve": "none"}
+    assert list_changes(made["grpo-uniform"], feedback) == {"evolve": "uniform"}
+    assert list_changes(made["demonstrations"], feedback) == {
+        "evolve": "none", "steps": 0, "warm_start.demonstrations": 272 + feedback["episodes"],
+        "warm_start.steps": (272 + feedback["episodes"]) // 8, "warm_start.check_every": 162,
+    }  # fmt: skip
+    imitation = made["rft-feedback"]
+    assert imitation["steps"] * imitation["batch_size"] * imitation["group_size"] == feedback["episodes"]
+    assert list_changes(made["rft-static"], imitation) == {"preference.tasks": "static"}
+    assert {job.warm_start for job in jobs(("grpo-feedback", "rft-feedback"), (311,))} == {
+        job.warm_start for job in jobs(("grpo-static",), (311,))
+    }
+
+
+def test_stored_runs_of_a_pretrained_model_keep_the_settings_that_the_preset_once_had():
+    table = TABLES["imitation"]
+    static, feedback = (make_configuration(job.settings) for job in jobs(table.arms, SEEDS["imitation"][:1]))
+    assert list_changes(static, feedback) == {"preference.tasks": "static"}
+    assert (feedback["method"], feedback["steps"], feedback["warm_start"]["demonstrations"]) == ("rft", 8, 136)
 
 
 def test_losses_are_compared_in_as_many_episodes():
