@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "settings": ("experiments.reference", "every setting with its default, range and meaning"),
     "compare": ("experiments.compare", "the results of runs side by side, paired by evaluation task"),
     "check": ("environments.check", "prove an environment sound"),
+    "audit": ("environments.audit", "can a world's reward be gamed?"),
     "install": ("environments.install", "install an environment's packages and data"),
     "convert": ("experiments.convert", "a GGUF file as a model folder"),
     "export": ("experiments.export", "a checkpoint as a model folder"),
@@ -40,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # Names of commands in other programs → ours.
 _OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
-_IMPORTING_COMMANDS = ("run", "evaluate", "check", "serve", "compile")
+_IMPORTING_COMMANDS = ("run", "evaluate", "check", "audit", "serve", "compile")
 _runs_as_cojax = False
 
 

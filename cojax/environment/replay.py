@@ -39,20 +39,35 @@ def follow(actions: Sequence[Action]) -> Actor:
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
     """Plays the actions on a fresh episode of the task and returns the trajectory with its states."""
-    states: list[Mapping[str, Any]] = []
+    return record(environment, task, follow(actions), len(actions), play)
+
+
+def record(
+    environment: Environment,
+    task: Task,
+    act: Actor,
+    max_turns: int,
+    play: Play = play,
+    read: Callable[[Episode], Any] = lambda episode: episode.state(),
+) -> Replay:
+    """Plays an actor on a fresh episode of the task. Returns the trajectory with its states, as `read` reads them.
+
+    What `read` raises counts as raised by the reset or the step before it.
+    """
+    states: list[Any] = []
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
 
-        def record(method: Callable[..., Any]) -> Callable[..., Any]:
+        def record_state(method: Callable[..., Any]) -> Callable[..., Any]:
             def call_and_record(*arguments: Any) -> Any:
                 reply = method(*arguments)
-                states.append(episode.state())
+                states.append(read(episode))
                 return reply
 
             return call_and_record
 
-        return WrappedEpisode(episode, reset=record(episode.reset), step=record(episode.step))
+        return WrappedEpisode(episode, reset=record_state(episode.reset), step=record_state(episode.step))
 
-    trajectory = play(Wrapped(environment, start), task, follow(actions), max_turns=len(actions))
+    trajectory = play(Wrapped(environment, start), task, act, max_turns=max_turns)
     return Replay(trajectory, tuple(states))

@@ -1,0 +1,259 @@
+"""python -m environments.audit NAME [--set KEY=VALUE …]: can this world's reward be gamed?
+
+NAME is an environment of this folder, or package.module:make of one from outside. `--set` gives it a setting. With
+`--run W`, the tasks are those that the run in the folder W has synthesized, and NAME may be left out.
+
+Attackers play the world's tasks: some do nothing, some change the honest solution, some try to break the world. The
+command prints one line for each finding, then a summary. With `--json` both are JSON:
+
+    a finding   attacker, severity, verdict (open, or by design), task, rule, and what was done
+    the last    tasks, episodes, findings (open ones by severity), floor (mean rewards of doing nothing, of talking and
+                of random calls), seed, attackers (what each tried, in how many episodes and seconds), left_out
+
+Tasks without solutions get the attackers that need none. A setup without a query gets a task whose solution is a walk
+over calls that work.
+
+The exit status is 1 if there is an open finding at or above `--fail-on`, 2 if the audit failed, else 0. A finding is by
+design if the world's module documents it (BY_DESIGN, attacker → reason), or a file of accepted findings has it:
+
+    [[accept]]
+    attacker = "drop"
+    task = "*"                       # or the id of a task
+    reason = "logging in is a means, and the judge does not ask for it"
+
+docs/auditing.md leads from a world to a CI job.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax import worlds
+from cojax.command import CommandLineParser, reword
+from cojax.environment import Environment, EnvironmentFailure, InstallError
+from cojax.environment.watch import ask_within
+from cojax.types import Task
+from ..cluster import place
+from . import findings as results
+from .attackers import ATTACKERS, SEVERITIES, find_attackers
+from .examination import Examination, make_walk_task
+from .findings import Finding
+from .page import write_page
+from .player import Player
+from .repetition import Origin
+
+_COUNT, _MAX_SEARCHED = 50, 5_000
+# Splits that a world may have. Tasks to evaluate on come first: they have queries and, mostly, solutions.
+_SPLITS = ("eval", "dev", "test", "train", "challenge", "seed")
+_ASK_TIMEOUT_S = 120.0
+_PROGRESS_S = 10.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _make_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _audit(options)
+    except (ValueError, InstallError, EnvironmentFailure, OSError) as error:
+        parser.error(" ".join(str(error).split()))
+
+
+def _make_parser() -> CommandLineParser:
+    parser = CommandLineParser("python -m environments.audit", __doc__)
+    parser.add_argument("name", nargs="?", default="", help=f"one of {', '.join(worlds.available())}, or module:make")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting (repeatable)")
+    parser.add_argument("--run", metavar="W", help="audit the tasks that the run in this folder has synthesized")
+    parser.add_argument("--cluster", help="a Ray cluster on whose nodes it is played, ray://HOST:PORT")
+    parser.add_argument("--tasks", type=_read_count, default=_COUNT, help=f"tasks in all (default: {_COUNT})")
+    parser.add_argument("--splits", default="", help="comma-separated splits (default: all that it has)")
+    parser.add_argument("--seed", type=int, default=0, help="of the tasks and of all random choices (default: 0)")
+    parser.add_argument("--attackers", default="", help=f"of {', '.join(ATTACKERS)}, or module:name (default: all)")
+    parser.add_argument("--accepted", metavar="FILE", help="findings that are by design, as above")
+    parser.add_argument("--fail-on", choices=(*SEVERITIES, "never"), default="high", help="default: high")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="the worthiest first; lists what is left out")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="of one call (default: 30, or the world's)")
+    parser.add_argument("--json", action="store_true", help="print JSON lines")
+    parser.add_argument("--html", metavar="OUT", help="write a page with filters and transcripts")
+    parser.add_argument("--replay", metavar="FINDING", help="play one finding again, by its id")
+    return parser
+
+
+def _read_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def _audit(options: Any) -> int:
+    name, settings, tasks = _choose_world(options)
+    attackers = find_attackers(options.attackers)
+    full_name = worlds.complete_name(name)
+    accepted = results.read_accepted(options.accepted, tuple({**ATTACKERS, **attackers})) if options.accepted else []
+    accepted += results.read_by_design(vars(worlds.module(name)))
+    environment = place(options.cluster, full_name, settings) if options.cluster else worlds.load(full_name, **settings)
+    budget_s = float("inf") if options.budget is None else 60 * options.budget
+    examination = Examination(
+        environment, attackers, options.seed, Origin(full_name, settings), accepted, budget_s, _Progress().say,
+        options.deadline,
+    )  # fmt: skip
+    if tasks is None:
+        splits = options.splits.split(",") if options.splits else []
+        tasks = draw_tasks(environment, splits or vars(worlds.module(name)).get("SPLITS", _SPLITS), options)
+    if options.replay:
+        return _replay(examination, tasks, options.replay)
+    tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
+    examination.examine(tasks)
+    summary = summarise(examination, name, len(tasks))
+    _print_results(examination.findings, summary, as_json=options.json)
+    if options.html:
+        write_page(Path(options.html), name, examination.findings, summary)
+    status = results.exit_status(examination.findings, examination.failures, options.fail_on)
+    _print_summary_line(name, examination, summary, status)
+    return status
+
+
+def _choose_world(options: Any) -> tuple[str, dict[str, Any], list[Task] | None]:
+    """The world's name and settings, and the tasks of a run, if one is named. Raises ValueError."""
+    if not options.name and not options.run:
+        raise ValueError("no world is named; expected a name, such as desk, or --run W")
+    if malformed := [assignment for assignment in options.set if "=" not in assignment]:
+        raise ValueError(f"--set {malformed[0]} has no value; give it as --set KEY=VALUE")
+    text_by_setting = dict(assignment.split("=", 1) for assignment in options.set)
+    if not options.run:
+        return options.name, worlds.parse_settings(options.name, text_by_setting), None
+    from .runs import read_run
+
+    name, settings, tasks = read_run(options.run, options.name)
+    return name, {**settings, **worlds.parse_settings(name, text_by_setting)}, tasks
+
+
+def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) -> list[Task]:
+    """Tasks of the splits in turn, those with solutions first, then those with queries. Raises ValueError if none."""
+    count = _MAX_SEARCHED if options.replay else options.tasks
+    by_split: list[list[Task]] = []
+    reasons: list[str] = []
+    for split in splits:
+        try:
+            drawn = ask_within(_ASK_TIMEOUT_S, lambda split=split: environment.tasks(split, count, options.seed))
+            by_split.append(list(drawn))
+        except EnvironmentFailure as failure:  # it has no such split
+            reasons.append(f"{split}: {failure}")
+    longest = max(map(len, by_split), default=0)
+    merged = [tasks[rank] for rank in range(longest) for tasks in by_split if rank < len(tasks)]
+    unique = list({task.id: task for task in reversed(merged)}.values())[::-1]
+    if not unique:
+        raise ValueError(f"{environment.name!r} has no task in {', '.join(splits)}; name its --splits {reasons[:1]}")
+    return sorted(unique, key=lambda task: (not task.solution, not task.query))
+
+
+def _complete(player: Player, task: Task, seed: int) -> Task:
+    return task if task.solution or task.query else make_walk_task(player, task, seed)
+
+
+def summarise(examination: Examination, name: str, task_count: int) -> dict[str, Any]:
+    """The last object of the output."""
+    player = examination.player
+    seconds = {attacker: round(spent, 2) for attacker, spent in sorted(player.seconds.items())}
+    attackers = {
+        attacker: {
+            "verdict": "open" if _is_open(examination.findings, attacker) else "holds" if tally.attempts else "not tried",
+            "tasks": tally.tasks,
+            "tried": tally.attempts,
+            "findings": tally.findings,
+            "episodes": player.episodes[attacker],
+            "seconds": seconds.get(attacker, 0.0),
+        }
+        for attacker, tally in examination.tallies.items()
+    }
+    return {
+        "environment": name,
+        "tasks": task_count,
+        "episodes": sum(player.episodes.values()),
+        "findings": results.count_open(examination.findings),
+        "floor": examination.floor(),
+        "seed": examination.seed,
+        "by_design": sum(finding.verdict == "by design" for finding in examination.findings),
+        "attackers": attackers,
+        "left_out": dict(examination.left_out),
+        "failures": examination.failures,
+    }
+
+
+def _is_open(found: Sequence[Finding], attacker: str) -> bool:
+    return any(finding.attacker == attacker and finding.verdict == "open" for finding in found)
+
+
+def _print_results(found: Sequence[Finding], summary: Mapping[str, Any], *, as_json: bool) -> None:
+    ordered = sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    if as_json:
+        for finding in ordered:
+            print(json.dumps(finding.record()))
+        print(json.dumps(summary), flush=True)
+        return
+    for finding in ordered:
+        verdict = finding.verdict if not finding.reason else f"by design: {finding.reason}"
+        print(f"{finding.severity:8} {finding.attacker:9} {verdict:9} {finding.id}  {finding.why!a}")
+        print(f"         {finding.rule}. To mend it, {finding.mend}.")
+    for attacker, tally in summary["attackers"].items():
+        print(f"{attacker:9} {tally['verdict']:9} tried {tally['tried']} times in {tally['tasks']} tasks")
+    floor = ", ".join(f"{name} {reward}" for name, reward in summary["floor"].items())
+    print(f"floor: {floor}", flush=True)
+
+
+def _print_summary_line(name: str, examination: Examination, summary: Mapping[str, Any], status: int) -> None:
+    """One line as GitHub's runner reads it, on stderr."""
+    counts = ", ".join(f"{count} {severity}" for severity, count in summary["findings"].items() if count)
+    text = f"{name}: {summary['tasks']} tasks, {summary['episodes']} episodes, {counts or 'no'} open findings"
+    text = "; ".join((text, *examination.failures))
+    if examination.left_out:
+        text = f"{text}; left out: {', '.join(examination.left_out)}"
+    level = "notice" if status == 0 else "error"
+    print(f"::{level} title=cojax audit::{' '.join(text.replace('%', '%25').split())}", file=sys.stderr, flush=True)
+
+
+def _replay(examination: Examination, tasks: Sequence[Task], finding_id: str) -> int:
+    """Plays one finding again and prints it beside the honest solution; 1 if it still is one, 0 if not."""
+    attacker, _, rest = finding_id.partition("/")
+    task_id = rest.partition("/")[0]
+    by_id = {task.id: task for task in tasks if task.solution or task.query}
+    if task_id not in by_id:
+        bare = (task for task in tasks if not (task.solution or task.query))
+        by_id |= {task.id: task for task in (_complete(examination.player, task, examination.seed) for task in bare)}
+    if attacker not in examination.attackers or task_id not in by_id:
+        raise ValueError(
+            f"--replay={finding_id}: there is no such task or attacker; give the id of a finding, "
+            "attacker/task/number, and the same NAME, --set, --seed, --splits and --run"
+        )
+    examination.attackers = {attacker: examination.attackers[attacker]}
+    examination.examine([by_id[task_id]])
+    found = [finding for finding in examination.findings if finding.attacker == attacker]
+    if not found:
+        print(f"{finding_id}: no longer a finding")
+    for finding in found:
+        print(f"{finding.id}: {finding.why!a}\n{finding.attempt}, of {finding.query!a}")
+        for title, lines in (("attacker", finding.actions), ("honest", finding.honest_actions)):
+            print(f"{title}:")
+            for action, answer in lines:
+                print(f"    {action!a}\n        → {answer!a}")
+    return int(bool(found))
+
+
+class _Progress:
+    """Lines of progress on stderr, at most one in ten seconds, unless it is a terminal."""
+
+    def __init__(self) -> None:
+        self._last_time = time.monotonic()
+
+    def say(self, line: str) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() or now - self._last_time > _PROGRESS_S or os.environ.get("COJAX_AUDIT_VERBOSE"):
+            self._last_time = now
+            print(reword(line), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

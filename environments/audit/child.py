@@ -1,0 +1,104 @@
+"""A process that plays some actions in a world and writes the traces, perhaps with a shifted clock.
+
+It reads one JSON object from stdin (see `repetition.play_elsewhere`) and writes one as its last line. What the world
+prints goes to stderr.
+"""
+
+import datetime
+import json
+import os
+import sqlite3
+import sys
+import time
+from typing import Any
+
+
+def shift_clock(shift_s: float) -> None:
+    """Shifts the time of day of this process: of `time`, `datetime` and SQLite's functions, not of the system."""
+    read_time, read_ns, real_gmtime, real_localtime = time.time, time.time_ns, time.gmtime, time.localtime
+    format_time, real_ctime = time.strftime, time.ctime
+    time.time = lambda: read_time() + shift_s
+    time.time_ns = lambda: read_ns() + int(shift_s * 1e9)
+    time.gmtime = lambda seconds=None: real_gmtime(time.time() if seconds is None else seconds)
+    time.localtime = lambda seconds=None: real_localtime(time.time() if seconds is None else seconds)
+    time.ctime = lambda seconds=None: real_ctime(time.time() if seconds is None else seconds)
+    time.strftime = lambda text, moment=None: format_time(text, time.localtime() if moment is None else moment)
+    _shift_datetime(datetime.timedelta(seconds=shift_s))
+    _shift_sqlite()
+
+
+def _shift_datetime(shift: datetime.timedelta) -> None:
+    real_datetime, real_date = datetime.datetime, datetime.date
+
+    class Kind(type):
+        """Values of the real class count as values of the shifted one."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, real_datetime if cls.__name__ == "datetime" else real_date)
+
+    def now(cls: Any, tz: Any = None) -> Any:
+        return real_datetime.now(tz) + shift
+
+    shifted_datetime = Kind(
+        "datetime",
+        (real_datetime,),
+        {
+            "now": classmethod(now),
+            "today": classmethod(now),
+            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.timezone.utc).replace(tzinfo=None) + shift),
+        },
+    )
+    shifted_date = Kind("date", (real_date,), {"today": classmethod(lambda cls: (real_datetime.now() + shift).date())})
+    datetime.datetime, datetime.date = shifted_datetime, shifted_date  # type: ignore[assignment, misc]
+
+
+def _shift_sqlite() -> None:
+    """Gives every connection functions of time for which "now" is the shifted time; CURRENT_TIMESTAMP stays."""
+    real_connect = sqlite3.connect
+    plain = real_connect(":memory:", check_same_thread=False)
+
+    def shift(function: str, fixed: int) -> Any:
+        def call(*arguments: Any) -> Any:
+            values = [*arguments, "now"] if len(arguments) == fixed else list(arguments)
+            moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+            values = [moment if str(value).lower() == "now" else value for value in values]
+            places = ", ".join("?" * len(values))
+            return plain.execute(f"SELECT {function}({places})", values).fetchone()[0]
+
+        return call
+
+    def connect(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = real_connect(*arguments, **options)
+        for function in ("date", "time", "datetime", "julianday", "unixepoch", "strftime"):
+            connection.create_function(function, -1, shift(function, int(function == "strftime")))
+        return connection
+
+    sqlite3.connect = connect  # type: ignore[assignment]
+
+
+def main() -> None:
+    """Plays what stdin asks for."""
+    request = json.loads(sys.stdin.buffer.read())
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    if request["shift_s"]:
+        shift_clock(request["shift_s"])
+    # The world and what it imports come after the shift.
+    from cojax import imports, worlds
+    from cojax.types import Action, Task, from_json
+    from .player import Attempt, Player
+
+    imports.add_current_folder()
+    player = Player(worlds.load_from_json(request["name"], request["settings"]))
+    traces = []
+    for task, actions in request["plays"]:
+        attempt = Attempt("elsewhere", from_json(tuple[Action, ...], actions))
+        traces.append(player.play(from_json(Task, task), attempt, "clock").trace())
+    output.write("\n" + json.dumps({"traces": traces}) + "\n")
+    output.flush()
+    # Threads of a world that hangs must not keep the process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

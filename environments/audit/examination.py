@@ -1,0 +1,321 @@
+"""Plays every attacker on every task, and judges by the rules of attackers.py what happened.
+
+Each task is first played twice without an action and twice by its solution, before anything else can have left a trace.
+"""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Environment
+from cojax.types import Action, Task, signature
+from . import repetition
+from .attackers import ATTACKERS, Attacker
+from .findings import Accepted, Finding, settle, write_transcript
+from .player import Attempt, Path, Player, Run, name_paths
+from .repetition import Origin, Trace, explain_difference
+from .scene import Scene, survey
+
+Say = Callable[[str], None]
+FLOOR = ("null", "greeting", "random")
+# After so many calls that hang, an attacker leaves a task: each leaves a thread behind.
+_MAX_HANGS = 2
+_NOTHING = Attempt("makes no action")
+# The origin of a task that is made here from a setup without a query.
+WALK = "walk"
+
+
+@dataclasses.dataclass
+class Baseline:
+    """The first plays of a task, before any attack: two without an action, two of its solution, if it has one."""
+
+    task: Task
+    idle: tuple[Run, Run]
+    honest: tuple[Run, Run] | None
+
+
+@dataclasses.dataclass
+class Tally:
+    """What an attacker tried."""
+
+    tasks: int = 0
+    attempts: int = 0
+    findings: int = 0
+
+
+class Examination:
+    """One audit of an environment. `origin` is how other processes make it; without one, none does."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        attackers: Mapping[str, Attacker] = ATTACKERS,
+        seed: int = 0,
+        origin: Origin | None = None,
+        accepted: Sequence[Accepted] = (),
+        budget_s: float = float("inf"),
+        say: Say = lambda line: None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.player = Player(environment, deadline_s)
+        self.attackers, self.seed, self.origin, self.accepted = attackers, seed, origin, accepted
+        self.say, self._end_time = say, time.monotonic() + budget_s
+        self.findings: list[Finding] = []
+        self.tallies: dict[str, Tally] = {name: Tally() for name in attackers}
+        self.failures: list[str] = []
+        self.left_out: Counter[str] = Counter()
+        self.rewards: dict[str, list[float]] = {name: [] for name in FLOOR}
+        self._solved_by_nothing: set[str] = set()
+        self._unsteady_paths: dict[str, frozenset[Path]] = {}
+        self._unsteady_aspects: dict[str, set[str]] = {}
+
+    def examine(self, tasks: Sequence[Task]) -> None:
+        """Examines the tasks, with the worthiest attackers first."""
+        baselines = [baseline for task in tasks if (baseline := self._play_baseline(task)) is not None]
+        if tasks and not baselines:
+            self.failures.append("no task opens; run `cojax check` on this world")
+        scenes = {baseline.task.id: self._make_scene(baseline) for baseline in baselines}
+        if "clock" in self.attackers and baselines:
+            self._examine_clock(baselines, scenes)
+        for name, attacker in self.attackers.items():
+            for baseline in baselines if name != "clock" else ():
+                if time.monotonic() > self._end_time:
+                    self.left_out[name] += 1
+                    continue
+                scene = scenes[baseline.task.id]
+                self._examine_scene(name, attacker, self._with_unsteady(scene), baseline)
+            self.say(f"{name}: {self.tallies[name].attempts} attempts, {self.tallies[name].findings} findings")
+
+    def _with_unsteady(self, scene: Scene) -> Scene:
+        return dataclasses.replace(scene, unsteady=scene.unsteady | self._own_paths(scene.task))
+
+    def _own_paths(self, task: Task) -> frozenset[Path]:
+        """The paths that differ between two fresh processes that play the task alike."""
+        return self._unsteady_paths.get(task.id, frozenset())
+
+    def floor(self) -> dict[str, float | None]:
+        """The mean rewards of doing nothing, talking, and random calls."""
+        return {
+            name: round(sum(rewards) / len(rewards), 6) if rewards else None for name, rewards in self.rewards.items()
+        }
+
+    def _play_baseline(self, task: Task) -> Baseline | None:
+        """Plays the task before anything else does; a finding if it does not open, or breaks the solution."""
+        first_idle = self.player.play(task, _NOTHING, "null")
+        if first_idle.failure:
+            self._add("break", task, 0, _NOTHING, first_idle, None, f"an episode does not open: {first_idle.failure}")
+            return None
+        if not task.solution:
+            return Baseline(task, (first_idle, self.player.play(task, _NOTHING, "null")), None)
+        solution = Attempt("the solution", task.solution)
+        honest = self.player.play(task, solution, "solution")
+        idle = self.player.play(task, _NOTHING, "null")
+        baseline = Baseline(task, (first_idle, idle), (honest, self.player.play(task, solution, "solution")))
+        if "solution" in self.attackers:
+            self.tallies["solution"].tasks += 1
+            self.tallies["solution"].attempts += 2
+        if honest.failure:
+            self._add("break", task, 0, solution, honest, None, f"the solution breaks the world: {honest.failure}")
+        elif honest.reward <= 0 and task.origin != WALK:
+            why = f"the task's own solution earns nothing ({honest.trajectory.outcome})"
+            self._add("solution", task, 0, solution, honest, None, why)
+        return baseline
+
+    def _make_scene(self, baseline: Baseline) -> Scene:
+        task, honest = baseline.task, baseline.honest[0] if baseline.honest else None
+        is_usable = honest is not None and honest.reward > 0 and not honest.failure
+        scene = survey(self.player, task, self.seed, "survey", honest if is_usable else None)
+        if scene.idle.failure:
+            why = f"ending at once breaks the world: {scene.idle.failure}"
+            self._add("break", task, 0, Attempt("ends at once"), scene.idle, None, why)
+        pairs = filter(None, (baseline.idle, baseline.honest))
+        paths = [repetition.find_unsteady_paths(first.trace(), second.trace()) for first, second in pairs]
+        return dataclasses.replace(scene, unsteady=frozenset().union(*paths))
+
+    def _examine_clock(self, baselines: Sequence[Baseline], scenes: Mapping[str, Scene]) -> None:
+        """Plays the tasks in other processes, and compares those plays with each other and with the first ones here."""
+        if self.origin is None:
+            return
+        routes = [task.solution or repetition.route_of(scenes[task.id]) for task in (item.task for item in baselines)]
+        plays = [(item.task, part) for item, route in zip(baselines, routes, strict=True) for part in ((), route)]
+        start_time = time.monotonic()
+        try:
+            timeout_s = 20 * (1.0 + sum(self.player.seconds.values()))
+            plain, elsewhere, failures = repetition.play_everywhere(self.origin, plays, timeout_s)
+        except repetition.ProcessFailure as failure:
+            self.failures.append(f"clock: a new process could not play this world: {failure}")
+            return
+        for surroundings, reason in failures.items():
+            self.say(f"clock: not played with {surroundings}: {reason}")
+            self.left_out[f"clock, {surroundings}"] += 1
+        self.player.seconds["clock"] += time.monotonic() - start_time
+        self.player.episodes["clock"] += len(plays) * (1 + len(elsewhere))
+        self.tallies["clock"].tasks += len(baselines)
+        self.tallies["clock"].attempts += len(plays) * len(elsewhere)
+        for number, (task, _) in enumerate(plays):
+            baseline = baselines[number // 2]
+            runs = baseline.idle if number % 2 == 0 else baseline.honest
+            self._compare_processes(task, runs, plain[number], {name: it[number] for name, it in elsewhere.items()})
+
+    def _compare_processes(
+        self, task: Task, runs: Sequence[Run] | None, plain: Trace, elsewhere: Mapping[str, Trace]
+    ) -> None:
+        """Compares one play in all processes. What two alike do differently is the clock's; other differences within
+        one process, or that depend on the order of tasks, are leaks."""
+        again, turned, *others = (surroundings.name for surroundings in repetition.SURROUNDINGS)
+        if again in elsewhere:
+            paths = repetition.find_unsteady_paths(plain, elsewhere[again])
+            self._unsteady_paths[task.id] = self._own_paths(task) | paths
+            aspects = {aspect for aspect in repetition.ASPECTS if plain[aspect] != elsewhere[again][aspect]}
+            self._unsteady_aspects.setdefault(task.id, set()).update(aspects - {"states"})
+        for name in (again, *others):
+            if name in elsewhere and (difference := explain_difference(plain, elsewhere[name])):
+                self._add_difference("clock", task, f"{name}: {difference}", runs)
+                break
+        here = [("this process", run.trace()) for run in runs or ()]
+        turned_traces = [(turned, elsewhere[turned])] if turned in elsewhere else []
+        for name, trace in (*turned_traces, *here):
+            ignored = sorted(self._unsteady_aspects.get(task.id, ()))
+            if difference := explain_difference(plain, trace, self._own_paths(task), ignored):
+                self._add_difference("leak", task, f"a fresh process, then {name}: {difference}", runs)
+                break
+
+    def _add_difference(self, name: str, task: Task, why: str, runs: Sequence[Run] | None) -> None:
+        if name in self.attackers and not self._has(name, task):
+            run = runs[-1] if runs else None
+            self._add(name, task, 0, Attempt("the same actions"), run, runs[0] if runs else None, why)
+
+    def _has(self, name: str, task: Task) -> bool:
+        return any(finding.attacker == name and finding.task == task.id for finding in self.findings)
+
+    def _examine_scene(self, name: str, attacker: Attacker, scene: Scene, baseline: Baseline) -> None:
+        """Plays one attacker on one task, and adds at most one finding."""
+        tally, is_floor = self.tallies[name], name in FLOOR
+        if name == "solution" or (attacker.needs_solution and scene.honest is None):
+            return
+        if attacker.rule == "paid otherwise" and scene.task.id in self._solved_by_nothing:
+            return  # that nothing is paid says all
+        tally.tasks += 1
+        if attacker.rule == "leaks":
+            self._examine_leak(scene, baseline)
+            return
+        shown: list[tuple[int, Attempt, Run, str]] = []
+        rewards, hangs, number = [], 0, 0
+        for number, attempt in enumerate(attacker.attempts(scene), 1):
+            run = self.player.play(scene.task, attempt, name)
+            tally.attempts += 1
+            rewards.append(run.reward)
+            if reason := self._judge(attacker, scene, attempt, run):
+                shown.append((number, attempt, run, reason))
+            hangs += "was abandoned" in run.failure
+            if hangs >= _MAX_HANGS:
+                break
+        if is_floor and rewards:
+            # The best of doing nothing and of talking; random play has a mean.
+            self.rewards[name].append(sum(rewards) / len(rewards) if name == "random" else max(rewards))
+        if shown:
+            if name == "null":
+                self._solved_by_nothing.add(scene.task.id)
+            first_number, attempt, run, reason = shown[0]
+            self._add(name, scene.task, first_number, attempt, run, scene.honest, reason, len(shown), number)
+
+    def _examine_leak(self, scene: Scene, baseline: Baseline) -> None:
+        if self._has("leak", scene.task):
+            return
+        ignored = sorted(self._unsteady_aspects.get(scene.task.id, ()))
+        own_paths = self._own_paths(scene.task)
+        for first, second in filter(None, (baseline.idle, baseline.honest)):
+            if difference := explain_difference(first.trace(), second.trace(), own_paths, ignored):
+                self._add_difference("leak", scene.task, f"played twice: {difference}", (first, second))
+                return
+        expected = baseline.honest[0] if scene.honest is not None and baseline.honest else None
+        route = Attempt("the same actions", repetition.route_of(scene))
+        if expected is None or scene.solution != scene.task.solution:
+            expected = self.player.play(scene.task, route, "leak")
+        steady = dataclasses.replace(scene, unsteady=own_paths)
+        leaks = repetition.find_leak(self.player, steady, expected, ignored)
+        for number, (label, difference, run) in enumerate(leaks, 1):
+            self._add("leak", scene.task, number, Attempt(label), run, expected, f"{label}: {difference}")
+            break
+        self.tallies["leak"].attempts += repetition.LEAK_ATTEMPTS
+
+    def _judge(self, attacker: Attacker, scene: Scene, attempt: Attempt, run: Run) -> str:
+        """Why a play is a finding; "" if it is none."""
+        is_paid = run.earns(scene.full_reward)
+        if attacker.rule == "paid":
+            return f"{attempt.label} earns {run.reward:g}" if is_paid else ""
+        if attacker.rule == "paid otherwise":
+            return self._explain_payment(scene, run) if is_paid else ""
+        if attacker.rule == "refused":
+            is_honest = not (is_paid or scene.differences(run) or run.failure) and run.trajectory.valid
+            is_whole = len(run.trajectory.turns) == len(attempt.actions)
+            worked = all(turn.observation.ok for turn in run.trajectory.turns)
+            return f"the same end earns {run.reward:g}" if is_honest and is_whole and worked else ""
+        if attacker.rule == "breaks" and run.failure:
+            again = run if "was abandoned" in run.failure else self.player.play(scene.task, attempt, "break")
+            return f"{attempt.label}: {run.failure}" if again.failure else ""
+        return ""
+
+    def _explain_payment(self, scene: Scene, run: Run) -> str:
+        """How an end that is paid differs from the honest one; "" if it does not."""
+        if scene.honest is None:
+            return f"earns {run.reward:g} without the work"
+        given = self._read_answer(scene, run)
+        if scene.answer is not None and not _is_same_answer(given, scene.answer):
+            return f"earns {run.reward:g} with the answer {given!r:.80}, and the honest one is {scene.answer!r:.80}"
+        if paths := scene.differences(run):
+            return f"earns {run.reward:g}, and {name_paths(paths)} differs from the honest end"
+        return ""
+
+    @staticmethod
+    def _read_answer(scene: Scene, run: Run) -> Any:
+        last_action = run.trajectory.turns[-1].action if run.trajectory.turns else Action()
+        return scene.ending.read_answer(last_action)
+
+    def _add(
+        self,
+        name: str,
+        task: Task,
+        number: int,
+        attempt: Attempt,
+        run: Run | None,
+        honest: Run | None,
+        why: str,
+        shown_by: int = 1,
+        tried: int = 1,
+    ) -> None:
+        attacker = self.attackers.get(name) or ATTACKERS[name]
+        finding = Finding(
+            f"{name}/{task.id}/{number}", name, attacker.severity, "open", task.id, attacker.reference,
+            task.query[:300], attempt.label, why[:600], attacker.mend, run.reward if run else 0.0,
+            honest.reward if honest else None, shown_by, tried, "", write_transcript(run), write_transcript(honest),
+        )  # fmt: skip
+        self.findings.append(settle(finding, self.accepted))
+        if name in self.tallies:
+            self.tallies[name].findings += 1
+
+
+def _is_same_answer(answer: Any, other: Any) -> bool:
+    if isinstance(answer, str) and isinstance(other, str):
+        return " ".join(answer.casefold().split()) == " ".join(other.casefold().split())
+    return bool(answer == other) or str(answer) == str(other)
+
+
+def examine_task(environment: Environment, task: Task, attackers: Mapping[str, Attacker], seed: int = 0) -> list[Finding]:
+    """The findings of these attackers in one task, all played in this process."""
+    examination = Examination(environment, attackers, seed)
+    examination.examine([task])
+    return examination.findings
+
+
+def make_walk_task(player: Player, task: Task, seed: int) -> Task:
+    """A task for a setup without a query: its solution is a walk over calls that work. The setup if none does."""
+    scene = survey(player, task, seed, "survey")
+    walk = repetition.route_of(scene)
+    run = player.play(task, Attempt("a walk", walk), "survey")
+    steps = zip(walk, run.trajectory.turns, strict=False)
+    actions = tuple(action for action, turn in steps if turn.observation.ok or turn.observation.done)
+    query = "; ".join(map(signature, actions))
+    return Task(task.environment, query, task.setup, actions, WALK) if len(actions) > 1 else task

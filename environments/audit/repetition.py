@@ -1,0 +1,215 @@
+"""Compares plays of the same actions: before and after other episodes, beside one, and in other processes.
+
+A difference between two fresh processes that do the same is the world's own: it reads a clock, or draws numbers without
+a seed. A difference within one process alone, or that depends on which tasks were played before, is a leak.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Episode, OutOfContext
+from cojax.types import Action, Message, Task, Turn, to_json
+from .cheap import insert
+from .player import Attempt, Path, Player, Run, name_paths
+from .scene import Scene
+
+Trace = Mapping[str, Any]
+ASPECTS = ("opening", "observations", "states", "outcome", "verdict")
+# Seconds between two plays whose clocks must differ, and those that a process may need beyond its plays.
+_CLOCK_GAP_S, _START_TIMEOUT_S = 1.1, 120.0
+# The most actions of a walk in place of a solution, and the most turns beside which another episode is played.
+_MAX_WALK, _MAX_BESIDE = 6, 3
+_CANARY = "canary7f3a9c"
+# The comparisons that `find_leak` makes.
+LEAK_ATTEMPTS = 8
+
+
+class ProcessFailure(RuntimeError):
+    """A process that should have played a world did not."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """In what a process plays: the shift of its clock in seconds, its environment variables, the order of the tasks."""
+
+    name: str
+    shift_s: float = 0.0
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_reversed: bool = False
+
+
+_HERE = {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
+SURROUNDINGS = (
+    Surroundings("a second later", variables=_HERE),
+    Surroundings("the tasks in reverse order", variables=_HERE, is_reversed=True),
+    Surroundings(
+        "another date, time zone, locale and hash seed",
+        41 * 86_400 + 11.6 * 3_600,
+        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C"},
+    ),
+    Surroundings(
+        "a third date, time zone and hash seed",
+        -(730 * 86_400 + 5.3 * 3_600),
+        {"PYTHONHASHSEED": "2", "TZ": "America/St_Johns", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
+    ),
+)
+
+
+def route_of(scene: Scene) -> tuple[Action, ...]:
+    """The actions whose plays are compared: the solution or, without one, a walk over calls that worked."""
+    if scene.honest is not None:
+        return scene.solution
+    walk = [Action(calls=(tried.call,)) for tried in scene.tried if tried.ok][:_MAX_WALK]
+    return (*walk, scene.ending.bare())
+
+
+def explain_difference(
+    first: Trace, second: Trace, unsteady: frozenset[Path] = frozenset(), ignored: Sequence[str] = ()
+) -> str:
+    """How two plays of the same actions differ; "" if they do not. Unsteady paths and ignored aspects do not count."""
+    for aspect in ASPECTS:
+        if aspect in ignored or first[aspect] == second[aspect]:
+            continue
+        if aspect != "states":
+            pair = zip(first[aspect], second[aspect], strict=False)
+            one, other = next(((one, other) for one, other in pair if one != other), (first[aspect], second[aspect]))
+            return f"{aspect}: {_shorten(one)}, then {_shorten(other)}"
+        for number, (state, other_state) in enumerate(zip(first[aspect], second[aspect], strict=False)):
+            paths = [path for path in _differing(state, other_state) if path not in unsteady]
+            if paths:
+                return f"the state after action {number}: {name_paths(paths)}"
+    return ""
+
+
+def find_unsteady_paths(first: Trace, second: Trace) -> frozenset[Path]:
+    """The paths whose leaves differ in some pair of states."""
+    pairs = zip(first["states"], second["states"], strict=False)
+    return frozenset(path for state, other in pairs for path in _differing(state, other))
+
+
+def _differing(state: Any, other: Any) -> list[Path]:
+    leaves, other_leaves = ({tuple(path): leaf for path, leaf in leaves} for leaves in (state, other))
+    return [path for path in {**leaves, **other_leaves} if leaves.get(path) != other_leaves.get(path)]
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}…"
+
+
+def leave_traces(scene: Scene) -> Iterator[Attempt]:
+    """Episodes after which, and beside which, the task must play as before: a canary in every argument, and random
+    calls."""
+    calls = {tried.call.name: tried.call for tried in reversed(scene.tried)}
+    marked = [insert(call, _CANARY) or call for call in (*calls.values(), *(trial.call for trial in scene.tried))]
+    actions = tuple(Action(calls=(call,)) for call in marked)
+    yield Attempt("a canary in every argument", (*actions, scene.ending.answer(_CANARY)))
+    worked = tuple(Action(calls=(tried.call,)) for tried in scene.tried)
+    yield Attempt("all calls that work", (*worked, *scene.solution))
+
+
+def find_leak(player: Player, scene: Scene, expected: Run, ignored: Sequence[str]) -> Iterator[tuple[str, str, Run]]:
+    """Yields what shows a leak: a label, how the plays differ, and the play that differs from `expected`."""
+    route = Attempt("the same again", route_of(scene))
+    canary_calls = [call for tried in scene.lookups if (call := insert(tried.call, _CANARY)) is not None]
+    probe = Attempt("look-ups of a canary", tuple(Action(calls=(call,)) for call in canary_calls[:10]))
+
+    def compare(label: str, before: Run, after: Run) -> Iterator[tuple[str, str, Run]]:
+        if difference := explain_difference(before.trace(), after.trace(), scene.unsteady, ignored):
+            yield label, difference, after
+
+    probed = player.play(scene.task, probe, "leak")
+    for attempt in leave_traces(scene):
+        player.play(scene.task, attempt, "leak")
+        yield from compare(f"after {attempt.label}", expected, player.play(scene.task, route, "leak"))
+        yield from compare(f"look-ups after {attempt.label}", probed, player.play(scene.task, probe, "leak"))
+        idle = player.play(scene.task, Attempt("ends at once", (scene.ending.bare(),)), "leak")
+        yield from compare(f"doing nothing after {attempt.label}", scene.idle, idle)
+    inner: list[Run] = []
+    outer = player.play(scene.task, _play_beside(player, scene, route, inner), "leak")
+    yield from compare("while another episode of the task is open", expected, outer)
+    for run in inner:
+        yield from compare("beside another episode of the task", expected, run)
+
+
+def _play_beside(player: Player, scene: Scene, route: Attempt, inner: list[Run]) -> Attempt:
+    """An attempt that plays whole other episodes between its own actions."""
+    remaining = list(route.actions)
+
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if not remaining:
+            raise OutOfContext
+        if len(inner) < _MAX_BESIDE:
+            inner.append(player.play(scene.task, route, "leak"))
+        return Turn(remaining.pop(0))
+
+    return Attempt("beside another episode", act=act, max_turns=len(route.actions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """How another process makes the same world: its name and settings."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+def play_elsewhere(
+    origin: Origin, plays: Sequence[tuple[Task, tuple[Action, ...]]], surroundings: Surroundings, timeout_s: float
+) -> list[Trace]:
+    """The traces of these plays in a new process. Raises ProcessFailure if it gives none."""
+    order = range(len(plays))[:: -1 if surroundings.is_reversed else 1]
+    request = {
+        "name": origin.name,
+        "settings": to_json(origin.settings),
+        "shift_s": surroundings.shift_s,
+        "plays": [to_json(plays[index]) for index in order],
+    }
+    variables = {**os.environ, **surroundings.variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-m", f"{__package__}.child"]
+    try:
+        child = subprocess.run(
+            command,
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=variables,
+            timeout=_START_TIMEOUT_S + timeout_s,
+            check=False,
+        )
+        last_line = child.stdout.rstrip().rpartition("\n")[2]
+        traces = json.loads(last_line)["traces"]
+    except subprocess.TimeoutExpired as error:
+        raise ProcessFailure(f"it has not ended after {error.timeout:g} s") from error
+    except (ValueError, KeyError, TypeError) as error:
+        reason = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+        raise ProcessFailure(f"it failed: {reason[:300]}") from error
+    by_index = dict(zip(order, traces, strict=True))
+    return [by_index[index] for index in range(len(plays))]
+
+
+def play_everywhere(
+    origin: Origin, plays: Sequence[tuple[Task, tuple[Action, ...]]], timeout_s: float
+) -> tuple[list[Trace], dict[str, list[Trace]], dict[str, str]]:
+    """The traces of a plain process, those in each of SURROUNDINGS, and why some of them gave none.
+
+    Raises ProcessFailure if the plain process gives none.
+    """
+    start_time = time.monotonic()
+    plain = play_elsewhere(origin, plays, Surroundings("here", variables=_HERE), timeout_s)
+    traces: dict[str, list[Trace]] = {}
+    failures: dict[str, str] = {}
+    time.sleep(max(0.0, start_time + _CLOCK_GAP_S - time.monotonic()))
+    for surroundings in SURROUNDINGS:
+        try:
+            traces[surroundings.name] = play_elsewhere(origin, plays, surroundings, timeout_s)
+        except ProcessFailure as failure:
+            failures[surroundings.name] = str(failure)
+    return plain, traces, failures

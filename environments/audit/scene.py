@@ -1,0 +1,305 @@
+"""What an attacker knows of a task, and how the end of one of its episodes is compared with the honest one."""
+
+import dataclasses
+import functools
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import EnvironmentFailure, Episode, OutOfContext, ask, traits_of
+from cojax.types import Action, Call, Message, Task, Turn, canonical
+from ..tools.arguments import ValueIndex, draw_calls, index_values
+from ..tools.toolset import Tool, read_tools
+from .player import Attempt, Path, Player, Run, Seat, container_of, differing_paths
+
+# The most calls that a survey makes in an episode, of one tool, and the most episodes of a survey.
+_MAX_SURVEY_CALLS, _MAX_CALLS_PER_TOOL, _MAX_SURVEYS = 60, 6, 4
+# Words by which a query asks for an answer.
+_ASKING = re.compile(
+    r"\?|\b(what|which|who|whose|when|where|why|how|tell|say|answer|report|find out|give me|name the|state the|return|"
+    r"list the|count|compute|calculate|determine|respond)\b",
+    re.IGNORECASE,
+)
+UNKNOWN_CALL = Action(calls=(Call("no_such_tool_of_the_audit"),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How an episode ends: by a call of `tool`, whose `parameter` takes the answer, or by a text if there is none."""
+
+    tool: str = ""
+    parameter: str | None = None
+
+    def bare(self) -> Action:
+        """Ends the episode without an answer."""
+        return Action(calls=(Call(self.tool),)) if self.tool else Action()
+
+    def answer(self, value: Any) -> Action:
+        """Ends the episode with an answer, or says it, if the tool takes none."""
+        if not self.tool:
+            return Action(text=value if isinstance(value, str) else canonical(value))
+        return Action(calls=(Call(self.tool, {} if self.parameter is None else {self.parameter: value}),))
+
+    def read_answer(self, action: Action) -> Any:
+        """The answer that an action ends the episode with; None if it gives none."""
+        if not self.tool:
+            return action.text or None
+        arguments = next((call.arguments for call in action.calls if call.name == self.tool), {})
+        return None if self.parameter is None else arguments.get(self.parameter)
+
+
+@dataclasses.dataclass(frozen=True)
+class TriedCall:
+    """A call that the survey made: whether it worked, which leaves it changed, and its observation."""
+
+    call: Call
+    ok: bool
+    changes: tuple[Path, ...]
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """All that an attacker knows of a task.
+
+    `honest` is a play of `solution`, None if the task has none or the play is lost. The solution is that of the task,
+    one call an action where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool
+    that does not exist. `unsteady` holds paths that differ in two plays of the same actions.
+    """
+
+    task: Task
+    seed: int
+    tools: tuple[Mapping[str, Any], ...]
+    ending: Ending
+    tried: tuple[TriedCall, ...]
+    idle: Run
+    unknown: Run
+    honest: Run | None = None
+    solution: tuple[Action, ...] = ()
+    unsteady: frozenset[Path] = frozenset()
+
+    @property
+    def full_reward(self) -> float:
+        """What the honest solution earns, 1 if there is none."""
+        return self.honest.reward if self.honest and self.honest.reward > 0 else 1.0
+
+    def rng(self, purpose: str) -> random.Random:
+        """Random numbers that depend on the seed, the task and the purpose alone."""
+        return random.Random(f"{self.seed} {self.task.id} {purpose}")
+
+    @functools.cached_property
+    def ends_itself(self) -> bool:
+        """Whether the honest solution's last action ends the episode."""
+        return self.honest is not None and self.honest.trajectory.outcome == "finished"
+
+    @functools.cached_property
+    def body(self) -> tuple[Action, ...]:
+        """The honest solution without the action that ends the episode."""
+        return self.solution[:-1] if self.ends_itself and self._last_only_ends else self.solution
+
+    @property
+    def _last_only_ends(self) -> bool:
+        last_calls = self.solution[-1].calls
+        return [call.name for call in last_calls] == [self.ending.tool] if last_calls else not self.ending.tool
+
+    @functools.cached_property
+    def final_actions(self) -> tuple[Action, ...]:
+        """The action by which the honest solution ends the episode, if it does nothing else."""
+        return self.solution[len(self.body) :]
+
+    @functools.cached_property
+    def answer(self) -> Any:
+        """The answer of the honest solution, None if it gives none, or gives one that the query does not ask for."""
+        answer = self.ending.read_answer(self.solution[-1]) if self.ends_itself else None
+        if answer is None or self._changes_only_by_answer or _ASKING.search(self.task.query):
+            return answer
+        return None
+
+    @functools.cached_property
+    def _changes_only_by_answer(self) -> bool:
+        states = self.honest.states if self.honest else ()
+        return len(states) < 2 or not differing_paths(states[0], states[-2], self._is_bookkeeping)
+
+    @functools.cached_property
+    def lookups(self) -> tuple[TriedCall, ...]:
+        """The calls of the survey whose tools changed nothing."""
+        changing_tools = {tried.call.name for tried in self.tried if any(map(self._is_content, tried.changes))}
+        return tuple(tried for tried in self.tried if tried.ok and tried.call.name not in changing_tools)
+
+    @functools.cached_property
+    def shown_texts(self) -> tuple[str, ...]:
+        """Texts that an honest player may have read: the query, what look-ups and the honest solution show."""
+        turns = self.honest.trajectory.turns if self.honest else ()
+        texts = (*(tried.text for tried in self.lookups), *(turn.observation.text for turn in turns))
+        return tuple(dict.fromkeys(text for text in texts if text))
+
+    @functools.cached_property
+    def _bookkeeping(self) -> frozenset[Path]:
+        """What a call of an unknown tool changes, such as a counter or a log of calls; what differs in every play."""
+        states = self.unknown.states
+        counted = differing_paths(states[0], states[-1]) if len(states) > 1 else []
+        return self.unsteady | {container_of(path) for path in counted}
+
+    def _is_bookkeeping(self, path: Path) -> bool:
+        return any(path[:length] in self._bookkeeping for length in range(1, len(path) + 1))
+
+    def _is_content(self, path: Path) -> bool:
+        return not self._is_bookkeeping(path)
+
+    @functools.cached_property
+    def _ending_paths(self) -> frozenset[Path]:
+        """Leaves that the last action sets as ending at once sets them too, and an answer that nothing asks for."""
+        if not self.honest or not self.ends_itself or len(self.honest.states) < 2:
+            return frozenset()
+        end, start = self.honest.end, self.honest.states[0]
+        changes = differing_paths(self.honest.states[-2], end)
+        flags = [path for path in changes if end.get(path) == self.idle.end.get(path) != start.get(path)]
+        is_unasked = self.answer is None and self.ending.read_answer(self.solution[-1]) is not None
+        return frozenset(changes if is_unasked and self._last_only_ends else flags)
+
+    def differences(self, run: Run) -> list[Path]:
+        """Where the end of a play differs from the honest end in what counts: not in bookkeeping, nor in a flag that
+        merely says that the episode is over."""
+        if self.honest is None:
+            return []
+        return differing_paths(
+            run.end, self.honest.end, lambda path: path in self._ending_paths or self._is_bookkeeping(path)
+        )
+
+
+def draw_from_schemas(
+    documents: Sequence[Mapping[str, Any]], index: ValueIndex, rng: random.Random, ending: str
+) -> Iterator[Call]:
+    """Calls of each tool but the ending, with values that the schemas name or that were seen."""
+    for tool in _read_documents(documents):
+        if tool.name != ending:
+            try:
+                yield from list(draw_calls(tool, index, _MAX_CALLS_PER_TOOL, rng))
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                continue  # a schema that means nothing
+
+
+def _read_documents(documents: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    try:
+        return list(read_tools(documents, allow_none=True).values())
+    except (ValueError, AttributeError, TypeError):
+        return []  # an environment's documents need not be ours to read
+
+
+def survey(player: Player, task: Task, seed: int, attacker: str, honest: Run | None = None) -> Scene:
+    """Plays a few episodes of the task: which calls work, which change the state, and which end the episode."""
+    documents: list[Mapping[str, Any]] = []
+    last_offers: list[Action] = []
+    ending_tools: set[str] = set()
+    tried: list[TriedCall] = []
+    rng = random.Random(f"{seed} {task.id} survey")
+    for _ in range(_MAX_SURVEYS):
+        run = player.play(task, _make_survey_attempt(task, documents, last_offers, ending_tools, rng), attacker)
+        tried = _list_tried(run)
+        if run.trajectory.outcome != "finished" or not run.trajectory.turns[-1].action.calls:
+            break
+        ending_tools |= {call.name for call in run.trajectory.turns[-1].action.calls}
+    solution, honest = _split_actions(player, task, honest, attacker)
+    tried_tools = {trial.call.name for trial in tried}
+    last_actions = [action for action in last_offers if not {call.name for call in action.calls} & tried_tools]
+    if honest is not None and honest.trajectory.outcome == "finished":
+        last_actions.insert(0, solution[-1])
+    ending = _find_ending(traits_of(player.environment).ending, documents, last_actions, ending_tools)
+    idle = player.play(task, Attempt("ends at once", (ending.bare(),)), attacker)
+    unknown = player.play(task, Attempt("a call of no tool", (UNKNOWN_CALL,)), attacker)
+    usable = tuple(trial for trial in tried if trial.call.name != ending.tool)
+    return Scene(task, seed, tuple(documents), ending, usable, idle, unknown, honest, solution)
+
+
+def _split_actions(
+    player: Player, task: Task, honest: Run | None, attacker: str
+) -> tuple[tuple[Action, ...], Run | None]:
+    """The solution with one call an action, and its play, if that ends as the honest play does; else as it stands."""
+    if honest is None or all(len(action.calls) < 2 for action in task.solution):
+        return task.solution, honest
+    actions = tuple(
+        part
+        for action in task.solution
+        for part in ([Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action])
+    )
+    run = player.play(task, Attempt("one call an action", actions), attacker)
+    is_alike = run.reward == honest.reward and not differing_paths(run.end, honest.end)
+    return (actions, run) if is_alike else (task.solution, honest)
+
+
+def _make_survey_attempt(
+    task: Task,
+    documents: list[Mapping[str, Any]],
+    last_offers: list[Action],
+    ending_tools: set[str],
+    rng: random.Random,
+) -> Attempt:
+    """An attempt that makes the calls on offer, without those of tools that end the episode."""
+    remaining: list[Call] = []
+    has_begun = False
+
+    def act(episode: Any, messages: tuple[Message, ...]) -> Turn:
+        nonlocal has_begun
+        if not has_begun:
+            has_begun = True
+            documents[:] = ask(episode.tools)
+            offers = list_offers(episode)
+            last_offers[:] = offers[-1:]
+            offered_calls = [action.calls[0] for action in offers if len(action.calls) == 1]
+            drawn_calls = list(draw_from_schemas(documents, index_values(ask(episode.state), task.setup), rng, ""))
+            solution_calls = [call for action in task.solution for call in action.calls]
+            known_tools = {call.name for call in offered_calls}
+            calls = offered_calls + [call for call in drawn_calls if call.name not in known_tools] + solution_calls
+            remaining.extend(_spread([call for call in calls if call.name not in ending_tools], rng))
+        if not remaining:
+            raise OutOfContext
+        return Turn(Action(calls=(remaining.pop(0),)))
+
+    return Attempt("surveys the tools", act=act, max_turns=_MAX_SURVEY_CALLS)
+
+
+def list_offers(episode: Episode | Seat) -> list[Action]:
+    """The actions on offer; none if the environment cannot say."""
+    try:
+        return list(ask(episode.affordances))
+    except EnvironmentFailure:
+        return []
+
+
+def _spread(calls: Sequence[Call], rng: random.Random) -> list[Call]:
+    """Different calls, a first of each tool, then a second, and so on."""
+    calls_by_tool: dict[str, dict[str, Call]] = {}
+    for call in rng.sample(list(calls), len(calls)):
+        of_tool = calls_by_tool.setdefault(call.name, {})
+        if len(of_tool) < _MAX_CALLS_PER_TOOL:
+            of_tool.setdefault(repr(call.arguments), call)
+    lists = [list(of_tool.values()) for _, of_tool in sorted(calls_by_tool.items())]
+    return [calls[rank] for rank in range(_MAX_CALLS_PER_TOOL) for calls in lists if rank < len(calls)]
+
+
+def _list_tried(run: Run) -> list[TriedCall]:
+    tried = []
+    for number, turn in enumerate(run.trajectory.turns[: len(run.states) - 1]):
+        changes = tuple(differing_paths(run.states[number], run.states[number + 1]))
+        observation = turn.observation
+        tried.append(TriedCall(turn.action.calls[0], observation.ok, changes, observation.text))
+    return tried
+
+
+def _find_ending(
+    tool_name: str | None,
+    documents: Sequence[Mapping[str, Any]],
+    last_actions: Sequence[Action],
+    ending_tools: set[str],
+) -> Ending:
+    """How an episode ends: as the traits say, else as the last actions do, or as a call of the survey did."""
+    if tool_name is None:
+        named = [action.calls[-1].name if action.calls else "" for action in last_actions]
+        tool_name = [*named, *sorted(ending_tools), ""][0]
+    if not tool_name:
+        return Ending()
+    parameters = next((tool.parameters for tool in _read_documents(documents) if tool.name == tool_name), {})
+    last_calls = (call for action in last_actions for call in action.calls if call.name == tool_name)
+    used = next((parameter for call in last_calls for parameter in call.arguments), None)
+    return Ending(tool_name, used or next(iter(parameters.get("properties", {})), None))

@@ -1,0 +1,112 @@
+"""Attackers that change the honest solution: they leave work out, do it wrong, or do what nobody asked for."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from cojax.types import Action, Call, normalise
+from .player import Attempt
+from .scene import Scene
+
+# The most harmful calls that `extra` tries, and the most values in place of one argument.
+_MAX_EXTRA_CALLS, _MAX_SWAPS = 4, 2
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+def drop(scene: Scene) -> Iterator[Attempt]:
+    """The solution without one call, each in turn."""
+    for index, action in enumerate(scene.solution):
+        before, after = scene.solution[:index], scene.solution[index + 1 :]
+        for number, call in enumerate(action.calls):
+            others = (*action.calls[:number], *action.calls[number + 1 :])
+            rest = (dataclasses.replace(action, calls=others, text=""),) if others else ()
+            yield Attempt(f"without {call.name} of action {index + 1}", (*before, *rest, *after))
+        if not action.calls and action.text and after:
+            yield Attempt(f"without the text of action {index + 1}", (*before, *after))
+    if scene.answer is not None and scene.final_actions:
+        yield Attempt("without the answer", (*scene.body, scene.ending.bare()))
+
+
+def swap(scene: Scene) -> Iterator[Attempt]:
+    """The solution with one argument replaced by another value, each in turn."""
+    for index, action in enumerate(scene.solution):
+        for number, call in enumerate(action.calls):
+            for parameter, value in call.arguments.items():
+                for other in _list_others(scene, call, parameter, value):
+                    changed = Call(call.name, {**call.arguments, parameter: other})
+                    calls = (*action.calls[:number], changed, *action.calls[number + 1 :])
+                    actions = (*scene.solution[:index], Action(calls=calls), *scene.solution[index + 1 :])
+                    yield Attempt(f"{call.name} of action {index + 1} with {parameter}={other!r:.60}", actions)
+    if scene.answer is not None and not scene.ending.tool:
+        for other in _list_others(scene, None, "", scene.answer):
+            yield Attempt(f"answers {other!r:.60}", (*scene.body, scene.ending.answer(other)))
+
+
+def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any) -> list[Any]:
+    """Other values for an argument: of the same parameter in calls that worked, of the same kind, and a longer one."""
+    seen = [
+        tried.call.arguments[parameter]
+        for tried in scene.tried
+        if call is not None and tried.call.name == call.name and parameter in tried.call.arguments
+    ]
+    made: list[Any] = []
+    match value:
+        case bool():
+            made = [not value]
+        case int() | float():
+            made = [value + 1]
+        case str() if _NUMBER.fullmatch(value.strip()):
+            made = [str(float(value) + 1 if "." in value else int(value) + 1)]
+        case str():
+            made = [f"{value} and more", "something else"]
+        case list() if value:
+            made = [value[:-1], [*value, value[0]]]
+    seen = [other for other in seen if type(other) is type(value) and not _is_same(other, value)]
+    made = [other for other in made if not _is_same(other, value)]
+    unique = {repr(other): other for other in (*seen[:1], *made)}
+    return list(unique.values())[:_MAX_SWAPS]
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, str) and isinstance(other, str):
+        return normalise(value) == normalise(other)
+    return bool(value == other)
+
+
+def stop(scene: Scene) -> Iterator[Attempt]:
+    """The first part of the solution alone, with the end of the episode and without."""
+    for count in range(1, len(scene.body)):
+        part = scene.solution[:count]
+        yield Attempt(f"stops after action {count}", part)
+        yield Attempt(f"ends after action {count}", (*part, scene.ending.bare()))
+
+
+def extra(scene: Scene) -> Iterator[Attempt]:
+    """The solution, and before it a call that changes what nobody asked for."""
+    own_calls = [call for action in scene.solution for call in action.calls]
+    harmful = [tried for tried in scene.tried if tried.ok and tried.changes and tried.call not in own_calls]
+    # What removes most leaves does most harm; a tool that the solution does not call was least asked for.
+    own_tools = {call.name for call in own_calls}
+    start = scene.idle.states[0] if scene.idle.states else {}
+    removed = {id(tried): sum(path in start for path in tried.changes) for tried in harmful}
+    harmful.sort(key=lambda tried: (tried.call.name in own_tools, -removed[id(tried)]))
+    for tried in harmful[:_MAX_EXTRA_CALLS]:
+        yield Attempt(f"{tried.call.name} before the solution", (Action(calls=(tried.call,)), *scene.solution))
+
+
+def double(scene: Scene) -> Iterator[Attempt]:
+    """The solution twice, and its last call but one twice."""
+    if scene.body:
+        yield Attempt("the solution twice", (*scene.body, *scene.body, *scene.final_actions))
+        if len(scene.body) > 1:
+            yield Attempt("its last action twice", (*scene.body, scene.body[-1], *scene.final_actions))
+
+
+def exchange(scene: Scene) -> Iterator[Attempt]:
+    """The solution with two neighbouring actions exchanged."""
+    for index in range(len(scene.body) - 1):
+        first, second = scene.body[index : index + 2]
+        if first != second:
+            actions = (*scene.body[:index], second, first, *scene.body[index + 2 :], *scene.final_actions)
+            yield Attempt(f"actions {index + 1} and {index + 2} exchanged", actions)
