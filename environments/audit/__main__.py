@@ -147,7 +147,9 @@ def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) ->
     unique = list({task.id: task for task in reversed(merged)}.values())[::-1]
     if not unique:
         raise ValueError(f"{environment.name!r} has no task in {', '.join(splits)}; name its --splits {reasons[:1]}")
-    return sorted(unique, key=lambda task: (not task.solution, not task.query))
+    # A bare setup asks for nothing; it stands in where there are no tasks.
+    asking = [task for task in unique if task.solution or task.query] or unique
+    return sorted(asking, key=lambda task: not task.solution)
 
 
 def _complete(player: Player, task: Task, seed: int) -> Task:

@@ -91,9 +91,14 @@ def main() -> None:
     imports.add_current_folder()
     player = Player(worlds.load_from_json(request["name"], request["settings"]))
     traces = []
-    for task, actions in request["plays"]:
-        attempt = Attempt("elsewhere", from_json(tuple[Action, ...], actions))
-        traces.append(player.play(from_json(Task, task), attempt, "clock").trace())
+    for replayed in request["plays"]:
+        task = from_json(Task, replayed["task"])
+        before, attempt = (
+            Attempt("elsewhere", from_json(tuple[Action, ...], replayed[key])) for key in ("before", "actions")
+        )
+        if request["plays_before"]:
+            player.play(task, before, "clock")
+        traces.append(player.play(task, attempt, "clock").trace())
     output.write("\n" + json.dumps({"traces": traces}) + "\n")
     output.flush()
     # Threads of a world that hangs must not keep the process.

@@ -15,7 +15,7 @@ from . import repetition
 from .attackers import ATTACKERS, Attacker
 from .findings import Accepted, Finding, settle, write_transcript
 from .player import Attempt, Path, Player, Run, name_paths
-from .repetition import Origin, Trace, explain_difference
+from .repetition import Origin, Replayed, Trace, explain_difference
 from .scene import Scene, survey
 
 Say = Callable[[str], None]
@@ -138,8 +138,11 @@ class Examination:
         """Plays the tasks in other processes, and compares those plays with each other and with the first ones here."""
         if self.origin is None:
             return
-        routes = [task.solution or repetition.route_of(scenes[task.id]) for task in (item.task for item in baselines)]
-        plays = [(item.task, part) for item, route in zip(baselines, routes, strict=True) for part in ((), route)]
+        plays: list[Replayed] = []
+        for task in (baseline.task for baseline in baselines):
+            scene = scenes[task.id]
+            route, before = task.solution or repetition.route_of(scene), repetition.other_calls(scene)
+            plays += [Replayed(task, (), before), Replayed(task, route, before)]
         start_time = time.monotonic()
         try:
             timeout_s = 20 * (1.0 + sum(self.player.seconds.values()))
@@ -154,17 +157,18 @@ class Examination:
         self.player.episodes["clock"] += len(plays) * (1 + len(elsewhere))
         self.tallies["clock"].tasks += len(baselines)
         self.tallies["clock"].attempts += len(plays) * len(elsewhere)
-        for number, (task, _) in enumerate(plays):
+        for number, replayed in enumerate(plays):
             baseline = baselines[number // 2]
             runs = baseline.idle if number % 2 == 0 else baseline.honest
-            self._compare_processes(task, runs, plain[number], {name: it[number] for name, it in elsewhere.items()})
+            others = {name: traces[number] for name, traces in elsewhere.items()}
+            self._compare_processes(replayed.task, runs, plain[number], others)
 
     def _compare_processes(
         self, task: Task, runs: Sequence[Run] | None, plain: Trace, elsewhere: Mapping[str, Trace]
     ) -> None:
         """Compares one play in all processes. What two alike do differently is the clock's; other differences within
         one process, or that depend on the order of tasks, are leaks."""
-        again, turned, *others = (surroundings.name for surroundings in repetition.SURROUNDINGS)
+        again, turned, after, *others = (surroundings.name for surroundings in repetition.SURROUNDINGS)
         if again in elsewhere:
             paths = repetition.find_unsteady_paths(plain, elsewhere[again])
             self._unsteady_paths[task.id] = self._own_paths(task) | paths
@@ -175,8 +179,8 @@ class Examination:
                 self._add_difference("clock", task, f"{name}: {difference}", runs)
                 break
         here = [("this process", run.trace()) for run in runs or ()]
-        turned_traces = [(turned, elsewhere[turned])] if turned in elsewhere else []
-        for name, trace in (*turned_traces, *here):
+        there = [(name, elsewhere[name]) for name in (turned, after) if name in elsewhere]
+        for name, trace in (*there, *here):
             ignored = sorted(self._unsteady_aspects.get(task.id, ()))
             if difference := explain_difference(plain, trace, self._own_paths(task), ignored):
                 self._add_difference("leak", task, f"a fresh process, then {name}: {difference}", runs)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cojax.environment import Episode, OutOfContext
@@ -21,6 +22,8 @@ from .scene import Scene
 
 Trace = Mapping[str, Any]
 ASPECTS = ("opening", "observations", "states", "outcome", "verdict")
+# Processes that play at the same time.
+_AT_ONCE = 2
 # Seconds between two plays whose clocks must differ, and those that a process may need beyond its plays.
 _CLOCK_GAP_S, _START_TIMEOUT_S = 1.1, 120.0
 # The most actions of a walk in place of a solution, and the most turns beside which another episode is played.
@@ -36,18 +39,21 @@ class ProcessFailure(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """In what a process plays: the shift of its clock in seconds, its environment variables, the order of the tasks."""
+    """In what a process plays: the shift of its clock in seconds, its environment variables, and what it plays before:
+    later tasks, if it takes them in reverse order, or other calls in each task."""
 
     name: str
     shift_s: float = 0.0
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_reversed: bool = False
+    plays_before: bool = False
 
 
 _HERE = {"PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
 SURROUNDINGS = (
     Surroundings("a second later", variables=_HERE),
     Surroundings("the tasks in reverse order", variables=_HERE, is_reversed=True),
+    Surroundings("after an episode of other calls", variables=_HERE, plays_before=True),
     Surroundings(
         "another date, time zone, locale and hash seed",
         41 * 86_400 + 11.6 * 3_600,
@@ -106,12 +112,15 @@ def _shorten(value: Any) -> str:
 def leave_traces(scene: Scene) -> Iterator[Attempt]:
     """Episodes after which, and beside which, the task must play as before: a canary in every argument, and random
     calls."""
-    calls = {tried.call.name: tried.call for tried in reversed(scene.tried)}
-    marked = [insert(call, _CANARY) or call for call in (*calls.values(), *(trial.call for trial in scene.tried))]
+    marked = [insert(trial.call, _CANARY) or trial.call for trial in scene.tried]
     actions = tuple(Action(calls=(call,)) for call in marked)
     yield Attempt("a canary in every argument", (*actions, scene.ending.answer(_CANARY)))
-    worked = tuple(Action(calls=(tried.call,)) for tried in scene.tried)
-    yield Attempt("all calls that work", (*worked, *scene.solution))
+    yield Attempt("other calls", other_calls(scene))
+
+
+def other_calls(scene: Scene) -> tuple[Action, ...]:
+    """The calls of the survey, then the solution."""
+    return (*(Action(calls=(tried.call,)) for tried in scene.tried), *scene.solution)
 
 
 def find_leak(player: Player, scene: Scene, expected: Run, ignored: Sequence[str]) -> Iterator[tuple[str, str, Run]]:
@@ -160,8 +169,17 @@ class Origin:
     settings: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """Actions that each process plays, and those of an episode that some play before."""
+
+    task: Task
+    actions: tuple[Action, ...]
+    before: tuple[Action, ...] = ()
+
+
 def play_elsewhere(
-    origin: Origin, plays: Sequence[tuple[Task, tuple[Action, ...]]], surroundings: Surroundings, timeout_s: float
+    origin: Origin, plays: Sequence[Replayed], surroundings: Surroundings, timeout_s: float
 ) -> list[Trace]:
     """The traces of these plays in a new process. Raises ProcessFailure if it gives none."""
     order = range(len(plays))[:: -1 if surroundings.is_reversed else 1]
@@ -169,6 +187,7 @@ def play_elsewhere(
         "name": origin.name,
         "settings": to_json(origin.settings),
         "shift_s": surroundings.shift_s,
+        "plays_before": surroundings.plays_before,
         "plays": [to_json(plays[index]) for index in order],
     }
     variables = {**os.environ, **surroundings.variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -184,32 +203,36 @@ def play_elsewhere(
             timeout=_START_TIMEOUT_S + timeout_s,
             check=False,
         )
-        last_line = child.stdout.rstrip().rpartition("\n")[2]
-        traces = json.loads(last_line)["traces"]
     except subprocess.TimeoutExpired as error:
         raise ProcessFailure(f"it has not ended after {error.timeout:g} s") from error
+    try:
+        traces = json.loads(child.stdout.rstrip().rpartition("\n")[2])["traces"]
+        by_index = dict(zip(order, traces, strict=True))
     except (ValueError, KeyError, TypeError) as error:
         reason = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
         raise ProcessFailure(f"it failed: {reason[:300]}") from error
-    by_index = dict(zip(order, traces, strict=True))
     return [by_index[index] for index in range(len(plays))]
 
 
 def play_everywhere(
-    origin: Origin, plays: Sequence[tuple[Task, tuple[Action, ...]]], timeout_s: float
+    origin: Origin, plays: Sequence[Replayed], timeout_s: float
 ) -> tuple[list[Trace], dict[str, list[Trace]], dict[str, str]]:
     """The traces of a plain process, those in each of SURROUNDINGS, and why some of them gave none.
 
     Raises ProcessFailure if the plain process gives none.
     """
-    start_time = time.monotonic()
     plain = play_elsewhere(origin, plays, Surroundings("here", variables=_HERE), timeout_s)
     traces: dict[str, list[Trace]] = {}
     failures: dict[str, str] = {}
-    time.sleep(max(0.0, start_time + _CLOCK_GAP_S - time.monotonic()))
-    for surroundings in SURROUNDINGS:
+    time.sleep(_CLOCK_GAP_S)
+    with ThreadPoolExecutor(_AT_ONCE) as executor:
+        futures = {
+            surroundings.name: executor.submit(play_elsewhere, origin, plays, surroundings, timeout_s)
+            for surroundings in SURROUNDINGS
+        }
+    for name, future in futures.items():
         try:
-            traces[surroundings.name] = play_elsewhere(origin, plays, surroundings, timeout_s)
+            traces[name] = future.result()
         except ProcessFailure as failure:
-            failures[surroundings.name] = str(failure)
+            failures[name] = str(failure)
     return plain, traces, failures
