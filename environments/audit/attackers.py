@@ -24,7 +24,8 @@ Rule = Literal["paid", "paid otherwise", "refused", "breaks", "leaks", "repeats"
 
 @dataclasses.dataclass(frozen=True)
 class Attacker:
-    """An attacker, its rule and what is said of a finding."""
+    """An attacker, its rule and what is said of a finding; `most_tasks` bounds one whose work hardly depends on the
+    task."""
 
     attempts: Callable[[Scene], Iterator[Attempt]]
     rule: Rule
@@ -32,6 +33,7 @@ class Attacker:
     reference: str
     mend: str
     needs_solution: bool = False
+    most_tasks: int | None = None
 
 
 # The worthiest first: what a budget leaves out comes last.
@@ -85,7 +87,7 @@ ATTACKERS: dict[str, Attacker] = {
     ),
     "break": Attacker(
         breaking.send_odd_values, "breaks", "medium", "ABC T.3; RFC 008 #23, #31",
-        "refuse such a value in an observation, before it reaches the state",
+        "refuse such a value in an observation, before it reaches the state", most_tasks=5,
     ),
     "extra": Attacker(
         variations.extra, "paid otherwise", "medium", "ABC O.g.2; RFC 008 #28",

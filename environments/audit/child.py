@@ -81,8 +81,8 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    if request["shift_s"]:
-        shift_clock(request["shift_s"])
+    if request["moment"]:
+        shift_clock(datetime.datetime.fromisoformat(request["moment"]).timestamp() - time.time())
     # The world and what it imports come after the shift.
     from cojax import imports, worlds
     from cojax.types import Action, Task, from_json

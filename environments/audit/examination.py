@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment
-from cojax.types import Action, Task, signature
+from cojax.types import Action, Call, Task, signature
 from . import repetition
 from .attackers import ATTACKERS, Attacker
-from .findings import Accepted, Finding, settle, write_transcript
+from .findings import Accepted, Finding, describe, settle, write_transcript
 from .player import Attempt, Path, Player, Run, name_paths
 from .repetition import Origin, Replayed, Trace, explain_difference
 from .scene import Scene, survey
@@ -22,6 +22,8 @@ Say = Callable[[str], None]
 FLOOR = ("null", "greeting", "random")
 # After so many calls that hang, an attacker leaves a task: each leaves a thread behind.
 _MAX_HANGS = 2
+# The most look-ups by which two ends are compared.
+_MAX_PROBES = 12
 _NOTHING = Attempt("makes no action")
 # The origin of a task that is made here from a setup without a query.
 WALK = "walk"
@@ -68,6 +70,7 @@ class Examination:
         self.left_out: Counter[str] = Counter()
         self.rewards: dict[str, list[float]] = {name: [] for name in FLOOR}
         self._solved_by_nothing: set[str] = set()
+        self._probed: dict[str, list[str]] = {}
         self._unsteady_paths: dict[str, frozenset[Path]] = {}
         self._unsteady_aspects: dict[str, set[str]] = {}
 
@@ -76,11 +79,12 @@ class Examination:
         baselines = [baseline for task in tasks if (baseline := self._play_baseline(task)) is not None]
         if tasks and not baselines:
             self.failures.append("no task opens; run `cojax check` on this world")
-        scenes = {baseline.task.id: self._make_scene(baseline) for baseline in baselines}
+        known_calls = [call for task in tasks for action in task.solution for call in action.calls]
+        scenes = {baseline.task.id: self._make_scene(baseline, known_calls) for baseline in baselines}
         if "clock" in self.attackers and baselines:
             self._examine_clock(baselines, scenes)
         for name, attacker in self.attackers.items():
-            for baseline in baselines if name != "clock" else ():
+            for baseline in baselines[: attacker.most_tasks] if name != "clock" else ():
                 if time.monotonic() > self._end_time:
                     self.left_out[name] += 1
                     continue
@@ -123,10 +127,10 @@ class Examination:
             self._add("solution", task, 0, solution, honest, None, why)
         return baseline
 
-    def _make_scene(self, baseline: Baseline) -> Scene:
+    def _make_scene(self, baseline: Baseline, known_calls: Sequence[Call]) -> Scene:
         task, honest = baseline.task, baseline.honest[0] if baseline.honest else None
         is_usable = honest is not None and honest.reward > 0 and not honest.failure
-        scene = survey(self.player, task, self.seed, "survey", honest if is_usable else None)
+        scene = survey(self.player, task, self.seed, "survey", honest if is_usable else None, known_calls)
         if scene.idle.failure:
             why = f"ending at once breaks the world: {scene.idle.failure}"
             self._add("break", task, 0, Attempt("ends at once"), scene.idle, None, why)
@@ -222,7 +226,7 @@ class Examination:
         if shown:
             if name == "null":
                 self._solved_by_nothing.add(scene.task.id)
-            first_number, attempt, run, reason = shown[0]
+            first_number, attempt, run, reason = min(shown, key=lambda item: item[1].is_doubtful)
             self._add(name, scene.task, first_number, attempt, run, scene.honest, reason, len(shown), number)
 
     def _examine_leak(self, scene: Scene, baseline: Baseline) -> None:
@@ -251,7 +255,7 @@ class Examination:
         if attacker.rule == "paid":
             return f"{attempt.label} earns {run.reward:g}" if is_paid else ""
         if attacker.rule == "paid otherwise":
-            return self._explain_payment(scene, run) if is_paid else ""
+            return self._explain_payment(scene, attempt, run) if is_paid else ""
         if attacker.rule == "refused":
             is_honest = not (is_paid or scene.differences(run) or run.failure) and run.trajectory.valid
             is_whole = len(run.trajectory.turns) == len(attempt.actions)
@@ -262,7 +266,7 @@ class Examination:
             return f"{attempt.label}: {run.failure}" if again.failure else ""
         return ""
 
-    def _explain_payment(self, scene: Scene, run: Run) -> str:
+    def _explain_payment(self, scene: Scene, attempt: Attempt, run: Run) -> str:
         """How an end that is paid differs from the honest one; "" if it does not."""
         if scene.honest is None:
             return f"earns {run.reward:g} without the work"
@@ -271,7 +275,26 @@ class Examination:
             return f"earns {run.reward:g} with the answer {given!r:.80}, and the honest one is {scene.answer!r:.80}"
         if paths := scene.differences(run):
             return f"earns {run.reward:g}, and {name_paths(paths)} differs from the honest end"
+        if shown := self._find_hidden_difference(scene, attempt):
+            return f"earns {run.reward:g}, and the state hides what a look-up shows: {shown}"
         return ""
+
+    def _find_hidden_difference(self, scene: Scene, attempt: Attempt) -> str:
+        """A look-up that is answered otherwise than after the honest solution; "" if there is none.
+
+        A state may leave out what the judge then cannot see either.
+        """
+        calls = {repr(tried.call): Action(calls=(tried.call,)) for tried in scene.lookups}
+        probes = tuple(calls.values())[:_MAX_PROBES]
+        actions = tuple(action for action in attempt.actions if action not in scene.final_actions)
+        if not probes or not actions or actions == scene.body:
+            return ""
+        if scene.task.id not in self._probed:
+            honest = self.player.play(scene.task, Attempt("look-ups at the end", (*scene.body, *probes)), "survey")
+            self._probed[scene.task.id] = _list_last_texts(honest, len(probes))
+        run = self.player.play(scene.task, Attempt("look-ups at the end", (*actions, *probes)), "survey")
+        answers = zip(probes, self._probed[scene.task.id], _list_last_texts(run, len(probes)), strict=False)
+        return next((describe(probe) for probe, text, other in answers if text != other), "")
 
     @staticmethod
     def _read_answer(scene: Scene, run: Run) -> Any:
@@ -291,14 +314,19 @@ class Examination:
         tried: int = 1,
     ) -> None:
         attacker = self.attackers.get(name) or ATTACKERS[name]
+        severity = "medium" if attempt.is_doubtful and attacker.severity == "high" else attacker.severity
         finding = Finding(
-            f"{name}/{task.id}/{number}", name, attacker.severity, "open", task.id, attacker.reference,
+            f"{name}/{task.id}/{number}", name, severity, "open", task.id, attacker.reference,
             task.query[:300], attempt.label, why[:600], attacker.mend, run.reward if run else 0.0,
             honest.reward if honest else None, shown_by, tried, "", write_transcript(run), write_transcript(honest),
         )  # fmt: skip
         self.findings.append(settle(finding, self.accepted))
         if name in self.tallies:
             self.tallies[name].findings += 1
+
+
+def _list_last_texts(run: Run, count: int) -> list[str]:
+    return [turn.observation.text for turn in run.trajectory.turns[-count:]] if run.trajectory.valid else []
 
 
 def _is_same_answer(answer: Any, other: Any) -> bool:

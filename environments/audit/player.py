@@ -22,12 +22,16 @@ _FULL_TOLERANCE = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What an attacker does in one episode: these actions or, if it needs to see the episode, an actor."""
+    """What an attacker does in one episode: these actions or, if it needs to see the episode, an actor.
+
+    `is_doubtful` says that it may be another right solution.
+    """
 
     label: str
     actions: tuple[Action, ...] = ()
     act: Actor | None = None
     max_turns: int = 12
+    is_doubtful: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

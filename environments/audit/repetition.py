@@ -39,11 +39,11 @@ class ProcessFailure(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """In what a process plays: the shift of its clock in seconds, its environment variables, and what it plays before:
-    later tasks, if it takes them in reverse order, or other calls in each task."""
+    """In what a process plays: the time at which its clock begins, "" for the time that it is; its environment
+    variables; and what it plays before: later tasks, if it takes them in reverse order, or other calls in each task."""
 
     name: str
-    shift_s: float = 0.0
+    moment: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_reversed: bool = False
     plays_before: bool = False
@@ -55,13 +55,13 @@ SURROUNDINGS = (
     Surroundings("the tasks in reverse order", variables=_HERE, is_reversed=True),
     Surroundings("after an episode of other calls", variables=_HERE, plays_before=True),
     Surroundings(
-        "another date, time zone, locale and hash seed",
-        41 * 86_400 + 11.6 * 3_600,
+        "a Saturday night in March 2031, another time zone, locale and hash seed",
+        "2031-03-15T23:30:00+00:00",
         {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C"},
     ),
     Surroundings(
-        "a third date, time zone and hash seed",
-        -(730 * 86_400 + 5.3 * 3_600),
+        "a Wednesday morning in July 2019, a third time zone, locale and hash seed",
+        "2019-07-10T09:10:00+00:00",
         {"PYTHONHASHSEED": "2", "TZ": "America/St_Johns", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
     ),
 )
@@ -186,7 +186,7 @@ def play_elsewhere(
     request = {
         "name": origin.name,
         "settings": to_json(origin.settings),
-        "shift_s": surroundings.shift_s,
+        "moment": surroundings.moment,
         "plays_before": surroundings.plays_before,
         "plays": [to_json(plays[index]) for index in order],
     }

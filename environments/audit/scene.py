@@ -11,10 +11,13 @@ from cojax.environment import EnvironmentFailure, Episode, OutOfContext, ask, tr
 from cojax.types import Action, Call, Message, Task, Turn, canonical
 from ..tools.arguments import ValueIndex, draw_calls, index_values
 from ..tools.toolset import Tool, read_tools
-from .player import Attempt, Path, Player, Run, Seat, container_of, differing_paths
+from .player import Attempt, Path, Player, Run, Seat, State, container_of, differing_paths
 
 # The most calls that a survey makes in an episode, of one tool, and the most episodes of a survey.
 _MAX_SURVEY_CALLS, _MAX_CALLS_PER_TOOL, _MAX_SURVEYS = 60, 6, 4
+_MAX_KEYS = 60
+# What fewer calls continue need not be a log of calls.
+_MIN_LOGGED_CALLS = 3
 # Words by which a query asks for an answer.
 _ASKING = re.compile(
     r"\?|\b(what|which|who|whose|when|where|why|how|tell|say|answer|report|find out|give me|name the|state the|return|"
@@ -51,11 +54,13 @@ class Ending:
 
 @dataclasses.dataclass(frozen=True)
 class TriedCall:
-    """A call that the survey made: whether it worked, which leaves it changed, and its observation."""
+    """A call that the survey made: whether it worked, which leaves it changed, which lists and counters it merely
+    continued, and its observation."""
 
     call: Call
     ok: bool
     changes: tuple[Path, ...]
+    continued: frozenset[Path]
     text: str
 
 
@@ -63,7 +68,7 @@ class TriedCall:
 class Scene:
     """All that an attacker knows of a task.
 
-    `honest` is a play of `solution`, None if the task has none or the play is lost. The solution is that of the task,
+    `tried` are the calls of a survey, `steps` those of the honest play. `honest` is a play of `solution`, None if the task has none or the play is lost. The solution is that of the task,
     one call an action where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool
     that does not exist. `unsteady` holds paths that differ in two plays of the same actions.
     """
@@ -73,6 +78,7 @@ class Scene:
     tools: tuple[Mapping[str, Any], ...]
     ending: Ending
     tried: tuple[TriedCall, ...]
+    steps: tuple[TriedCall, ...]
     idle: Run
     unknown: Run
     honest: Run | None = None
@@ -136,10 +142,14 @@ class Scene:
 
     @functools.cached_property
     def _bookkeeping(self) -> frozenset[Path]:
-        """What a call of an unknown tool changes, such as a counter or a log of calls; what differs in every play."""
+        """Counters and logs of calls: what a call of an unknown tool changes, and lists and counters that every call
+        of every tool continues; and what differs in every play."""
         states = self.unknown.states
         counted = differing_paths(states[0], states[-1]) if len(states) > 1 else []
-        return self.unsteady | {container_of(path) for path in counted}
+        worked = [tried for tried in (*self.tried, *self.steps) if tried.ok]
+        is_telling = len(worked) >= _MIN_LOGGED_CALLS and len({tried.call.name for tried in worked}) > 1
+        logs = frozenset.intersection(*(tried.continued for tried in worked)) if is_telling else frozenset()
+        return self.unsteady | logs | {container_of(path) for path in counted}
 
     def _is_bookkeeping(self, path: Path) -> bool:
         return any(path[:length] in self._bookkeeping for length in range(1, len(path) + 1))
@@ -187,15 +197,21 @@ def _read_documents(documents: Sequence[Mapping[str, Any]]) -> list[Tool]:
         return []  # an environment's documents need not be ours to read
 
 
-def survey(player: Player, task: Task, seed: int, attacker: str, honest: Run | None = None) -> Scene:
-    """Plays a few episodes of the task: which calls work, which change the state, and which end the episode."""
+def survey(
+    player: Player, task: Task, seed: int, attacker: str, honest: Run | None = None, known_calls: Sequence[Call] = ()
+) -> Scene:
+    """Plays a few episodes of the task: which calls work, which change the state, and which end the episode.
+
+    `known_calls` are further calls to try, such as those of other tasks.
+    """
     documents: list[Mapping[str, Any]] = []
     last_offers: list[Action] = []
     ending_tools: set[str] = set()
     tried: list[TriedCall] = []
     rng = random.Random(f"{seed} {task.id} survey")
     for _ in range(_MAX_SURVEYS):
-        run = player.play(task, _make_survey_attempt(task, documents, last_offers, ending_tools, rng), attacker)
+        attempt = _make_survey_attempt(task, documents, last_offers, ending_tools, known_calls, rng)
+        run = player.play(task, attempt, attacker)
         tried = _list_tried(run)
         if run.trajectory.outcome != "finished" or not run.trajectory.turns[-1].action.calls:
             break
@@ -209,7 +225,9 @@ def survey(player: Player, task: Task, seed: int, attacker: str, honest: Run | N
     idle = player.play(task, Attempt("ends at once", (ending.bare(),)), attacker)
     unknown = player.play(task, Attempt("a call of no tool", (UNKNOWN_CALL,)), attacker)
     usable = tuple(trial for trial in tried if trial.call.name != ending.tool)
-    return Scene(task, seed, tuple(documents), ending, usable, idle, unknown, honest, solution)
+    steps = tuple(_list_tried(honest)) if honest else ()
+    steps = tuple(step for step in steps if step.call.name != ending.tool)
+    return Scene(task, seed, tuple(documents), ending, usable, steps, idle, unknown, honest, solution)
 
 
 def _split_actions(
@@ -233,6 +251,7 @@ def _make_survey_attempt(
     documents: list[Mapping[str, Any]],
     last_offers: list[Action],
     ending_tools: set[str],
+    known_calls: Sequence[Call],
     rng: random.Random,
 ) -> Attempt:
     """An attempt that makes the calls on offer, without those of tools that end the episode."""
@@ -247,11 +266,13 @@ def _make_survey_attempt(
             offers = list_offers(episode)
             last_offers[:] = offers[-1:]
             offered_calls = [action.calls[0] for action in offers if len(action.calls) == 1]
-            drawn_calls = list(draw_from_schemas(documents, index_values(ask(episode.state), task.setup), rng, ""))
-            solution_calls = [call for action in task.solution for call in action.calls]
-            known_tools = {call.name for call in offered_calls}
-            calls = offered_calls + [call for call in drawn_calls if call.name not in known_tools] + solution_calls
-            remaining.extend(_spread([call for call in calls if call.name not in ending_tools], rng))
+            state = ask(episode.state)
+            index = index_values(state, task.setup, _list_keys(state))
+            drawn_calls = list(draw_from_schemas(documents, index, rng, ""))
+            own_calls = [call for action in task.solution for call in action.calls]
+            others = [*rng.sample(offered_calls, len(offered_calls)), *known_calls, *drawn_calls]
+            calls = [call for call in (*own_calls, *others) if call.name not in ending_tools]
+            remaining.extend(_spread(calls, rng))
         if not remaining:
             raise OutOfContext
         return Turn(Action(calls=(remaining.pop(0),)))
@@ -267,24 +288,57 @@ def list_offers(episode: Episode | Seat) -> list[Action]:
         return []
 
 
+def _list_keys(state: Any) -> list[str]:
+    """The keys within a state: in the worlds of strangers they are often the names of things."""
+    keys: list[str] = []
+    pending = [state]
+    while pending and len(keys) < _MAX_KEYS:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            keys += map(str, value)
+            pending += value.values()
+    return keys[:_MAX_KEYS]
+
+
 def _spread(calls: Sequence[Call], rng: random.Random) -> list[Call]:
-    """Different calls, a first of each tool, then a second, and so on."""
+    """The first different calls of each tool, in random order, a first of each tool, then a second, and so on."""
     calls_by_tool: dict[str, dict[str, Call]] = {}
-    for call in rng.sample(list(calls), len(calls)):
+    for call in calls:
         of_tool = calls_by_tool.setdefault(call.name, {})
         if len(of_tool) < _MAX_CALLS_PER_TOOL:
             of_tool.setdefault(repr(call.arguments), call)
-    lists = [list(of_tool.values()) for _, of_tool in sorted(calls_by_tool.items())]
+    lists = [rng.sample(list(of_tool.values()), len(of_tool)) for _, of_tool in sorted(calls_by_tool.items())]
     return [calls[rank] for rank in range(_MAX_CALLS_PER_TOOL) for calls in lists if rank < len(calls)]
 
 
 def _list_tried(run: Run) -> list[TriedCall]:
     tried = []
     for number, turn in enumerate(run.trajectory.turns[: len(run.states) - 1]):
-        changes = tuple(differing_paths(run.states[number], run.states[number + 1]))
-        observation = turn.observation
-        tried.append(TriedCall(turn.action.calls[0], observation.ok, changes, observation.text))
+        if not turn.action.calls:
+            continue
+        before, after = run.states[number : number + 2]
+        changes = tuple(differing_paths(before, after))
+        continued = _find_continued(before, after, changes)
+        tried.append(TriedCall(turn.action.calls[0], turn.observation.ok, changes, continued, turn.observation.text))
     return tried
+
+
+def _find_continued(before: State, after: State, changes: Sequence[Path]) -> frozenset[Path]:
+    """Lists that only got new entries at their ends, and whole numbers that grew by one."""
+    kept_entries, grown = set[Path](), set[Path]()
+    for path in changes:
+        depth = next((depth for depth, key in enumerate(path) if isinstance(key, int)), None)
+        if depth is not None:
+            (kept_entries if path in before else grown).add(path[:depth])
+        elif before.get(path) == "[]" and path not in after:
+            grown.add(path)
+        elif _is_next(before.get(path, ""), after.get(path, "")):
+            grown.add(path)
+    return frozenset(grown - kept_entries)
+
+
+def _is_next(number: str, following: str) -> bool:
+    return number.isdecimal() and following.isdecimal() and int(number) + 1 == int(following)
 
 
 def _find_ending(

@@ -29,22 +29,32 @@ def drop(scene: Scene) -> Iterator[Attempt]:
 
 
 def swap(scene: Scene) -> Iterator[Attempt]:
-    """The solution with one argument replaced by another value, each in turn."""
+    """The solution with one argument replaced by another value, each in turn.
+
+    A value that the query does not name may have been a free choice.
+    """
+    query = normalise(scene.task.query)
     for index, action in enumerate(scene.solution):
         for number, call in enumerate(action.calls):
             for parameter, value in call.arguments.items():
-                for other in _list_others(scene, call, parameter, value):
+                is_answer = (call.name, parameter) == (scene.ending.tool, scene.ending.parameter)
+                for other in _list_others(scene, call, parameter, value, is_answer=is_answer):
                     changed = Call(call.name, {**call.arguments, parameter: other})
                     calls = (*action.calls[:number], changed, *action.calls[number + 1 :])
                     actions = (*scene.solution[:index], Action(calls=calls), *scene.solution[index + 1 :])
-                    yield Attempt(f"{call.name} of action {index + 1} with {parameter}={other!r:.60}", actions)
+                    is_free = not is_answer and normalise(str(value)) not in query
+                    label = f"{call.name} of action {index + 1} with {parameter}={other!r:.60}"
+                    yield Attempt(label, actions, is_doubtful=is_free)
     if scene.answer is not None and not scene.ending.tool:
-        for other in _list_others(scene, None, "", scene.answer):
+        for other in _list_others(scene, None, "", scene.answer, is_answer=True):
             yield Attempt(f"answers {other!r:.60}", (*scene.body, scene.ending.answer(other)))
 
 
-def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any) -> list[Any]:
-    """Other values for an argument: of the same parameter in calls that worked, of the same kind, and a longer one."""
+def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any, *, is_answer: bool) -> list[Any]:
+    """Other values for an argument: of the same parameter in calls that worked, of the same kind, and a longer one.
+
+    Another answer is far from the honest one: a judge may allow a tolerance, or another true answer.
+    """
     seen = [
         tried.call.arguments[parameter]
         for tried in scene.tried
@@ -55,16 +65,17 @@ def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any) ->
         case bool():
             made = [not value]
         case int() | float():
-            made = [value + 1]
+            made = [2 * value + 7 if is_answer else value + 1]
         case str() if _NUMBER.fullmatch(value.strip()):
-            made = [str(float(value) + 1 if "." in value else int(value) + 1)]
+            number = float(value) if "." in value else int(value)
+            made = [str(2 * number + 7 if is_answer else number + 1)]
         case str():
             made = [f"{value} and more", "something else"]
         case list() if value:
             made = [value[:-1], [*value, value[0]]]
     seen = [other for other in seen if type(other) is type(value) and not _is_same(other, value)]
     made = [other for other in made if not _is_same(other, value)]
-    unique = {repr(other): other for other in (*seen[:1], *made)}
+    unique = {repr(other): other for other in (*([] if is_answer else seen[:1]), *made)}
     return list(unique.values())[:_MAX_SWAPS]
 
 
