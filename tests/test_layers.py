@@ -173,6 +173,10 @@ def test_environments_import_little_of_ours(name: str) -> None:
         "environments.appworld.audit": {"cojax.environment.replay"},
         "environments.check": {"cojax.environment.watch"},
     }.get(name, set())
+    # An audit plays any environment, watches it, and reads attackers by their names; a run's tasks by a late import.
+    if inside(name, "environments.audit"):
+        checks |= {f"cojax.{part}" for part in ("command", "imports", "registry", "worlds")}
+        checks |= {"cojax.environment.replay", "cojax.environment.watch"}
     # Commands are worded as they were started.
     checks |= {"cojax.command"} if name in ("environments.check", "environments.install") else set()
     # These find environments, also from outside, or functions that a setting names.

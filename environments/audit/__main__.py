@@ -24,8 +24,10 @@ design if the world's module documents it (BY_DESIGN, attacker → reason), or a
 docs/auditing.md leads from a world to a CI job.
 """
 
+import argparse
+import contextlib
+import functools
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,16 +35,16 @@ from pathlib import Path
 from typing import Any
 
 from cojax import worlds
-from cojax.command import CommandLineParser, reword
+from cojax.command import CommandLineParser
 from cojax.environment import Environment, EnvironmentFailure, InstallError
 from cojax.environment.watch import ask_within
 from cojax.types import Task
 from ..cluster import place
 from . import findings as results
-from .attackers import ATTACKERS, SEVERITIES, find_attackers
+from .attackers import ATTACKERS, SEVERITIES, Attacker, find_attackers
 from .examination import Examination, make_walk_task
-from .findings import Finding
-from .page import write_page
+from .findings import Accepted, Finding
+from .page import expect_writable, write_page
 from .player import Player
 from .repetition import Origin
 
@@ -66,6 +68,7 @@ def _make_parser() -> CommandLineParser:
     parser = CommandLineParser("python -m environments.audit", __doc__)
     parser.add_argument("name", nargs="?", default="", help=f"one of {', '.join(worlds.available())}, or module:make")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting (repeatable)")
+    parser.add_argument("--data", help="the data, as it was installed: short for --set data=DATA")
     parser.add_argument("--run", metavar="W", help="audit the tasks that the run in this folder has synthesized")
     parser.add_argument("--cluster", help="a Ray cluster on whose nodes it is played, ray://HOST:PORT")
     parser.add_argument("--tasks", type=_read_count, default=_COUNT, help=f"tasks in all (default: {_COUNT})")
@@ -74,8 +77,12 @@ def _make_parser() -> CommandLineParser:
     parser.add_argument("--attackers", default="", help=f"of {', '.join(ATTACKERS)}, or module:name (default: all)")
     parser.add_argument("--accepted", metavar="FILE", help="findings that are by design, as above")
     parser.add_argument("--fail-on", choices=(*SEVERITIES, "never"), default="high", help="default: high")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="the worthiest first; lists what is left out")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="of one call (default: 30, or the world's)")
+    parser.add_argument(
+        "--budget", type=_read_positive, metavar="MINUTES", help="the worthiest first; lists what is left out"
+    )
+    parser.add_argument(
+        "--deadline", type=_read_positive, metavar="SECONDS", help="of one call (default: 30, or the world's)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--html", metavar="OUT", help="write a page with filters and transcripts")
     parser.add_argument("--replay", metavar="FINDING", help="play one finding again, by its id")
@@ -84,29 +91,38 @@ def _make_parser() -> CommandLineParser:
 
 def _read_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a whole number of at least 1")
     return int(text)
+
+
+def _read_positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a number above 0")
+    return number
 
 
 def _audit(options: Any) -> int:
     name, settings, tasks = _choose_world(options)
     attackers = find_attackers(options.attackers)
-    full_name = worlds.complete_name(name)
     accepted = results.read_accepted(options.accepted, tuple({**ATTACKERS, **attackers})) if options.accepted else []
     accepted += results.read_by_design(vars(worlds.module(name)))
-    environment = place(options.cluster, full_name, settings) if options.cluster else worlds.load(full_name, **settings)
-    budget_s = float("inf") if options.budget is None else 60 * options.budget
-    examination = Examination(
-        environment, attackers, options.seed, Origin(full_name, settings), accepted, budget_s, _Progress().say,
-        options.deadline,
-    )  # fmt: skip
-    if tasks is None:
-        splits = options.splits.split(",") if options.splits else []
-        tasks = draw_tasks(environment, splits or vars(worlds.module(name)).get("SPLITS", _SPLITS), options)
+    if options.html:
+        expect_writable(Path(options.html))
+    with contextlib.redirect_stdout(sys.stderr):  # what a world prints is no finding
+        examination = _make_examination(options, name, settings, attackers, accepted)
+        if tasks is None:
+            splits = options.splits.split(",") if options.splits else vars(worlds.module(name)).get("SPLITS", _SPLITS)
+            tasks = draw_tasks(examination.player.environment, splits, options)
+        if options.replay:
+            tasks = [_find_task(examination, tasks, options.replay)]
+        tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
+        examination.examine(tasks)
     if options.replay:
-        return _replay(examination, tasks, options.replay)
-    tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
-    examination.examine(tasks)
+        return _print_replay(examination, options.replay)
     summary = summarise(examination, name, len(tasks))
     _print_results(examination.findings, summary, as_json=options.json)
     if options.html:
@@ -116,19 +132,37 @@ def _audit(options: Any) -> int:
     return status
 
 
+def _make_examination(
+    options: Any,
+    name: str,
+    settings: Mapping[str, Any],
+    attackers: Mapping[str, Attacker],
+    accepted: Sequence[Accepted],
+) -> Examination:
+    full_name = worlds.complete_name(name)
+    origin = None if options.cluster else Origin(full_name, settings)
+    environment: Environment = (
+        place(options.cluster, full_name, settings) if options.cluster else worlds.load(full_name, **settings)
+    )
+    budget_s = float("inf") if options.budget is None else 60 * options.budget
+    return Examination(
+        environment, attackers, options.seed, origin, accepted, budget_s, _Progress().say, options.deadline
+    )
+
+
 def _choose_world(options: Any) -> tuple[str, dict[str, Any], list[Task] | None]:
     """The world's name and settings, and the tasks of a run, if one is named. Raises ValueError."""
     if not options.name and not options.run:
         raise ValueError("no world is named; expected a name, such as desk, or --run W")
-    if malformed := [assignment for assignment in options.set if "=" not in assignment]:
+    assignments = options.set + ([f"data={options.data}"] if options.data else [])
+    if malformed := [assignment for assignment in assignments if "=" not in assignment]:
         raise ValueError(f"--set {malformed[0]} has no value; give it as --set KEY=VALUE")
-    text_by_setting = dict(assignment.split("=", 1) for assignment in options.set)
-    if not options.run:
-        return options.name, worlds.parse_settings(options.name, text_by_setting), None
-    from .runs import read_run
+    text_by_setting = dict(assignment.split("=", 1) for assignment in assignments)
+    if options.run:
+        from .runs import read_run  # only it reads folders of runs
 
-    name, settings, tasks = read_run(options.run, options.name)
-    return name, {**settings, **worlds.parse_settings(name, text_by_setting)}, tasks
+        return read_run(options.run, options.name, text_by_setting)
+    return options.name, worlds.parse_settings(options.name, text_by_setting), None
 
 
 def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) -> list[Task]:
@@ -138,8 +172,8 @@ def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) ->
     reasons: list[str] = []
     for split in splits:
         try:
-            drawn = ask_within(_ASK_TIMEOUT_S, lambda split=split: environment.tasks(split, count, options.seed))
-            by_split.append(list(drawn))
+            ask_tasks = functools.partial(environment.tasks, split, count, options.seed)
+            by_split.append(list(ask_within(_ASK_TIMEOUT_S, ask_tasks)))
         except EnvironmentFailure as failure:  # it has no such split
             reasons.append(f"{split}: {failure}")
     longest = max(map(len, by_split), default=0)
@@ -162,7 +196,11 @@ def summarise(examination: Examination, name: str, task_count: int) -> dict[str,
     seconds = {attacker: round(spent, 2) for attacker, spent in sorted(player.seconds.items())}
     attackers = {
         attacker: {
-            "verdict": "open" if _is_open(examination.findings, attacker) else "holds" if tally.attempts else "not tried",
+            "verdict": "open"
+            if _is_open(examination.findings, attacker)
+            else "holds"
+            if tally.attempts
+            else "not tried",
             "tasks": tally.tasks,
             "tried": tally.attempts,
             "findings": tally.findings,
@@ -217,22 +255,24 @@ def _print_summary_line(name: str, examination: Examination, summary: Mapping[st
     print(f"::{level} title=cojax audit::{' '.join(text.replace('%', '%25').split())}", file=sys.stderr, flush=True)
 
 
-def _replay(examination: Examination, tasks: Sequence[Task], finding_id: str) -> int:
-    """Plays one finding again and prints it beside the honest solution; 1 if it still is one, 0 if not."""
+def _find_task(examination: Examination, tasks: Sequence[Task], finding_id: str) -> Task:
+    """The task of a finding, whose attacker is then the only one. Raises ValueError if there is none."""
     attacker, _, rest = finding_id.partition("/")
     task_id = rest.partition("/")[0]
-    by_id = {task.id: task for task in tasks if task.solution or task.query}
-    if task_id not in by_id:
-        bare = (task for task in tasks if not (task.solution or task.query))
-        by_id |= {task.id: task for task in (_complete(examination.player, task, examination.seed) for task in bare)}
-    if attacker not in examination.attackers or task_id not in by_id:
-        raise ValueError(
-            f"--replay={finding_id}: there is no such task or attacker; give the id of a finding, "
-            "attacker/task/number, and the same NAME, --set, --seed, --splits and --run"
-        )
-    examination.attackers = {attacker: examination.attackers[attacker]}
-    examination.examine([by_id[task_id]])
-    found = [finding for finding in examination.findings if finding.attacker == attacker]
+    for task in tasks:
+        whole_task = _complete(examination.player, task, examination.seed)
+        if whole_task.id == task_id and attacker in examination.attackers:
+            examination.attackers = {attacker: examination.attackers[attacker]}
+            return whole_task
+    raise ValueError(
+        f"--replay={finding_id}: there is no such task or attacker; give the id of a finding (attacker/task/number), "
+        "and the NAME, --set, --seed, --splits and --run with which it was found"
+    )
+
+
+def _print_replay(examination: Examination, finding_id: str) -> int:
+    """Prints a finding that was played again beside the honest solution; 1 if it still is one, 0 if not."""
+    found = [finding for finding in examination.findings if finding.attacker in examination.attackers]
     if not found:
         print(f"{finding_id}: no longer a finding")
     for finding in found:
@@ -252,9 +292,9 @@ class _Progress:
 
     def say(self, line: str) -> None:
         now = time.monotonic()
-        if sys.stderr.isatty() or now - self._last_time > _PROGRESS_S or os.environ.get("COJAX_AUDIT_VERBOSE"):
+        if sys.stderr.isatty() or now - self._last_time > _PROGRESS_S:
             self._last_time = now
-            print(reword(line), file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

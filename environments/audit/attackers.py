@@ -1,6 +1,7 @@
 """ONE table of attackers: what each does, when that is a finding, how severe it is, and what would mend it.
 
-An attacker is a generator: it gets a `Scene` and yields `Attempt`s, lists of actions or actors. It never sees a verdict.
+An attacker is a generator: it gets a `Scene` and yields `Attempt`s, each a list of actions or an actor. It never sees
+a verdict.
 One from outside is named package.module:name; what it is paid for counts as work that was not done.
 
 Rules are numbered as in the Agentic Benchmark Checklist (ABC, arXiv 2507.02825) and in OpenEnv's RFC 008.

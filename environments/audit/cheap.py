@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from cojax.environment import Episode, OutOfContext
+from cojax.environment import OutOfContext
 from cojax.types import Action, Call, Message, Turn, normalise
-from .player import Attempt
+from .player import Attempt, Seat
 from .scene import Scene, list_offers
 
 _RANDOM_EPISODES = 3
@@ -54,7 +54,7 @@ def act_at_random(scene: Scene) -> Iterator[Attempt]:
     for number in range(_RANDOM_EPISODES):
         rng = scene.rng(f"random {number}")
 
-        def act(episode: Episode, messages: tuple[Message, ...], rng: Any = rng) -> Turn:
+        def act(episode: Seat, messages: tuple[Message, ...], rng: Any = rng) -> Turn:
             offers = list_offers(episode) or [Action(calls=(tried.call,)) for tried in scene.tried if tried.ok]
             if not offers:
                 raise OutOfContext
@@ -75,7 +75,7 @@ def hedge(scene: Scene) -> Iterator[Attempt]:
     everything = "\n".join((*scene.shown_texts, ", ".join(candidates)))[:_MAX_TEXT]
     yield Attempt("every candidate answer in one text", _end_after_lookups(scene, everything))
     yield Attempt("every candidate answer in a list", _end_after_lookups(scene, candidates))
-    if scene.answer is None or not scene.body and scene.solution[:-1]:
+    if scene.answer is None or (not scene.body and scene.solution[:-1]):
         return
     answer = scene.answer if isinstance(scene.answer, str) else json.dumps(scene.answer)
     others = [word for word in candidates if normalise(word) not in normalise(answer)][:3]
@@ -115,8 +115,4 @@ def insert(call: Call, text: str) -> Call | None:
     """The call with the text in place of each text; None if it has none."""
     if not any(isinstance(value, str) for value in call.arguments.values()):
         return None
-    return Call(
-        call.name, {name: text if isinstance(value, str) else value for name, value in call.arguments.items()}
-    )
-
-
+    return Call(call.name, {name: text if isinstance(value, str) else value for name, value in call.arguments.items()})

@@ -45,7 +45,7 @@ def _shift_datetime(shift: datetime.timedelta) -> None:
         {
             "now": classmethod(now),
             "today": classmethod(now),
-            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.timezone.utc).replace(tzinfo=None) + shift),
+            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.UTC).replace(tzinfo=None) + shift),
         },
     )
     shifted_date = Kind("date", (real_date,), {"today": classmethod(lambda cls: (real_datetime.now() + shift).date())})

@@ -335,7 +335,9 @@ def _is_same_answer(answer: Any, other: Any) -> bool:
     return bool(answer == other) or str(answer) == str(other)
 
 
-def examine_task(environment: Environment, task: Task, attackers: Mapping[str, Attacker], seed: int = 0) -> list[Finding]:
+def examine_task(
+    environment: Environment, task: Task, attackers: Mapping[str, Attacker], seed: int = 0
+) -> list[Finding]:
     """The findings of these attackers in one task, all played in this process."""
     examination = Examination(environment, attackers, seed)
     examination.examine([task])

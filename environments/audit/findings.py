@@ -79,14 +79,16 @@ def read_accepted(path: str, attackers: Collection[str] = tuple(ATTACKERS)) -> l
     try:
         entries = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("accept", [])
     except OSError as error:
-        raise ValueError(f"--accepted={path}: {error.strerror}; expected a TOML file with entries [[accept]]") from error
+        raise ValueError(
+            f"--accepted={path}: {error.strerror}; expected a TOML file with entries [[accept]]"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"--accepted={path}: {error}; expected TOML with entries [[accept]]") from error
     accepted = []
     for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
         if not (isinstance(entry, dict) and set(entry) == set(_KEYS) and all(map(str.strip, map(str, entry.values())))):
             raise ValueError(
-                f"--accepted={path}: entry {number} is {entry!r:.200}; expected attacker, task (an id or '*') and reason"
+                f"--accepted={path}: entry {number} is {entry!r:.200}; expected attacker, task (an id or *) and reason"
             )
         if entry["attacker"] not in attackers:
             raise ValueError(

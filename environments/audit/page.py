@@ -10,6 +10,13 @@ from .findings import Finding
 _TEMPLATE = Path(__file__).with_name("page.html")
 
 
+def expect_writable(path: Path) -> None:
+    """Raises OSError if the page could not be written: an audit may take long."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8"):
+        pass
+
+
 def write_page(path: Path, name: str, found: Sequence[Finding], summary: Mapping[str, Any]) -> None:
     """Writes the page. Raises OSError."""
     page = _TEMPLATE.read_text(encoding="utf-8")
@@ -24,7 +31,6 @@ def write_page(path: Path, name: str, found: Sequence[Finding], summary: Mapping
     }
     for key, text in parts.items():
         page = page.replace("{{" + key + "}}", text, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +21,26 @@ _FULL_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
+class Seat:
+    """An episode as an attacker sees it: it may read what is on offer, and never the verdict."""
+
+    episode: Episode
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self.episode.tools()
+
+    def affordances(self) -> tuple[Action, ...]:
+        return self.episode.affordances()
+
+    def state(self) -> Mapping[str, Any]:
+        return self.episode.state()
+
+
+# What an attacker does when it sees the episode and its new messages.
+Act = Callable[[Seat, tuple[Message, ...]], Turn]
+
+
+@dataclasses.dataclass(frozen=True)
 class Attempt:
     """What an attacker does in one episode: these actions or, if it needs to see the episode, an actor.
 
@@ -29,7 +49,7 @@ class Attempt:
 
     label: str
     actions: tuple[Action, ...] = ()
-    act: Actor | None = None
+    act: Act | None = None
     max_turns: int = 12
     is_doubtful: bool = False
 
@@ -79,40 +99,25 @@ class Player:
         self.environment = environment
         self.deadline_s = deadline_s or max(_MIN_DEADLINE_S, _DEADLINES * own_deadline_s)
         self.episodes: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._play = watched_play(self.deadline_s)
 
     def play(self, task: Task, attempt: Attempt, attacker: str) -> Run:
         """Plays the attempt. The actor sees an episode without its judge."""
         start_time = time.monotonic()
-        act, turn_count = (attempt.act, attempt.max_turns) if attempt.act else (None, len(attempt.actions))
+        act = attempt.act
         played = record(
             self.environment,
             task,
             _follow(attempt.actions) if act is None else lambda episode, messages: act(Seat(episode), messages),
-            turn_count,
+            len(attempt.actions) if act is None else attempt.max_turns,
             lambda *arguments, **options: self._play(*arguments, max_observation=_MAX_OBSERVATION, **options),
             read_state,
         )
         self.episodes[attacker] += 1
         self.seconds[attacker] += time.monotonic() - start_time
-        return Run(played.trajectory, tuple(played.states))
-
-
-@dataclasses.dataclass(frozen=True)
-class Seat:
-    """An episode as an attacker sees it: it may read what is on offer, and never the verdict."""
-
-    episode: Episode
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self.episode.tools()
-
-    def affordances(self) -> tuple[Action, ...]:
-        return self.episode.affordances()
-
-    def state(self) -> Mapping[str, Any]:
-        return self.episode.state()
+        states: tuple[Any, ...] = played.states  # as read_state returns them
+        return Run(played.trajectory, states)
 
 
 def _follow(actions: Sequence[Action]) -> Actor:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cojax.environment import Episode, OutOfContext
+from cojax.environment import OutOfContext
 from cojax.types import Action, Message, Task, Turn, to_json
 from .cheap import insert
-from .player import Attempt, Path, Player, Run, name_paths
+from .player import Attempt, Path, Player, Run, Seat, name_paths
 from .scene import Scene
 
 Trace = Mapping[str, Any]
@@ -151,7 +151,7 @@ def _play_beside(player: Player, scene: Scene, route: Attempt, inner: list[Run])
     """An attempt that plays whole other episodes between its own actions."""
     remaining = list(route.actions)
 
-    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+    def act(episode: Seat, messages: tuple[Message, ...]) -> Turn:
         if not remaining:
             raise OutOfContext
         if len(inner) < _MAX_BESIDE:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Episode, OutOfContext, ask, traits_of
+from cojax.environment import EnvironmentFailure, OutOfContext, ask, traits_of
 from cojax.types import Action, Call, Message, Task, Turn, canonical
 from ..tools.arguments import ValueIndex, draw_calls, index_values
 from ..tools.toolset import Tool, read_tools
@@ -68,7 +68,8 @@ class TriedCall:
 class Scene:
     """All that an attacker knows of a task.
 
-    `tried` are the calls of a survey, `steps` those of the honest play. `honest` is a play of `solution`, None if the task has none or the play is lost. The solution is that of the task,
+    `tried` are the calls of a survey, `steps` those of the honest play. `honest` is a play of `solution`, None if the
+    task has none or the play is lost. The solution is that of the task,
     one call an action where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool
     that does not exist. `unsteady` holds paths that differ in two plays of the same actions.
     """
@@ -258,7 +259,7 @@ def _make_survey_attempt(
     remaining: list[Call] = []
     has_begun = False
 
-    def act(episode: Any, messages: tuple[Message, ...]) -> Turn:
+    def act(episode: Seat, messages: tuple[Message, ...]) -> Turn:
         nonlocal has_begun
         if not has_begun:
             has_begun = True
@@ -280,7 +281,7 @@ def _make_survey_attempt(
     return Attempt("surveys the tools", act=act, max_turns=_MAX_SURVEY_CALLS)
 
 
-def list_offers(episode: Episode | Seat) -> list[Action]:
+def list_offers(episode: Seat) -> list[Action]:
     """The actions on offer; none if the environment cannot say."""
     try:
         return list(ask(episode.affordances))
@@ -330,9 +331,7 @@ def _find_continued(before: State, after: State, changes: Sequence[Path]) -> fro
         depth = next((depth for depth, key in enumerate(path) if isinstance(key, int)), None)
         if depth is not None:
             (kept_entries if path in before else grown).add(path[:depth])
-        elif before.get(path) == "[]" and path not in after:
-            grown.add(path)
-        elif _is_next(before.get(path, ""), after.get(path, "")):
+        elif (before.get(path) == "[]" and path not in after) or _is_next(before.get(path, ""), after.get(path, "")):
             grown.add(path)
     return frozenset(grown - kept_entries)
 

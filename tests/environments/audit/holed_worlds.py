@@ -125,7 +125,7 @@ class Lamps:
             solution = tuple(Action(calls=(Call("switch", {"lamp": lamp}),)) for lamp in ("hall",))
             solution = (*solution, Action(calls=(Call("leave"),)))
             if goal == start:
-                solution = (Action(calls=(Call("switch", {"lamp": "hall"}),)) ,) * 2 + solution[-1:]
+                solution = (Action(calls=(Call("switch", {"lamp": "hall"}),)),) * 2 + solution[-1:]
             tasks.append(Task("lamps", f"{split} {number}: light the hall", {"lamps": start, "goal": goal}, solution))
         return tuple(tasks)
 
@@ -450,6 +450,7 @@ def reversed_substring():
 
 def counted():
     """A sum that no tool shows, found anywhere in the answer."""
+
     def count(world: dict) -> list[str]:
         """List the boxes."""
         return list(world["boxes"])

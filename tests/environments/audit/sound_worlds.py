@@ -113,9 +113,9 @@ class Shop:
         self.database.executemany("INSERT INTO stock VALUES (?, ?)", setup["stock"].items())
 
     def state(self):
-        tables = ("stock", "orders")
-        return {name: [list(row) for row in self.database.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3")]
-                if name == "orders" else dict(self.database.execute("SELECT * FROM stock")) for name in tables}  # fmt: skip
+        orders = self.database.execute("SELECT buyer, item, count FROM orders ORDER BY 1, 2, 3")
+        stock = self.database.execute("SELECT item, count FROM stock")
+        return {"orders": [list(row) for row in orders], "stock": dict(stock)}
 
     def close(self):
         self.database.close()
