@@ -116,7 +116,8 @@ def _audit(options: Any) -> int:
         examination = _make_examination(options, name, settings, attackers, accepted)
         if tasks is None:
             splits = options.splits.split(",") if options.splits else vars(worlds.module(name)).get("SPLITS", _SPLITS)
-            tasks = draw_tasks(examination.player.environment, splits, options)
+            count = _MAX_SEARCHED if options.replay else options.tasks
+            tasks = draw_tasks(examination.player.environment, splits, count, options.seed)
         if options.replay:
             tasks = [_find_task(examination, tasks, options.replay)]
         tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
@@ -165,14 +166,13 @@ def _choose_world(options: Any) -> tuple[str, dict[str, Any], list[Task] | None]
     return options.name, worlds.parse_settings(options.name, text_by_setting), None
 
 
-def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) -> list[Task]:
+def draw_tasks(environment: Environment, splits: Sequence[str], count: int, seed: int) -> list[Task]:
     """Tasks of the splits in turn, those with solutions first, then those with queries. Raises ValueError if none."""
-    count = _MAX_SEARCHED if options.replay else options.tasks
     by_split: list[list[Task]] = []
     reasons: list[str] = []
     for split in splits:
         try:
-            ask_tasks = functools.partial(environment.tasks, split, count, options.seed)
+            ask_tasks = functools.partial(environment.tasks, split, count, seed)
             by_split.append(list(ask_within(_ASK_TIMEOUT_S, ask_tasks)))
         except EnvironmentFailure as failure:  # it has no such split
             reasons.append(f"{split}: {failure}")
@@ -183,7 +183,7 @@ def draw_tasks(environment: Environment, splits: Sequence[str], options: Any) ->
         raise ValueError(f"{environment.name!r} has no task in {', '.join(splits)}; name its --splits {reasons[:1]}")
     # A bare setup asks for nothing; it stands in where there are no tasks.
     asking = [task for task in unique if task.solution or task.query] or unique
-    return sorted(asking, key=lambda task: not task.solution)
+    return sorted(asking, key=lambda task: not task.solution)[:count]
 
 
 def _complete(player: Player, task: Task, seed: int) -> Task:

@@ -179,7 +179,9 @@ class Examination:
             aspects = {aspect for aspect in repetition.ASPECTS if plain[aspect] != elsewhere[again][aspect]}
             self._unsteady_aspects.setdefault(task.id, set()).update(aspects - {"states"})
         for name in (again, *others):
-            if name in elsewhere and (difference := explain_difference(plain, elsewhere[name])):
+            if name not in elsewhere:
+                continue
+            if difference := explain_difference(plain, elsewhere[name], shows_values=False):
                 self._add_difference("clock", task, f"{name}: {difference}", runs)
                 break
         here = [("this process", run.trace()) for run in runs or ()]

@@ -1,6 +1,7 @@
 """The page of an audit: one file that needs no network. All that a world or a task wrote is escaped."""
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,13 @@ def write_page(path: Path, name: str, found: Sequence[Finding], summary: Mapping
         "ATTACKERS": "\n".join(_write_tally(attacker, tally) for attacker, tally in summary["attackers"].items()),
         "FINDINGS": "\n".join(map(_write_finding, found)),
     }
-    for key, text in parts.items():
-        page = page.replace("{{" + key + "}}", text, 1)
+    page = re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], page)
     path.write_text(page, encoding="utf-8")
 
 
 def _escape(text: Any) -> str:
     shown = "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in str(text))
-    return html.escape(shown).replace("{{", "{&#123;")
+    return html.escape(shown)
 
 
 def _write_tally(attacker: str, tally: Mapping[str, Any]) -> str:

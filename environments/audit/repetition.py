@@ -76,16 +76,25 @@ def route_of(scene: Scene) -> tuple[Action, ...]:
 
 
 def explain_difference(
-    first: Trace, second: Trace, unsteady: frozenset[Path] = frozenset(), ignored: Sequence[str] = ()
+    first: Trace,
+    second: Trace,
+    unsteady: frozenset[Path] = frozenset(),
+    ignored: Sequence[str] = (),
+    shows_values: bool = True,
 ) -> str:
-    """How two plays of the same actions differ; "" if they do not. Unsteady paths and ignored aspects do not count."""
+    """How two plays of the same actions differ; "" if they do not. Unsteady paths and ignored aspects do not count.
+
+    Values that another audit will not see again, such as times, are better not shown.
+    """
     for aspect in ASPECTS:
         if aspect in ignored or first[aspect] == second[aspect]:
             continue
         if aspect != "states":
-            pair = zip(first[aspect], second[aspect], strict=False)
-            one, other = next(((one, other) for one, other in pair if one != other), (first[aspect], second[aspect]))
-            return f"{aspect}: {_shorten(one)}, then {_shorten(other)}"
+            pairs = enumerate(zip(first[aspect], second[aspect], strict=False), 1)
+            whole = (0, (first[aspect], second[aspect]))
+            number, (one, other) = next((item for item in pairs if item[1][0] != item[1][1]), whole)
+            values = f": {_shorten(one)}, then {_shorten(other)}" if shows_values else ""
+            return f"{aspect} ({number}){values}" if number else f"{aspect}{values}"
         for number, (state, other_state) in enumerate(zip(first[aspect], second[aspect], strict=False)):
             paths = [path for path in _differing(state, other_state) if path not in unsteady]
             if paths:

@@ -217,6 +217,13 @@ def survey(
         if run.trajectory.outcome != "finished" or not run.trajectory.turns[-1].action.calls:
             break
         ending_tools |= {call.name for call in run.trajectory.turns[-1].action.calls}
+    # A call that does harm may come before others that would have worked.
+    turned = tuple(Action(calls=(trial.call,)) for trial in reversed(tried))
+    by_call = {repr(trial.call): trial for trial in tried}
+    for trial in _list_tried(player.play(task, Attempt("the same calls in reverse order", turned), attacker)):
+        if trial.ok and not by_call[repr(trial.call)].ok:
+            by_call[repr(trial.call)] = trial
+    tried = list(by_call.values())
     solution, honest = _split_actions(player, task, honest, attacker)
     tried_tools = {trial.call.name for trial in tried}
     last_actions = [action for action in last_offers if not {call.name for call in action.calls} & tried_tools]

@@ -121,7 +121,7 @@ class Lamps:
         tasks = []
         for number in range(min(count, 6)):
             start = {"hall": False, "desk": bool(number % 2), "bed": False}
-            goal = dict(start) if self.solved and number == 3 else {**start, "hall": True}
+            goal = dict(start) if self.solved and number == 1 else {**start, "hall": True}
             solution = tuple(Action(calls=(Call("switch", {"lamp": lamp}),)) for lamp in ("hall",))
             solution = (*solution, Action(calls=(Call("leave"),)))
             if goal == start:
@@ -487,3 +487,114 @@ def _phone_book(people, judge):
         for who in people
     ]
     return ToolEnvironment("phones", [look], lambda setup: setup, [tasks[0]["setup"]], judge=judge, splits=tasks)
+
+
+# ---- A state that leaves out what the judge then cannot see either.
+
+
+class Basket:
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.goods, self.notes = dict(setup["goods"]), []
+
+    def state(self):
+        return {"goods": self.goods}
+
+
+def pick(world: Basket, name: str) -> str:
+    """Pick something."""
+    world.goods[name] = 1
+    return "picked"
+
+
+def scribble(world: Basket, text: str) -> str:
+    """Leave a note for the shop."""
+    world.notes.append(text)
+    return "noted"
+
+
+def notes(world: Basket) -> str:
+    """Read the notes."""
+    return ", ".join(world.notes)
+
+
+def hidden():
+    tasks = [
+        {
+            "query": "Pick milk and leave the note 'urgent'.",
+            "setup": {"goods": {}, "number": number},
+            "solution": [
+                {"name": "pick", "arguments": {"name": "milk"}},
+                {"name": "scribble", "arguments": {"text": "urgent"}},
+            ],
+        }
+        for number in range(2)
+    ]
+    return ToolEnvironment("basket", [pick, scribble, notes], Basket, [tasks[0]["setup"]], splits=tasks)
+
+
+# ---- A question without official solutions: the answer is looked for anywhere in what is submitted.
+
+
+class QuestionEpisode:
+    def __init__(self, task: Task, is_strict: bool) -> None:
+        self.task, self.is_strict, self.answer = task, is_strict, None
+
+    def reset(self):
+        return (Message("user", self.task.query),)
+
+    def tools(self):
+        return QUESTION_TOOLS
+
+    def step(self, action: Action) -> Observation:
+        if not action.calls:
+            return Observation((Message("tool", "call a tool"),), ok=False)
+        call = action.calls[0]
+        if call.name == "submit":
+            self.answer = str(call.arguments.get("answer"))
+            return Observation((Message("tool", "thanks"),), done=True)
+        fact = self.task.setup["facts"].get(str(call.arguments.get("key")))
+        return Observation((Message("tool", str(fact)),), ok=fact is not None)
+
+    def state(self):
+        return {"answer": self.answer}
+
+    def affordances(self):
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        truth = self.task.setup["facts"][self.task.setup["key"]]
+        answer = self.answer or ""
+        return Evaluation(float(answer.strip() == truth if self.is_strict else truth in answer))
+
+    def close(self) -> None:
+        pass
+
+
+QUESTION_TOOLS = (_tool("get", key="string"), _tool("submit", answer="string"))
+
+
+class Questions:
+    name = "questions"
+
+    def __init__(self, is_strict: bool) -> None:
+        self.is_strict = is_strict
+
+    def tools(self):
+        return QUESTION_TOOLS
+
+    def tasks(self, split: str, count: int, seed: int = 0):
+        if split != "train":
+            raise ValueError(f"no split {split}")
+        facts = {"alpha": "kestrel", "beta": "osprey", "gamma": "harrier"}
+        tasks = [Task("questions", f"Which bird is {key}?", {"facts": facts, "key": key}) for key in facts]
+        return tuple(tasks[:count])
+
+    def start(self, task: Task):
+        return QuestionEpisode(task, self.is_strict)
+
+    def phrase(self, steps):
+        return None
+
+
+def unsolved_substring():
+    return Questions(is_strict=False)

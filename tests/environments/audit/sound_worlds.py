@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from holed_worlds import ACCOUNT_TOOLS, AccountEpisode, Accounts, Lamps, label, look, put
+from holed_worlds import ACCOUNT_TOOLS, AccountEpisode, Accounts, Lamps, Questions, label, look, put
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task
 from environments.tools import ToolEnvironment
@@ -111,6 +111,7 @@ class Shop:
         self.database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY, count INTEGER CHECK (count >= 0))")
         self.database.execute("CREATE TABLE orders (buyer TEXT, item TEXT, count INTEGER)")
         self.database.executemany("INSERT INTO stock VALUES (?, ?)", setup["stock"].items())
+        self.database.commit()
 
     def state(self):
         orders = self.database.execute("SELECT buyer, item, count FROM orders ORDER BY 1, 2, 3")
@@ -261,3 +262,8 @@ class Quiz:
 
 def quiz():
     return Quiz()
+
+
+def questions():
+    """No official solutions and no affordances: the audit must find by itself how an episode ends."""
+    return Questions(is_strict=True)
