@@ -78,7 +78,7 @@ class SplitReport:
             self.faults.append(f"{task.id}: two plays of the solution differ")
             return
         self.replayed += 1
-        drops = list(_drop_calls(task.solution))
+        drops = list(drop_calls(task.solution))
         if not drops_all and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
         for index, remaining_actions, tool in drops:
@@ -146,7 +146,7 @@ def open_episode(environment: Environment, task: Task) -> Iterator[Episode]:
         yield episode
 
 
-def _drop_calls(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
+def drop_calls(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
     """Yields for each call its action's index, the solution without it, and its name. An empty action is dropped."""
     for action_index, action in enumerate(solution):
         for call_index, call in enumerate(action.calls):

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Actor, Environment, Episode, play
+from cojax.environment import Actor, Environment, Episode, OutOfContext, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.types import Action, Task, Trajectory, Turn
+from cojax.types import Action, Message, Task, Trajectory, Turn
 
 Play = Callable[..., Trajectory]  # `play`, or `environment.watch.watched_play`
 
@@ -32,9 +32,15 @@ class Replay:
 
 
 def follow(actions: Sequence[Action]) -> Actor:
-    """An actor that takes these actions in order; play it with `max_turns=len(actions)`."""
+    """An actor that takes these actions in order, and then no more."""
     remaining_actions = iter(actions)
-    return lambda episode, messages: Turn(next(remaining_actions))
+
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        for action in remaining_actions:
+            return Turn(action)
+        raise OutOfContext
+
+    return act
 
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:

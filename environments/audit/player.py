@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Actor, Environment, Episode, OutOfContext, traits_of
-from cojax.environment.replay import record
+from cojax.environment import Environment, Episode, traits_of
+from cojax.environment.replay import follow, record
 from cojax.environment.watch import watched_play
 from cojax.types import Action, Message, Task, Trajectory, Turn, canonical
 
@@ -109,7 +109,7 @@ class Player:
         played = record(
             self.environment,
             task,
-            _follow(attempt.actions) if act is None else lambda episode, messages: act(Seat(episode), messages),
+            follow(attempt.actions) if act is None else lambda episode, messages: act(Seat(episode), messages),
             len(attempt.actions) if act is None else attempt.max_turns,
             lambda *arguments, **options: self._play(*arguments, max_observation=_MAX_OBSERVATION, **options),
             read_state,
@@ -118,17 +118,6 @@ class Player:
         self.seconds[attacker] += time.monotonic() - start_time
         states: tuple[Any, ...] = played.states  # as read_state returns them
         return Run(played.trajectory, states)
-
-
-def _follow(actions: Sequence[Action]) -> Actor:
-    remaining_actions = iter(actions)
-
-    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        for action in remaining_actions:
-            return Turn(action)
-        raise OutOfContext
-
-    return act
 
 
 def read_state(episode: Episode) -> dict[Path, str]:

@@ -1,11 +1,11 @@
 """Attackers that change the honest solution: they leave work out, do it wrong, or do what nobody asked for."""
 
-import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from cojax.types import Action, Call, normalise
+from ..soundness import drop_calls
 from .player import Attempt
 from .scene import Scene
 
@@ -16,14 +16,12 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 def drop(scene: Scene) -> Iterator[Attempt]:
     """The solution without one call, each in turn."""
-    for index, action in enumerate(scene.solution):
-        before, after = scene.solution[:index], scene.solution[index + 1 :]
-        for number, call in enumerate(action.calls):
-            others = (*action.calls[:number], *action.calls[number + 1 :])
-            rest = (dataclasses.replace(action, calls=others, text=""),) if others else ()
-            yield Attempt(f"without {call.name} of action {index + 1}", (*before, *rest, *after))
-        if not action.calls and action.text and after:
-            yield Attempt(f"without the text of action {index + 1}", (*before, *after))
+    for index, remaining_actions, tool in drop_calls(scene.solution):
+        yield Attempt(f"without {tool} of action {index + 1}", remaining_actions)
+    for index, action in enumerate(scene.solution[:-1]):
+        if not action.calls and action.text:
+            remaining_actions = (*scene.solution[:index], *scene.solution[index + 1 :])
+            yield Attempt(f"without the text of action {index + 1}", remaining_actions)
     if scene.answer is not None and scene.final_actions:
         yield Attempt("without the answer", (*scene.body, scene.ending.bare()))
 
