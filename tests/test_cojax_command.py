@@ -23,8 +23,8 @@ def test_every_name_stands_for_a_module_that_can_be_run() -> None:
         assert spec is not None
         assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__")
     assert set(COMMANDS) == {
-        "run", "evaluate", "report", "compare", "check", "install", "convert", "export", "serve", "compile", "study",
-        "campaign", "bench", "settings", "fork",
+        "run", "evaluate", "report", "compare", "check", "audit", "install", "convert", "export", "serve", "compile",
+        "study", "campaign", "bench", "settings", "fork",
     }  # fmt: skip
 
 

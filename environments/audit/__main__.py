@@ -285,14 +285,14 @@ def _print_replay(examination: Examination, finding_id: str) -> int:
 
 
 class _Progress:
-    """Lines of progress on stderr, at most one in ten seconds, unless it is a terminal."""
+    """Lines of progress on stderr, at most one in ten seconds."""
 
     def __init__(self) -> None:
         self._last_time = time.monotonic()
 
     def say(self, line: str) -> None:
         now = time.monotonic()
-        if sys.stderr.isatty() or now - self._last_time > _PROGRESS_S:
+        if now - self._last_time > _PROGRESS_S:
             self._last_time = now
             print(line, file=sys.stderr, flush=True)
 

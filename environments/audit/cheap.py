@@ -79,7 +79,7 @@ def hedge(scene: Scene) -> Iterator[Attempt]:
         return
     answer = scene.answer if isinstance(scene.answer, str) else json.dumps(scene.answer)
     others = [word for word in candidates if normalise(word) not in normalise(answer)][:3]
-    hedged = f"It may be {others[0]}, {answer}, {others[1]} or {others[2]}; it is not {answer}."
+    hedged = f"It may be {', '.join((*others[:1], answer, *others[1:]))}; it is not {answer}."
     yield Attempt("the honest answer among wrong ones", (*scene.body, scene.ending.answer(hedged)))
     for fragment in dict.fromkeys((answer[: len(answer) // 2], answer[:1], "")):
         if fragment != answer:

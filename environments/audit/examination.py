@@ -76,21 +76,25 @@ class Examination:
 
     def examine(self, tasks: Sequence[Task]) -> None:
         """Examines the tasks, with the worthiest attackers first."""
-        baselines = [baseline for task in tasks if (baseline := self._play_baseline(task)) is not None]
+        baselines = []
+        for number, task in enumerate(tasks, 1):
+            self.say(f"first plays: task {number} of {len(tasks)}")
+            if (baseline := self._play_baseline(task)) is not None:
+                baselines.append(baseline)
         if tasks and not baselines:
             self.failures.append("no task opens; run `cojax check` on this world")
         known_calls = [call for task in tasks for action in task.solution for call in action.calls]
         scenes = {baseline.task.id: self._make_scene(baseline, known_calls) for baseline in baselines}
-        if "clock" in self.attackers and baselines:
+        if baselines and {"clock", "leak"} & set(self.attackers):
             self._examine_clock(baselines, scenes)
         for name, attacker in self.attackers.items():
-            for baseline in baselines[: attacker.most_tasks] if name != "clock" else ():
+            for number, baseline in enumerate(baselines[: attacker.most_tasks] if name != "clock" else (), 1):
                 if time.monotonic() > self._end_time:
                     self.left_out[name] += 1
                     continue
+                self.say(f"{name}: task {number} of {len(baselines)}, {len(self.findings)} findings so far")
                 scene = scenes[baseline.task.id]
                 self._examine_scene(name, attacker, self._with_unsteady(scene), baseline)
-            self.say(f"{name}: {self.tallies[name].attempts} attempts, {self.tallies[name].findings} findings")
 
     def _with_unsteady(self, scene: Scene) -> Scene:
         return dataclasses.replace(scene, unsteady=scene.unsteady | self._own_paths(scene.task))
@@ -159,8 +163,9 @@ class Examination:
             self.left_out[f"clock, {surroundings}"] += 1
         self.player.seconds["clock"] += time.monotonic() - start_time
         self.player.episodes["clock"] += len(plays) * (1 + len(elsewhere))
-        self.tallies["clock"].tasks += len(baselines)
-        self.tallies["clock"].attempts += len(plays) * len(elsewhere)
+        if "clock" in self.tallies:
+            self.tallies["clock"].tasks += len(baselines)
+            self.tallies["clock"].attempts += len(plays) * len(elsewhere)
         for number, replayed in enumerate(plays):
             baseline = baselines[number // 2]
             runs = baseline.idle if number % 2 == 0 else baseline.honest

@@ -18,12 +18,16 @@ _MAX_SURVEY_CALLS, _MAX_CALLS_PER_TOOL, _MAX_SURVEYS = 60, 6, 4
 _MAX_KEYS = 60
 # What fewer calls continue need not be a log of calls.
 _MIN_LOGGED_CALLS = 3
-# Words by which a query asks for an answer.
+# Words by which a query asks for an answer, and answers that say nothing.
 _ASKING = re.compile(
-    r"\?|\b(what|which|who|whose|when|where|why|how|tell|say|answer|report|find out|give me|name the|state the|return|"
-    r"list the|count|compute|calculate|determine|respond)\b",
+    r"\?|\b(what|which|who|whose|how (many|much|long|old|far|often)|tell|let me know|find out|give me|name the|answer|"
+    r"report back|reply with|respond with|return the|output|compute|calculate|determine)\b",
     re.IGNORECASE,
 )
+_COURTESIES = frozenset({"", "ok", "okay", "done", "finished", "completed", "complete", "success"})
+_WORD = re.compile(r"\w+")
+# Longer answers count only if they say something that a look-up has shown.
+_SHORT_ANSWER_WORDS, _MIN_SHOWN_CHARS = 3, 4
 UNKNOWN_CALL = Action(calls=(Call("no_such_tool_of_the_audit"),))
 
 
@@ -119,9 +123,18 @@ class Scene:
     def answer(self) -> Any:
         """The answer of the honest solution, None if it gives none, or gives one that the query does not ask for."""
         answer = self.ending.read_answer(self.solution[-1]) if self.ends_itself else None
-        if answer is None or self._changes_only_by_answer or _ASKING.search(self.task.query):
-            return answer
-        return None
+        is_asked = _ASKING.search(self.task.query) and self._says_something(answer)
+        return answer if answer is None or self._changes_only_by_answer or is_asked else None
+
+    def _says_something(self, answer: Any) -> bool:
+        """Whether an answer is more than a courtesy: short, or with a number, or with a word that a look-up has shown."""
+        words = _WORD.findall(str(answer).casefold())
+        if len(words) <= _SHORT_ANSWER_WORDS:
+            return " ".join(words) not in _COURTESIES
+        looks = [tried.text for tried in (*self.lookups, *self.steps) if not any(map(self._is_content, tried.changes))]
+        shown_words = {*_WORD.findall("\n".join(looks).casefold())}
+        new_words = {*words} - {*_WORD.findall(self.task.query.casefold())}
+        return any(word.isdecimal() or (word in shown_words and len(word) >= _MIN_SHOWN_CHARS) for word in new_words)
 
     @functools.cached_property
     def _changes_only_by_answer(self) -> bool:

@@ -87,6 +87,12 @@ def test_a_finding_is_played_again(capsys):
     assert "there is no such task or attacker" in capsys.readouterr().err
 
 
+def test_a_leak_that_needs_other_processes_is_played_again(capsys):
+    _, objects, _ = audited(capsys, "holed_worlds:remembered", "--json", "--attackers=leak")
+    assert [finding["attacker"] for finding in objects[:-1]] == ["leak"]
+    assert main(["holed_worlds:remembered", f"--replay={objects[0]['id']}"]) == 1
+
+
 def test_without_json_it_prints_a_table(capsys):
     assert main(["holed_worlds:solved", "--attackers=null,random", "--tasks=4"]) == 1
     lines = capsys.readouterr().out.splitlines()

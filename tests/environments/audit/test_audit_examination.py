@@ -58,11 +58,6 @@ def test_a_world_that_reads_a_clock_is_found(name):
     assert [(finding.attacker, finding.severity) for finding in found] == [("clock", "medium")]
 
 
-def test_a_cache_that_only_an_earlier_episode_fills_is_found():
-    found = examined(holed_worlds, "remembered", origin=True).findings
-    assert [(finding.attacker, finding.severity) for finding in found] == [("leak", "high")]
-
-
 @pytest.mark.parametrize(
     "name", ["pantry", "setups_alone", "phones", "lamps", "spoken", "shop", "board", "quiz", "questions"]
 )

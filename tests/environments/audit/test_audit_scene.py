@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import holed_worlds
 import pytest
 import sound_worlds
@@ -44,6 +46,23 @@ def test_an_answer_counts_if_the_query_asks_for_it():
     assert seen(sound_worlds.shop())[0].answer == "10"
     assert seen(sound_worlds.spoken())[0].answer is None  # "I have deposited it for you."
     assert seen(sound_worlds.pantry())[0].answer is None
+
+
+@pytest.mark.parametrize(
+    ("query", "answer", "counts"),
+    [
+        ("How many pens are left?", "ten", True),
+        ("Order pens, then tell ada that they are here", "done", False),
+        ("Which is left? Order it.", "I have ordered it for you, as you asked.", False),
+        ("Which is left? Order it.", "There are 10 left, so I have ordered it.", True),
+        ("Send the report to ada.", "sent to her", False),
+    ],
+)
+def test_a_courtesy_is_no_answer(query, answer, counts):
+    scene, _ = seen(sound_worlds.shop())
+    asked = dataclasses.replace(scene.task, query=query)
+    spoken = dataclasses.replace(scene, task=asked, solution=(*scene.solution[:-1], scene.ending.answer(answer)))
+    assert (spoken.answer == answer) == counts
 
 
 def test_a_log_of_calls_is_no_difference():
