@@ -127,7 +127,7 @@ class Scene:
         return answer if answer is None or self._changes_only_by_answer or is_asked else None
 
     def _says_something(self, answer: Any) -> bool:
-        """Whether an answer is more than a courtesy: short, or with a number, or with a word that a look-up has shown."""
+        """Whether an answer is more than a courtesy: short, or with a number or a word that a look-up has shown."""
         words = _WORD.findall(str(answer).casefold())
         if len(words) <= _SHORT_ANSWER_WORDS:
             return " ".join(words) not in _COURTESIES

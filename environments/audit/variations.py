@@ -113,9 +113,9 @@ def double(scene: Scene) -> Iterator[Attempt]:
 
 
 def exchange(scene: Scene) -> Iterator[Attempt]:
-    """The solution with two neighbouring actions exchanged."""
+    """The solution with two neighbouring actions exchanged; one without calls, which ends a user's turn, stays."""
     for index in range(len(scene.body) - 1):
         first, second = scene.body[index : index + 2]
-        if first != second:
+        if first != second and first.calls and second.calls:
             actions = (*scene.body[:index], second, first, *scene.body[index + 2 :], *scene.final_actions)
             yield Attempt(f"actions {index + 1} and {index + 2} exchanged", actions)
