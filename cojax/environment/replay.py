@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from cojax.environment import Actor, Environment, Episode, OutOfContext, play
+from cojax.environment import Actor, Environment, Episode, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.types import Action, Message, Task, Trajectory, Turn
+from cojax.types import Action, Task, Trajectory, Turn
 
 Play = Callable[..., Trajectory]  # `play`, or `environment.watch.watched_play`
 
@@ -32,48 +33,32 @@ class Replay:
 
 
 def follow(actions: Sequence[Action]) -> Actor:
-    """An actor that takes these actions in order, and then no more."""
+    """An actor that takes these actions in order; play it with `max_turns=len(actions)`."""
     remaining_actions = iter(actions)
-
-    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        for action in remaining_actions:
-            return Turn(action)
-        raise OutOfContext
-
-    return act
+    return lambda episode, messages: Turn(next(remaining_actions))
 
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
     """Plays the actions on a fresh episode of the task and returns the trajectory with its states."""
-    return record(environment, task, follow(actions), len(actions), play)
+    states: list[Mapping[str, Any]] = []
+    recorded_environment = record_states(environment, states, lambda episode: episode.state())
+    return Replay(play(recorded_environment, task, follow(actions), max_turns=len(actions)), tuple(states))
 
 
-def record(
-    environment: Environment,
-    task: Task,
-    act: Actor,
-    max_turns: int,
-    play: Play = play,
-    read: Callable[[Episode], Any] = lambda episode: episode.state(),
-) -> Replay:
-    """Plays an actor on a fresh episode of the task. Returns the trajectory with its states, as `read` reads them.
+def record_states(environment: Environment, states: list[Any], read: Callable[[Episode], Any]) -> Environment:
+    """The environment, whose episodes add to `states` what `read` returns after reset and after every step.
 
-    What `read` raises counts as raised by the reset or the step before it.
+    What `read` raises counts as raised by the reset or the step.
     """
-    states: list[Any] = []
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)
 
-        def record_state(method: Callable[..., Any]) -> Callable[..., Any]:
-            def call_and_record(*arguments: Any) -> Any:
-                reply = method(*arguments)
-                states.append(read(episode))
-                return reply
+        def call(method: Callable[..., Any], *arguments: Any) -> Any:
+            reply = method(*arguments)
+            states.append(read(episode))
+            return reply
 
-            return call_and_record
+        return WrappedEpisode(episode, reset=partial(call, episode.reset), step=partial(call, episode.step))
 
-        return WrappedEpisode(episode, reset=record_state(episode.reset), step=record_state(episode.step))
-
-    trajectory = play(Wrapped(environment, start), task, act, max_turns=max_turns)
-    return Replay(trajectory, tuple(states))
+    return Wrapped(environment, start)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, Episode, traits_of
-from cojax.environment.replay import follow, record
+from cojax.environment.replay import follow, record_states
 from cojax.environment.watch import watched_play
 from cojax.types import Action, Message, Task, Trajectory, Turn, canonical
 
@@ -106,18 +106,17 @@ class Player:
         """Plays the attempt. The actor sees an episode without its judge."""
         start_time = time.monotonic()
         act = attempt.act
-        played = record(
-            self.environment,
+        states: list[State] = []
+        trajectory = self._play(
+            record_states(self.environment, states, read_state),
             task,
             follow(attempt.actions) if act is None else lambda episode, messages: act(Seat(episode), messages),
-            len(attempt.actions) if act is None else attempt.max_turns,
-            lambda *arguments, **options: self._play(*arguments, max_observation=_MAX_OBSERVATION, **options),
-            read_state,
+            max_turns=len(attempt.actions) if act is None else attempt.max_turns,
+            max_observation=_MAX_OBSERVATION,
         )
         self.episodes[attacker] += 1
         self.seconds[attacker] += time.monotonic() - start_time
-        states: tuple[Any, ...] = played.states  # as read_state returns them
-        return Run(played.trajectory, states)
+        return Run(trajectory, tuple(states))
 
 
 def read_state(episode: Episode) -> dict[Path, str]:

@@ -8,11 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from campaign import texts
 from campaign.cases import Canary, Case, Violation
-from cojax.environment import Actor, Environment
-from cojax.environment.replay import follow
+from cojax.environment import Actor, Environment, Episode, OutOfContext
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
-from cojax.types import Message, Trajectory
+from cojax.types import Message, Trajectory, Turn
 
 # Seconds for one call of the environment, above every deadline of a worker.
 _PATIENCE = 300.0
@@ -54,7 +53,14 @@ class Scripted:
     case: Case
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return follow(self.case.actions)
+        remaining = iter(self.case.actions)
+
+        def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+            for action in remaining:
+                return Turn(action)
+            raise OutOfContext
+
+        return act
 
     def release(self, session: str) -> None:
         pass
