@@ -51,9 +51,7 @@ def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
         return
     tasks = draw_tasks(loop, state, step)
     prefix_memory = _copy_prefix_memory(loop, state)
-    with in_background(
-        "ahead", lambda is_unwanted: _play_and_refill(loop, state, step, tasks, prefix_memory, is_unwanted)
-    ) as future:
+    with in_background("ahead", lambda stop: _play_and_refill(loop, state, step, tasks, prefix_memory, stop)) as future:
         yield groups
         with time_rollout(loop):
             groups += future.result()
