@@ -95,7 +95,7 @@ def test_servers_are_looked_for_only_where_they_are_launched(config, tmp_path: P
 def test_the_engine_in_this_process_samples_on_the_learners_mesh(config, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, asked = object(), []
     monkeypatch.setattr(engines, "make_mesh_of", lambda config: mesh)
-    monkeypatch.setattr(engines, "slots", lambda config, model: 4)
+    monkeypatch.setattr(engines, "choose_slot_count", lambda config, model: 4)
     monkeypatch.setattr(engines, "LocalEngine", lambda model, **given: asked.append(given))
     engines.build_local(config, MODEL)
     assert asked[0]["mesh"] is mesh
