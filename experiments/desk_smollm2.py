@@ -7,8 +7,9 @@ It converts SmolLM2-135M-Instruct if that has not been done, and then runs
 
 The policy learns from the rewards of its own episodes, by adapters, and the task set grows around its signals.
 
-Hardware: two CPU cores, 8 GB of memory. Time: TIME minutes, of which the demonstrations take DEMO (cached afterwards).
-RESULT docs/pretrained.md has the study's runs, and what they do not show.
+Hardware: two CPU cores, 8 GB of memory. With one lane of the engine it took one core 30 minutes, and six more for the
+demonstrations (cached afterwards). Success on 300 development tasks rose from 60.7 to 66.3 %, in one run.
+docs/pretrained.md has what that shows and what not.
 """
 
 from ml_collections import ConfigDict
@@ -23,9 +24,9 @@ def get_config() -> ConfigDict:
     config.steps = 12
     config.batch_size = 16
     config.group_size = 4
-    config.dynamic_sampling = 32  # a step from two or three live groups, at any rate that teaches, unlearns
+    config.dynamic_sampling = 32  # steps of two or three live groups unlearned what they did not play
     config.initial_tasks = 48
-    config.initial_explorer = "experiments.study.even:even"  # what D_0 leaves out is lost first
+    config.initial_explorer = "experiments.study.even:even"  # all tools alike
     config.evolve_every = 1
     config.checkpoint_every = 4
     config.checkpoints_kept = 1
