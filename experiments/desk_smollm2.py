@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     config.steps = 12
     config.batch_size = 16
     config.group_size = 4
-    config.dynamic_sampling = 32  # steps of two or three live groups unlearned what they did not play
+    config.dynamic_sampling = 32  # with two or three live groups a step GRPO lost success
     config.initial_tasks = 48
     config.initial_explorer = "experiments.study.even:even"  # all tools alike
     config.evolve_every = 1
