@@ -30,6 +30,7 @@ import functools
 import json
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _audit(options)
     except (ValueError, InstallError, EnvironmentFailure, OSError) as error:
         parser.error(" ".join(str(error).split()))
+    except Exception:  # of the world's module, or of what it returns: 1 would say that there is a finding
+        traceback.print_exc()
+        return 2
 
 
 def _make_parser() -> CommandLineParser:
@@ -119,7 +123,9 @@ def _audit(options: Any) -> int:
             count = _MAX_SEARCHED if options.replay else options.tasks
             tasks = draw_tasks(examination.player.environment, splits, count, options.seed)
         if options.replay:
-            tasks = [_find_task(examination, tasks, options.replay)]
+            task = _find_task(examination, tasks, options.replay)
+            # What was played before, and when, depends on all tasks.
+            tasks = tasks if options.replay.startswith(("leak/", "clock/")) else [task]
         tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
         examination.examine(tasks)
     if options.replay:
@@ -193,14 +199,11 @@ def _complete(player: Player, task: Task, seed: int) -> Task:
 def summarise(examination: Examination, name: str, task_count: int) -> dict[str, Any]:
     """The last object of the output."""
     player = examination.player
+    open_attackers = {finding.attacker for finding in examination.findings if finding.verdict == "open"}
     seconds = {attacker: round(spent, 2) for attacker, spent in sorted(player.seconds.items())}
     attackers = {
         attacker: {
-            "verdict": "open"
-            if _is_open(examination.findings, attacker)
-            else "holds"
-            if tally.attempts
-            else "not tried",
+            "verdict": "open" if attacker in open_attackers else "holds" if tally.attempts else "not tried",
             "tasks": tally.tasks,
             "tried": tally.attempts,
             "findings": tally.findings,
@@ -221,10 +224,6 @@ def summarise(examination: Examination, name: str, task_count: int) -> dict[str,
         "left_out": dict(examination.left_out),
         "failures": examination.failures,
     }
-
-
-def _is_open(found: Sequence[Finding], attacker: str) -> bool:
-    return any(finding.attacker == attacker and finding.verdict == "open" for finding in found)
 
 
 def _print_results(found: Sequence[Finding], summary: Mapping[str, Any], *, as_json: bool) -> None:
@@ -272,7 +271,8 @@ def _find_task(examination: Examination, tasks: Sequence[Task], finding_id: str)
 
 def _print_replay(examination: Examination, finding_id: str) -> int:
     """Prints a finding that was played again beside the honest solution; 1 if it still is one, 0 if not."""
-    found = [finding for finding in examination.findings if finding.attacker in examination.attackers]
+    prefix = finding_id.rpartition("/")[0]
+    found = [finding for finding in examination.findings if finding.id.rpartition("/")[0] == prefix]
     if not found:
         print(f"{finding_id}: no longer a finding")
     for finding in found:

@@ -9,7 +9,7 @@ from typing import Any
 from cojax.environment import OutOfContext
 from cojax.types import Action, Call, Message, Turn, normalise
 from .player import Attempt, Seat
-from .scene import Scene, list_offers
+from .scene import Scene, list_offers, read_documents
 
 _RANDOM_EPISODES = 3
 # How many values a list of candidate answers has, and how many characters a text that an attacker writes.
@@ -88,11 +88,7 @@ def hedge(scene: Scene) -> Iterator[Attempt]:
 
 def echo(scene: Scene) -> Iterator[Attempt]:
     """Answers with the words of the query, or of the tools' documents."""
-    documents = [
-        f"{tool['function'].get('name')} {tool['function'].get('description')}"
-        for tool in scene.tools
-        if isinstance(tool.get("function"), dict)
-    ]
+    documents = [f"{tool.name} {tool.description}" for tool in read_documents(scene.tools)]
     opening = "\n".join(message.content for message in scene.idle.trajectory.opening)
     for name, text in (("the query", scene.task.query), ("the opening", opening), ("the tools", "\n".join(documents))):
         if text and (name == "the query" or text != scene.task.query):

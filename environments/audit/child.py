@@ -4,30 +4,48 @@ It reads one JSON object from stdin (see `repetition.play_elsewhere`) and writes
 prints goes to stderr.
 """
 
+import dataclasses
 import datetime
 import json
 import os
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
+# How far the clock moves between two plays, of which each task has three: in some tasks, all weekdays, months and hours
+# come.
+_STEP_S = (35 * 24 + 9.1) * 3600.0
 
-def shift_clock(shift_s: float) -> None:
+
+@dataclasses.dataclass
+class Clock:
+    """By how many seconds the time of day of this process is shifted, and how many it gains at every reading."""
+
+    shift_s: float = 0.0
+    gain_s: float = 0.0
+
+    def read_shift(self) -> float:
+        self.shift_s += self.gain_s
+        return self.shift_s
+
+
+def shift_clock(clock: Clock) -> None:
     """Shifts the time of day of this process: of `time`, `datetime` and SQLite's functions, not of the system."""
     read_time, read_ns, real_gmtime, real_localtime = time.time, time.time_ns, time.gmtime, time.localtime
     format_time, real_ctime = time.strftime, time.ctime
-    time.time = lambda: read_time() + shift_s
-    time.time_ns = lambda: read_ns() + int(shift_s * 1e9)
+    time.time = lambda: read_time() + clock.read_shift()
+    time.time_ns = lambda: read_ns() + int(clock.read_shift() * 1e9)
     time.gmtime = lambda seconds=None: real_gmtime(time.time() if seconds is None else seconds)
     time.localtime = lambda seconds=None: real_localtime(time.time() if seconds is None else seconds)
     time.ctime = lambda seconds=None: real_ctime(time.time() if seconds is None else seconds)
     time.strftime = lambda text, moment=None: format_time(text, time.localtime() if moment is None else moment)
-    _shift_datetime(datetime.timedelta(seconds=shift_s))
+    _shift_datetime(lambda: datetime.timedelta(seconds=clock.read_shift()))
     _shift_sqlite()
 
 
-def _shift_datetime(shift: datetime.timedelta) -> None:
+def _shift_datetime(read_shift: Callable[[], datetime.timedelta]) -> None:
     real_datetime, real_date = datetime.datetime, datetime.date
 
     class Kind(type):
@@ -37,7 +55,7 @@ def _shift_datetime(shift: datetime.timedelta) -> None:
             return isinstance(value, real_datetime if cls.__name__ == "datetime" else real_date)
 
     def now(cls: Any, tz: Any = None) -> Any:
-        return real_datetime.now(tz) + shift
+        return real_datetime.now(tz) + read_shift()
 
     shifted_datetime = Kind(
         "datetime",
@@ -45,10 +63,11 @@ def _shift_datetime(shift: datetime.timedelta) -> None:
         {
             "now": classmethod(now),
             "today": classmethod(now),
-            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.UTC).replace(tzinfo=None) + shift),
+            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.UTC).replace(tzinfo=None) + read_shift()),
         },
     )
-    shifted_date = Kind("date", (real_date,), {"today": classmethod(lambda cls: (real_datetime.now() + shift).date())})
+    today = classmethod(lambda cls: (real_datetime.now() + read_shift()).date())
+    shifted_date = Kind("date", (real_date,), {"today": today})
     datetime.datetime, datetime.date = shifted_datetime, shifted_date  # type: ignore[assignment, misc]
 
 
@@ -81,8 +100,11 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.read())
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    first_shift_s = 0.0
+    clock = Clock(gain_s=request["gain_s"])
     if request["moment"]:
-        shift_clock(datetime.datetime.fromisoformat(request["moment"]).timestamp() - time.time())
+        clock.shift_s = first_shift_s = datetime.datetime.fromisoformat(request["moment"]).timestamp() - time.time()
+        shift_clock(clock)
     # The world and what it imports come after the shift.
     from cojax import imports, worlds
     from cojax.types import Action, Task, from_json
@@ -91,14 +113,13 @@ def main() -> None:
     imports.add_current_folder()
     player = Player(worlds.load_from_json(request["name"], request["settings"]))
     traces = []
-    for replayed in request["plays"]:
+    for number, replayed in enumerate(request["plays"]):
+        clock.shift_s = first_shift_s + number * _STEP_S
         task = from_json(Task, replayed["task"])
-        before, attempt = (
-            Attempt("elsewhere", from_json(tuple[Action, ...], replayed[key])) for key in ("before", "actions")
-        )
+        before, actions = (from_json(tuple[Action, ...], replayed[key]) for key in ("before", "actions"))
         if request["plays_before"]:
-            player.play(task, before, "clock")
-        traces.append(player.play(task, attempt, "clock").trace())
+            player.play(task, Attempt("before", before), "clock")
+        traces.append(player.play(task, Attempt("elsewhere", actions), "clock").trace())
     output.write("\n" + json.dumps({"traces": traces}) + "\n")
     output.flush()
     # Threads of a world that hangs must not keep the process.

@@ -5,7 +5,7 @@ Each task is first played twice without an action and twice by its solution, bef
 
 import dataclasses
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +20,15 @@ from .scene import Scene, survey
 
 Say = Callable[[str], None]
 FLOOR = ("null", "greeting", "random")
-# After so many calls that hang, an attacker leaves a task: each leaves a thread behind.
-_MAX_HANGS = 2
+# After so many calls that hang, an attacker leaves a task, and after so many in all the audit ends: each leaves a
+# thread behind.
+_MAX_HANGS, _MAX_HANGS_IN_ALL = 2, 12
 # The most look-ups by which two ends are compared.
 _MAX_PROBES = 12
 _NOTHING = Attempt("makes no action")
 # The origin of a task that is made here from a setup without a query.
 WALK = "walk"
+_ONLY_COUNTED = "is paid, and only a count of calls, or the time, differs from the honest end"
 
 
 @dataclasses.dataclass
@@ -51,16 +53,10 @@ class Examination:
     """One audit of an environment. `origin` is how other processes make it; without one, none does."""
 
     def __init__(
-        self,
-        environment: Environment,
-        attackers: Mapping[str, Attacker] = ATTACKERS,
-        seed: int = 0,
-        origin: Origin | None = None,
-        accepted: Sequence[Accepted] = (),
-        budget_s: float = float("inf"),
-        say: Say = lambda line: None,
-        deadline_s: float | None = None,
-    ) -> None:
+        self, environment: Environment, attackers: Mapping[str, Attacker] = ATTACKERS, seed: int = 0,
+        origin: Origin | None = None, accepted: Sequence[Accepted] = (), budget_s: float = float("inf"),
+        say: Say = lambda line: None, deadline_s: float | None = None,
+    ) -> None:  # fmt: skip
         self.player = Player(environment, deadline_s)
         self.attackers, self.seed, self.origin, self.accepted = attackers, seed, origin, accepted
         self.say, self._end_time = say, time.monotonic() + budget_s
@@ -71,37 +67,39 @@ class Examination:
         self.rewards: dict[str, list[float]] = {name: [] for name in FLOOR}
         self._solved_by_nothing: set[str] = set()
         self._probed: dict[str, list[str]] = {}
-        self._unsteady_paths: dict[str, frozenset[Path]] = {}
-        self._unsteady_aspects: dict[str, set[str]] = {}
+        # Of a task, what differs between two fresh processes that play it alike.
+        self._unsteady_paths: defaultdict[str, frozenset[Path]] = defaultdict(frozenset)
+        self._unsteady_aspects: defaultdict[str, set[str]] = defaultdict(set)
 
     def examine(self, tasks: Sequence[Task]) -> None:
         """Examines the tasks, with the worthiest attackers first."""
         baselines = []
         for number, task in enumerate(tasks, 1):
             self.say(f"first plays: task {number} of {len(tasks)}")
-            if (baseline := self._play_baseline(task)) is not None:
+            if not self._hangs() and (baseline := self._play_baseline(task)) is not None:
                 baselines.append(baseline)
         if tasks and not baselines:
             self.failures.append("no task opens; run `cojax check` on this world")
         known_calls = [call for task in tasks for action in task.solution for call in action.calls]
-        scenes = {baseline.task.id: self._make_scene(baseline, known_calls) for baseline in baselines}
-        if baselines and {"clock", "leak"} & set(self.attackers):
+        scenes = {
+            baseline.task.id: self._make_scene(baseline, known_calls) for baseline in baselines if not self._hangs()
+        }
+        if scenes and not self._hangs() and {"clock", "leak"} & set(self.attackers):
             self._examine_clock(baselines, scenes)
         for name, attacker in self.attackers.items():
             for number, baseline in enumerate(baselines[: attacker.most_tasks] if name != "clock" else (), 1):
-                if time.monotonic() > self._end_time:
+                if time.monotonic() > self._end_time or self._hangs():
                     self.left_out[name] += 1
                     continue
                 self.say(f"{name}: task {number} of {len(baselines)}, {len(self.findings)} findings so far")
                 scene = scenes[baseline.task.id]
-                self._examine_scene(name, attacker, self._with_unsteady(scene), baseline)
+                unsteady = scene.unsteady | self._unsteady_paths[scene.task.id]
+                self._examine_scene(name, attacker, dataclasses.replace(scene, unsteady=unsteady), baseline)
+        if self._hangs():
+            self.failures.append(f"{self.player.hangs} calls hung, and the rest was left out; see --deadline")
 
-    def _with_unsteady(self, scene: Scene) -> Scene:
-        return dataclasses.replace(scene, unsteady=scene.unsteady | self._own_paths(scene.task))
-
-    def _own_paths(self, task: Task) -> frozenset[Path]:
-        """The paths that differ between two fresh processes that play the task alike."""
-        return self._unsteady_paths.get(task.id, frozenset())
+    def _hangs(self) -> bool:
+        return self.player.hangs >= _MAX_HANGS_IN_ALL
 
     def floor(self) -> dict[str, float | None]:
         """The mean rewards of doing nothing, talking, and random calls."""
@@ -150,7 +148,9 @@ class Examination:
         for task in (baseline.task for baseline in baselines):
             scene = scenes[task.id]
             route, before = task.solution or repetition.route_of(scene), repetition.other_calls(scene)
-            plays += [Replayed(task, (), before), Replayed(task, route, before)]
+            tour = repetition.tour_of(scene)
+            # The way to the goal comes last, and first if the order is reversed.
+            plays += [Replayed(task, actions, before) for actions in (tour, (), route)]
         start_time = time.monotonic()
         try:
             timeout_s = 20 * (1.0 + sum(self.player.seconds.values()))
@@ -167,8 +167,8 @@ class Examination:
             self.tallies["clock"].tasks += len(baselines)
             self.tallies["clock"].attempts += len(plays) * len(elsewhere)
         for number, replayed in enumerate(plays):
-            baseline = baselines[number // 2]
-            runs = baseline.idle if number % 2 == 0 else baseline.honest
+            baseline = baselines[number // 3]
+            runs = (None, baseline.idle, baseline.honest)[number % 3]
             others = {name: traces[number] for name, traces in elsewhere.items()}
             self._compare_processes(replayed.task, runs, plain[number], others)
 
@@ -179,10 +179,9 @@ class Examination:
         one process, or that depend on the order of tasks, are leaks."""
         again, turned, after, *others = (surroundings.name for surroundings in repetition.SURROUNDINGS)
         if again in elsewhere:
-            paths = repetition.find_unsteady_paths(plain, elsewhere[again])
-            self._unsteady_paths[task.id] = self._own_paths(task) | paths
+            self._unsteady_paths[task.id] |= repetition.find_unsteady_paths(plain, elsewhere[again])
             aspects = {aspect for aspect in repetition.ASPECTS if plain[aspect] != elsewhere[again][aspect]}
-            self._unsteady_aspects.setdefault(task.id, set()).update(aspects - {"states"})
+            self._unsteady_aspects[task.id] |= aspects - {"states"}
         for name in (again, *others):
             if name not in elsewhere:
                 continue
@@ -192,8 +191,8 @@ class Examination:
         here = [("this process", run.trace()) for run in runs or ()]
         there = [(name, elsewhere[name]) for name in (turned, after) if name in elsewhere]
         for name, trace in (*there, *here):
-            ignored = sorted(self._unsteady_aspects.get(task.id, ()))
-            if difference := explain_difference(plain, trace, self._own_paths(task), ignored):
+            ignored = sorted(self._unsteady_aspects[task.id])
+            if difference := explain_difference(plain, trace, self._unsteady_paths[task.id], ignored):
                 self._add_difference("leak", task, f"a fresh process, then {name}: {difference}", runs)
                 break
 
@@ -223,7 +222,8 @@ class Examination:
             tally.attempts += 1
             rewards.append(run.reward)
             if reason := self._judge(attacker, scene, attempt, run):
-                shown.append((number, attempt, run, reason))
+                is_doubtful = attempt.is_doubtful or reason == _ONLY_COUNTED
+                shown.append((number, dataclasses.replace(attempt, is_doubtful=is_doubtful), run, reason))
             hangs += "was abandoned" in run.failure
             if hangs >= _MAX_HANGS:
                 break
@@ -239,8 +239,7 @@ class Examination:
     def _examine_leak(self, scene: Scene, baseline: Baseline) -> None:
         if self._has("leak", scene.task):
             return
-        ignored = sorted(self._unsteady_aspects.get(scene.task.id, ()))
-        own_paths = self._own_paths(scene.task)
+        ignored, own_paths = sorted(self._unsteady_aspects[scene.task.id]), self._unsteady_paths[scene.task.id]
         for first, second in filter(None, (baseline.idle, baseline.honest)):
             if difference := explain_difference(first.trace(), second.trace(), own_paths, ignored):
                 self._add_difference("leak", scene.task, f"played twice: {difference}", (first, second))
@@ -277,14 +276,25 @@ class Examination:
         """How an end that is paid differs from the honest one; "" if it does not."""
         if scene.honest is None:
             return f"earns {run.reward:g} without the work"
-        given = self._read_answer(scene, run)
+        given = scene.ending.read_answer(run.trajectory.turns[-1].action) if run.trajectory.turns else None
         if scene.answer is not None and not _is_same_answer(given, scene.answer):
             return f"earns {run.reward:g} with the answer {given!r:.80}, and the honest one is {scene.answer!r:.80}"
         if paths := scene.differences(run):
+            if all(map(scene.is_tally, paths)):
+                return _ONLY_COUNTED
             return f"earns {run.reward:g}, and {name_paths(paths)} differs from the honest end"
         if shown := self._find_hidden_difference(scene, attempt):
             return f"earns {run.reward:g}, and the state hides what a look-up shows: {shown}"
-        return ""
+        return self._find_hidden_word(scene, attempt)
+
+    def _find_hidden_word(self, scene: Scene, attempt: Attempt) -> str:
+        """Why a replaced action, which changes no state, was more than a look-up: without it nothing is paid."""
+        index = attempt.replaced
+        if index is None or index >= len(scene.body) or scene.changes(index):
+            return ""
+        rest = Attempt("without it", (*scene.solution[:index], *scene.solution[index + 1 :]))
+        is_needed = not self.player.play(scene.task, rest, "survey").earns(scene.full_reward)
+        return f"is paid like action {index + 1}, without which nothing is paid" if is_needed else ""
 
     def _find_hidden_difference(self, scene: Scene, attempt: Attempt) -> str:
         """A look-up that is answered otherwise than after the honest solution; "" if there is none.
@@ -293,7 +303,8 @@ class Examination:
         """
         calls = {repr(tried.call): Action(calls=(tried.call,)) for tried in scene.lookups}
         probes = tuple(calls.values())[:_MAX_PROBES]
-        actions = tuple(action for action in attempt.actions if action not in scene.final_actions)
+        ends = bool(scene.final_actions and attempt.actions and scene.only_ends(attempt.actions[-1]))
+        actions = attempt.actions[:-1] if ends else attempt.actions
         if not probes or not actions or actions == scene.body:
             return ""
         if scene.task.id not in self._probed:
@@ -303,23 +314,10 @@ class Examination:
         answers = zip(probes, self._probed[scene.task.id], _list_last_texts(run, len(probes)), strict=False)
         return next((describe(probe) for probe, text, other in answers if text != other), "")
 
-    @staticmethod
-    def _read_answer(scene: Scene, run: Run) -> Any:
-        last_action = run.trajectory.turns[-1].action if run.trajectory.turns else Action()
-        return scene.ending.read_answer(last_action)
-
     def _add(
-        self,
-        name: str,
-        task: Task,
-        number: int,
-        attempt: Attempt,
-        run: Run | None,
-        honest: Run | None,
-        why: str,
-        shown_by: int = 1,
-        tried: int = 1,
-    ) -> None:
+        self, name: str, task: Task, number: int, attempt: Attempt, run: Run | None, honest: Run | None, why: str,
+        shown_by: int = 1, tried: int = 1,
+    ) -> None:  # fmt: skip
         attacker = self.attackers.get(name) or ATTACKERS[name]
         severity = "medium" if attempt.is_doubtful and attacker.severity == "high" else attacker.severity
         finding = Finding(
@@ -333,7 +331,9 @@ class Examination:
 
 
 def _list_last_texts(run: Run, count: int) -> list[str]:
-    return [turn.observation.text for turn in run.trajectory.turns[-count:]] if run.trajectory.valid else []
+    """The last observations of a play that went on to its end; none if it did not."""
+    is_whole = run.trajectory.outcome == "truncated"
+    return [turn.observation.text for turn in run.trajectory.turns[-count:]] if is_whole else []
 
 
 def _is_same_answer(answer: Any, other: Any) -> bool:
@@ -356,7 +356,10 @@ def make_walk_task(player: Player, task: Task, seed: int) -> Task:
     scene = survey(player, task, seed, "survey")
     walk = repetition.route_of(scene)
     run = player.play(task, Attempt("a walk", walk), "survey")
-    steps = zip(walk, run.trajectory.turns, strict=False)
-    actions = tuple(action for action, turn in steps if turn.observation.ok or turn.observation.done)
+    steps = list(zip(walk[:-1], run.trajectory.turns, run.states[1:], strict=False))
+    # A walk that leads back to where it began asks for nothing.
+    while steps and not scene.differ(run.states[0], steps[-1][2]):
+        steps.pop()
+    actions = (*(action for action, turn, _ in steps if turn.observation.ok), walk[-1])
     query = "; ".join(map(signature, actions))
     return Task(task.environment, query, task.setup, actions, WALK) if len(actions) > 1 else task

@@ -44,7 +44,7 @@ Act = Callable[[Seat, tuple[Message, ...]], Turn]
 class Attempt:
     """What an attacker does in one episode: these actions or, if it needs to see the episode, an actor.
 
-    `is_doubtful` says that it may be another right solution.
+    `is_doubtful` says that it may be another right solution, `replaced` which action of the solution it replaces.
     """
 
     label: str
@@ -52,6 +52,7 @@ class Attempt:
     act: Act | None = None
     max_turns: int = 12
     is_doubtful: bool = False
+    replaced: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Run:
 
 
 class Player:
-    """Plays attempts in one environment; `episodes` and `seconds` count them by attacker."""
+    """Plays attempts in one environment; `episodes` and `seconds` count them by attacker, `hangs` calls that hung."""
 
     def __init__(self, environment: Environment, deadline_s: float | None = None) -> None:
         own_deadline_s = traits_of(environment).deadline or 0.0
@@ -100,6 +101,7 @@ class Player:
         self.deadline_s = deadline_s or max(_MIN_DEADLINE_S, _DEADLINES * own_deadline_s)
         self.episodes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.hangs = 0
         self._play = watched_play(self.deadline_s)
 
     def play(self, task: Task, attempt: Attempt, attacker: str) -> Run:
@@ -116,6 +118,7 @@ class Player:
         )
         self.episodes[attacker] += 1
         self.seconds[attacker] += time.monotonic() - start_time
+        self.hangs += "was abandoned" in trajectory.error
         return Run(trajectory, tuple(states))
 
 

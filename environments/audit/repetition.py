@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from cojax.environment import OutOfContext
+from cojax.environment import OutOfContext, traits_of
 from cojax.types import Action, Message, Task, Turn, to_json
 from .cheap import insert
 from .player import Attempt, Path, Player, Run, Seat, name_paths
@@ -26,8 +26,9 @@ ASPECTS = ("opening", "observations", "states", "outcome", "verdict")
 _AT_ONCE = 2
 # Seconds between two plays whose clocks must differ, and those that a process may need beyond its plays.
 _CLOCK_GAP_S, _START_TIMEOUT_S = 1.1, 120.0
-# The most actions of a walk in place of a solution, and the most turns beside which another episode is played.
-_MAX_WALK, _MAX_BESIDE = 6, 3
+# The most actions of a walk in place of a solution, and of a tour of the tools, and the most turns beside which other
+# episodes are played.
+_MAX_WALK, _MAX_TOUR, _MAX_BESIDE = 6, 20, 3
 _CANARY = "canary7f3a9c"
 # The comparisons that `find_leak` makes.
 LEAK_ATTEMPTS = 8
@@ -39,11 +40,13 @@ class ProcessFailure(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """In what a process plays: the time at which its clock begins, "" for the time that it is; its environment
-    variables; and what it plays before: later tasks, if it takes them in reverse order, or other calls in each task."""
+    """In what a process plays: the time at which its clock begins, "" for the time that it is, and what it gains at
+    every reading; its environment variables; and what it plays before: later tasks, if it takes them in reverse order,
+    or other calls in each task."""
 
     name: str
     moment: str = ""
+    gain_s: float = 0.0
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_reversed: bool = False
     plays_before: bool = False
@@ -55,14 +58,15 @@ SURROUNDINGS = (
     Surroundings("the tasks in reverse order", variables=_HERE, is_reversed=True),
     Surroundings("after an episode of other calls", variables=_HERE, plays_before=True),
     Surroundings(
-        "a Saturday night in March 2031, another time zone, locale and hash seed",
-        "2031-03-15T23:30:00+00:00",
-        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C"},
+        "from a Saturday night in March 2031 on, another time zone, locale and hash seed",
+        "2031-03-15T22:30:00+00:00",
+        variables={"PYTHONHASHSEED": "1", "TZ": "America/St_Johns", "LC_ALL": "C"},
     ),
     Surroundings(
-        "a Wednesday morning in July 2019, a third time zone, locale and hash seed",
-        "2019-07-10T09:10:00+00:00",
-        {"PYTHONHASHSEED": "2", "TZ": "America/St_Johns", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
+        "from a Wednesday morning in July 2019 on, a clock that leaps, a third time zone, locale and hash seed",
+        "2019-07-10T02:10:00+00:00",
+        1201.0,
+        {"PYTHONHASHSEED": "2", "TZ": "Asia/Kathmandu", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8"},
     ),
 )
 
@@ -73,6 +77,11 @@ def route_of(scene: Scene) -> tuple[Action, ...]:
         return scene.solution
     walk = [Action(calls=(tried.call,)) for tried in scene.tried if tried.ok][:_MAX_WALK]
     return (*walk, scene.ending.bare())
+
+
+def tour_of(scene: Scene) -> tuple[Action, ...]:
+    """Calls of every tool, also of those that the solution does not use."""
+    return tuple(Action(calls=(tried.call,)) for tried in scene.tried[:_MAX_TOUR])
 
 
 def explain_difference(
@@ -149,6 +158,8 @@ def find_leak(player: Player, scene: Scene, expected: Run, ignored: Sequence[str
         yield from compare(f"look-ups after {attempt.label}", probed, player.play(scene.task, probe, "leak"))
         idle = player.play(scene.task, Attempt("ends at once", (scene.ending.bare(),)), "leak")
         yield from compare(f"doing nothing after {attempt.label}", scene.idle, idle)
+    if traits_of(player.environment).concurrency == 1:
+        return  # it plays one episode at a time
     inner: list[Run] = []
     outer = player.play(scene.task, _play_beside(player, scene, route, inner), "leak")
     yield from compare("while another episode of the task is open", expected, outer)
@@ -157,7 +168,7 @@ def find_leak(player: Player, scene: Scene, expected: Run, ignored: Sequence[str
 
 
 def _play_beside(player: Player, scene: Scene, route: Attempt, inner: list[Run]) -> Attempt:
-    """An attempt that plays whole other episodes between its own actions."""
+    """An attempt that plays whole other episodes between its own actions: the same, other calls, and none."""
     remaining = list(route.actions)
 
     def act(episode: Seat, messages: tuple[Message, ...]) -> Turn:
@@ -165,6 +176,8 @@ def _play_beside(player: Player, scene: Scene, route: Attempt, inner: list[Run])
             raise OutOfContext
         if len(inner) < _MAX_BESIDE:
             inner.append(player.play(scene.task, route, "leak"))
+            for actions in (tour_of(scene), ()):
+                player.play(scene.task, Attempt("beside it", actions), "leak")
         return Turn(remaining.pop(0))
 
     return Attempt("beside another episode", act=act, max_turns=len(route.actions))
@@ -196,6 +209,7 @@ def play_elsewhere(
         "name": origin.name,
         "settings": to_json(origin.settings),
         "moment": surroundings.moment,
+        "gain_s": surroundings.gain_s,
         "plays_before": surroundings.plays_before,
         "plays": [to_json(plays[index]) for index in order],
     }

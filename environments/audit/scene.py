@@ -1,5 +1,6 @@
 """What an attacker knows of a task, and how the end of one of its episodes is compared with the honest one."""
 
+import contextlib
 import dataclasses
 import functools
 import random
@@ -28,6 +29,10 @@ _COURTESIES = frozenset({"", "ok", "okay", "done", "finished", "completed", "com
 _WORD = re.compile(r"\w+")
 # Longer answers count only if they say something that a look-up has shown.
 _SHORT_ANSWER_WORDS, _MIN_SHOWN_CHARS = 3, 4
+# What a schema that means nothing raises.
+_MEANINGLESS = (TypeError, ValueError, OverflowError, AttributeError, KeyError)
+# Answers of some types that hardly are the honest ones.
+_OTHER_ANSWERS: dict[type, Any] = {str: "I have done something else.", int: 1_000_007, float: 1_000_007.5, list: []}
 UNKNOWN_CALL = Action(calls=(Call("no_such_tool_of_the_audit"),))
 
 
@@ -59,12 +64,12 @@ class Ending:
 @dataclasses.dataclass(frozen=True)
 class TriedCall:
     """A call that the survey made: whether it worked, which leaves it changed, which lists and counters it merely
-    continued, and its observation."""
+    continued, by how much (a list by 0), and its observation."""
 
     call: Call
     ok: bool
     changes: tuple[Path, ...]
-    continued: frozenset[Path]
+    continued: Mapping[Path, int]
     text: str
 
 
@@ -75,7 +80,8 @@ class Scene:
     `tried` are the calls of a survey, `steps` those of the honest play. `honest` is a play of `solution`, None if the
     task has none or the play is lost. The solution is that of the task,
     one call an action where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool
-    that does not exist. `unsteady` holds paths that differ in two plays of the same actions.
+    that does not exist. `breaking` are calls after the last of which the world raised. `unsteady` holds paths that
+    differ in two plays of the same actions. `needs_answer` says that the solution is not paid with another answer.
     """
 
     task: Task
@@ -88,7 +94,9 @@ class Scene:
     unknown: Run
     honest: Run | None = None
     solution: tuple[Action, ...] = ()
+    breaking: tuple[tuple[Action, ...], ...] = ()
     unsteady: frozenset[Path] = frozenset()
+    needs_answer: bool = False
 
     @property
     def full_reward(self) -> float:
@@ -107,12 +115,11 @@ class Scene:
     @functools.cached_property
     def body(self) -> tuple[Action, ...]:
         """The honest solution without the action that ends the episode."""
-        return self.solution[:-1] if self.ends_itself and self._last_only_ends else self.solution
+        return self.solution[:-1] if self.ends_itself and self.only_ends(self.solution[-1]) else self.solution
 
-    @property
-    def _last_only_ends(self) -> bool:
-        last_calls = self.solution[-1].calls
-        return [call.name for call in last_calls] == [self.ending.tool] if last_calls else not self.ending.tool
+    def only_ends(self, action: Action) -> bool:
+        """Whether an action, if it is the last, does nothing but end the episode."""
+        return [call.name for call in action.calls] == [self.ending.tool] if action.calls else not self.ending.tool
 
     @functools.cached_property
     def final_actions(self) -> tuple[Action, ...]:
@@ -123,8 +130,8 @@ class Scene:
     def answer(self) -> Any:
         """The answer of the honest solution, None if it gives none, or gives one that the query does not ask for."""
         answer = self.ending.read_answer(self.solution[-1]) if self.ends_itself else None
-        is_asked = _ASKING.search(self.task.query) and self._says_something(answer)
-        return answer if answer is None or self._changes_only_by_answer or is_asked else None
+        is_asked = self.needs_answer or (_ASKING.search(self.task.query) and self._says_something(answer))
+        return answer if is_asked or (answer != "" and self._changes_only_by_answer) else None
 
     def _says_something(self, answer: Any) -> bool:
         """Whether an answer is more than a courtesy: short, or with a number or a word that a look-up has shown."""
@@ -139,7 +146,16 @@ class Scene:
     @functools.cached_property
     def _changes_only_by_answer(self) -> bool:
         states = self.honest.states if self.honest else ()
-        return len(states) < 2 or not differing_paths(states[0], states[-2], self._is_bookkeeping)
+        return len(states) < 2 or not self.differ(states[0], states[-2])
+
+    def changes(self, index: int) -> bool:
+        """Whether an action of the honest solution changed what counts."""
+        states = self.honest.states[index : index + 2] if self.honest else ()
+        return len(states) == 2 and self.differ(*states)
+
+    def differ(self, state: State, other: State) -> bool:
+        """Whether two states differ in what counts."""
+        return bool(differing_paths(state, other, self._is_bookkeeping))
 
     @functools.cached_property
     def lookups(self) -> tuple[TriedCall, ...]:
@@ -162,8 +178,21 @@ class Scene:
         counted = differing_paths(states[0], states[-1]) if len(states) > 1 else []
         worked = [tried for tried in (*self.tried, *self.steps) if tried.ok]
         is_telling = len(worked) >= _MIN_LOGGED_CALLS and len({tried.call.name for tried in worked}) > 1
-        logs = frozenset.intersection(*(tried.continued for tried in worked)) if is_telling else frozenset()
+        logs = frozenset.intersection(*(frozenset(tried.continued) for tried in worked)) if is_telling else frozenset()
         return self.unsteady | logs | {container_of(path) for path in counted}
+
+    def is_tally(self, path: Path) -> bool:
+        """Whether a number counts calls, or the time that they take: each tool always raises it by as much, or never.
+
+        A judge may well leave out such a number, and it may be what the task is about.
+        """
+        amounts: dict[str, list[int]] = {}
+        for tried in (*self.tried, *self.steps):
+            if tried.ok:
+                amount = tried.continued.get(path, -1 if path in tried.changes else 0)
+                amounts.setdefault(tried.call.name, []).append(amount)
+        steady = [of_tool for of_tool in amounts.values() if len(set(of_tool)) == 1 and of_tool[0] >= 0]
+        return len(steady) == len(amounts) and any(of_tool[0] and len(of_tool) > 1 for of_tool in steady)
 
     def _is_bookkeeping(self, path: Path) -> bool:
         return any(path[:length] in self._bookkeeping for length in range(1, len(path) + 1))
@@ -180,7 +209,7 @@ class Scene:
         changes = differing_paths(self.honest.states[-2], end)
         flags = [path for path in changes if end.get(path) == self.idle.end.get(path) != start.get(path)]
         is_unasked = self.answer is None and self.ending.read_answer(self.solution[-1]) is not None
-        return frozenset(changes if is_unasked and self._last_only_ends else flags)
+        return frozenset(changes if is_unasked and self.final_actions else flags)
 
     def differences(self, run: Run) -> list[Path]:
         """Where the end of a play differs from the honest end in what counts: not in bookkeeping, nor in a flag that
@@ -192,23 +221,26 @@ class Scene:
         )
 
 
-def draw_from_schemas(
-    documents: Sequence[Mapping[str, Any]], index: ValueIndex, rng: random.Random, ending: str
-) -> Iterator[Call]:
-    """Calls of each tool but the ending, with values that the schemas name or that were seen."""
-    for tool in _read_documents(documents):
-        if tool.name != ending:
-            try:
-                yield from list(draw_calls(tool, index, _MAX_CALLS_PER_TOOL, rng))
-            except (TypeError, ValueError, OverflowError, AttributeError):
-                continue  # a schema that means nothing
+def draw_from_schemas(documents: Sequence[Mapping[str, Any]], index: ValueIndex, rng: random.Random) -> Iterator[Call]:
+    """Calls of each tool, with values that the schemas name or that were seen."""
+    for tool in read_documents(documents):
+        with contextlib.suppress(*_MEANINGLESS):
+            yield from list(draw_calls(tool, index, _MAX_CALLS_PER_TOOL, rng))
 
 
-def _read_documents(documents: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    try:
-        return list(read_tools(documents, allow_none=True).values())
-    except (ValueError, AttributeError, TypeError):
-        return []  # an environment's documents need not be ours to read
+def read_documents(documents: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """The tools of those documents that can be read: they need not be ours to read."""
+    tools: list[Tool] = []
+    for document in documents:
+        with contextlib.suppress(*_MEANINGLESS):
+            tools += read_tools([document], allow_none=True).values()
+    return tools
+
+
+def read_properties(documents: Sequence[Mapping[str, Any]], tool_name: str) -> dict[str, Any]:
+    """The parameters of a tool, each with its schema."""
+    parameters = (tool.parameters for tool in read_documents(documents) if tool.name == tool_name)
+    return dict(next(parameters, {}).get("properties", {}))
 
 
 def survey(
@@ -222,11 +254,17 @@ def survey(
     last_offers: list[Action] = []
     ending_tools: set[str] = set()
     tried: list[TriedCall] = []
+    breaking: list[tuple[Action, ...]] = []
     rng = random.Random(f"{seed} {task.id} survey")
     for _ in range(_MAX_SURVEYS):
-        attempt = _make_survey_attempt(task, documents, last_offers, ending_tools, known_calls, rng)
+        avoided = ending_tools | {actions[-1].calls[0].name for actions in breaking}
+        made: list[Action] = []
+        attempt = _make_survey_attempt(task, documents, last_offers, avoided, known_calls, rng, made)
         run = player.play(task, attempt, attacker)
         tried = _list_tried(run)
+        if run.failure and made:
+            breaking.append(tuple(made))
+            continue
         if run.trajectory.outcome != "finished" or not run.trajectory.turns[-1].action.calls:
             break
         ending_tools |= {call.name for call in run.trajectory.turns[-1].action.calls}
@@ -248,7 +286,14 @@ def survey(
     usable = tuple(trial for trial in tried if trial.call.name != ending.tool)
     steps = tuple(_list_tried(honest)) if honest else ()
     steps = tuple(step for step in steps if step.call.name != ending.tool)
-    return Scene(task, seed, tuple(documents), ending, usable, steps, idle, unknown, honest, solution)
+    scene = Scene(
+        task, seed, tuple(documents), ending, usable, steps, idle, unknown, honest, solution, tuple(breaking)
+    )  # fmt: skip
+    if not scene.final_actions:
+        return scene
+    answer = _OTHER_ANSWERS.get(type(ending.read_answer(solution[-1])), _OTHER_ANSWERS[str])
+    other = player.play(task, Attempt("another answer", (*scene.body, ending.answer(answer))), attacker)
+    return dataclasses.replace(scene, needs_answer=not other.earns(scene.full_reward))
 
 
 def _split_actions(
@@ -268,14 +313,10 @@ def _split_actions(
 
 
 def _make_survey_attempt(
-    task: Task,
-    documents: list[Mapping[str, Any]],
-    last_offers: list[Action],
-    ending_tools: set[str],
-    known_calls: Sequence[Call],
-    rng: random.Random,
-) -> Attempt:
-    """An attempt that makes the calls on offer, without those of tools that end the episode."""
+    task: Task, documents: list[Mapping[str, Any]], last_offers: list[Action], avoided_tools: set[str],
+    known_calls: Sequence[Call], rng: random.Random, made: list[Action],
+) -> Attempt:  # fmt: skip
+    """An attempt that makes the calls on offer, without those of some tools, and adds them to `made`."""
     remaining: list[Call] = []
     has_begun = False
 
@@ -288,15 +329,16 @@ def _make_survey_attempt(
             last_offers[:] = offers[-1:]
             offered_calls = [action.calls[0] for action in offers if len(action.calls) == 1]
             state = ask(episode.state)
-            index = index_values(state, task.setup, _list_keys(state))
-            drawn_calls = list(draw_from_schemas(documents, index, rng, ""))
+            index = index_values(state, task.setup, _list_keys(state, task.setup))
+            drawn_calls = list(draw_from_schemas(documents, index, rng))
             own_calls = [call for action in task.solution for call in action.calls]
             others = [*rng.sample(offered_calls, len(offered_calls)), *known_calls, *drawn_calls]
-            calls = [call for call in (*own_calls, *others) if call.name not in ending_tools]
+            calls = [call for call in (*own_calls, *others) if call.name not in avoided_tools]
             remaining.extend(_spread(calls, rng))
         if not remaining:
             raise OutOfContext
-        return Turn(Action(calls=(remaining.pop(0),)))
+        made.append(Action(calls=(remaining.pop(0),)))
+        return Turn(made[-1])
 
     return Attempt("surveys the tools", act=act, max_turns=_MAX_SURVEY_CALLS)
 
@@ -309,16 +351,22 @@ def list_offers(episode: Seat) -> list[Action]:
         return []
 
 
-def _list_keys(state: Any) -> list[str]:
-    """The keys within a state: in the worlds of strangers they are often the names of things."""
-    keys: list[str] = []
-    pending = [state]
+def _list_keys(*states: Any) -> list[str]:
+    """The keys of tables within some states and setups, or else all keys: they are often the names of things.
+
+    A table is an object within another one, with single values of one kind.
+    """
+    names: dict[str, None] = {}
+    keys: dict[str, None] = {}
+    pending = [(state, False) for state in states]
     while pending and len(keys) < _MAX_KEYS:
-        value = pending.pop()
+        value, is_inner = pending.pop()
         if isinstance(value, Mapping):
-            keys += map(str, value)
-            pending += value.values()
-    return keys[:_MAX_KEYS]
+            kinds = {type(member) for member in value.values()}
+            keys |= dict.fromkeys(map(str, value))
+            names |= dict.fromkeys(map(str, value)) if is_inner and len(kinds) == 1 and not kinds & {dict, list} else {}
+            pending += [(member, True) for member in value.values()]
+    return list(names or keys)[:_MAX_KEYS]
 
 
 def _spread(calls: Sequence[Call], rng: random.Random) -> list[Call]:
@@ -344,20 +392,18 @@ def _list_tried(run: Run) -> list[TriedCall]:
     return tried
 
 
-def _find_continued(before: State, after: State, changes: Sequence[Path]) -> frozenset[Path]:
-    """Lists that only got new entries at their ends, and whole numbers that grew by one."""
-    kept_entries, grown = set[Path](), set[Path]()
+def _find_continued(before: State, after: State, changes: Sequence[Path]) -> dict[Path, int]:
+    """Lists that only got new entries at their ends, and whole numbers that grew, each with how much."""
+    kept_entries, grown = set[Path](), dict[Path, int]()
     for path in changes:
         depth = next((depth for depth, key in enumerate(path) if isinstance(key, int)), None)
-        if depth is not None:
-            (kept_entries if path in before else grown).add(path[:depth])
-        elif (before.get(path) == "[]" and path not in after) or _is_next(before.get(path, ""), after.get(path, "")):
-            grown.add(path)
-    return frozenset(grown - kept_entries)
-
-
-def _is_next(number: str, following: str) -> bool:
-    return number.isdecimal() and following.isdecimal() and int(number) + 1 == int(following)
+        if depth is not None and path in before:
+            kept_entries.add(path[:depth])
+        elif depth is not None or (before.get(path) == "[]" and path not in after):
+            grown[path[:depth]] = 0
+        elif before.get(path, "0").isdecimal() and after.get(path, "").isdecimal():
+            grown[path] = int(after[path]) - int(before.get(path, "0"))
+    return {path: growth for path, growth in grown.items() if path not in kept_entries and growth >= 0}
 
 
 def _find_ending(
@@ -372,7 +418,6 @@ def _find_ending(
         tool_name = [*named, *sorted(ending_tools), ""][0]
     if not tool_name:
         return Ending()
-    parameters = next((tool.parameters for tool in _read_documents(documents) if tool.name == tool_name), {})
     last_calls = (call for action in last_actions for call in action.calls if call.name == tool_name)
     used = next((parameter for call in last_calls for parameter in call.arguments), None)
-    return Ending(tool_name, used or next(iter(parameters.get("properties", {})), None))
+    return Ending(tool_name, used or next(iter(read_properties(documents, tool_name)), None))

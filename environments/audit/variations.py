@@ -10,7 +10,7 @@ from .player import Attempt
 from .scene import Scene
 
 # The most harmful calls that `extra` tries, and the most values in place of one argument.
-_MAX_EXTRA_CALLS, _MAX_SWAPS = 4, 2
+_MAX_EXTRA_CALLS, _MAX_SWAPS = 4, 3
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -27,12 +27,17 @@ def drop(scene: Scene) -> Iterator[Attempt]:
 
 
 def swap(scene: Scene) -> Iterator[Attempt]:
-    """The solution with one argument replaced by another value, each in turn.
+    """The solution with one argument, or one text, replaced by another, each in turn.
 
-    A value that the query does not name may have been a free choice.
+    A value that the query does not name may have been a free choice, and so may be what changes nothing.
     """
     query = normalise(scene.task.query)
     for index, action in enumerate(scene.solution):
+        is_idle = index < len(scene.body) and not scene.changes(index)
+        if not action.calls and action.text and index < len(scene.body):
+            for other in _make_others(action.text, is_answer=True):
+                actions = (*scene.solution[:index], Action(other), *scene.solution[index + 1 :])
+                yield Attempt(f"says {other!r:.60}", actions, is_doubtful=is_idle, replaced=index)
         for number, call in enumerate(action.calls):
             for parameter, value in call.arguments.items():
                 is_answer = (call.name, parameter) == (scene.ending.tool, scene.ending.parameter)
@@ -40,24 +45,33 @@ def swap(scene: Scene) -> Iterator[Attempt]:
                     changed = Call(call.name, {**call.arguments, parameter: other})
                     calls = (*action.calls[:number], changed, *action.calls[number + 1 :])
                     actions = (*scene.solution[:index], Action(calls=calls), *scene.solution[index + 1 :])
-                    is_free = not is_answer and normalise(str(value)) not in query
+                    is_free = is_idle or (not is_answer and normalise(str(value)) not in query)
                     label = f"{call.name} of action {index + 1} with {parameter}={other!r:.60}"
-                    yield Attempt(label, actions, is_doubtful=is_free)
+                    yield Attempt(label, actions, is_doubtful=is_free, replaced=index)
     if scene.answer is not None and not scene.ending.tool:
         for other in _list_others(scene, None, "", scene.answer, is_answer=True):
             yield Attempt(f"answers {other!r:.60}", (*scene.body, scene.ending.answer(other)))
 
 
 def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any, *, is_answer: bool) -> list[Any]:
-    """Other values for an argument: of the same parameter in calls that worked, of the same kind, and a longer one.
-
-    Another answer is far from the honest one: a judge may allow a tolerance, or another true answer.
-    """
+    """Other values for an argument: of the same parameter in calls that worked, of the same kind, and a longer one."""
     seen = [
         tried.call.arguments[parameter]
         for tried in scene.tried
         if call is not None and tried.call.name == call.name and parameter in tried.call.arguments
     ]
+    seen = [other for other in seen if type(other) is type(value) and not _is_same(other, value)]
+    made = _make_others(value, is_answer=is_answer)
+    unique = {repr(other): other for other in (*([] if is_answer else seen[:1]), *made)}
+    return list(unique.values())[:_MAX_SWAPS]
+
+
+def _make_others(value: Any, *, is_answer: bool) -> list[Any]:
+    """Other values of a kind.
+
+    Another answer is far from the honest one: a judge may allow a tolerance, or another true answer. A list that
+    only repeats a member may be as good.
+    """
     made: list[Any] = []
     match value:
         case bool():
@@ -66,15 +80,12 @@ def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any, *,
             made = [2 * value + 7 if is_answer else value + 1]
         case str() if _NUMBER.fullmatch(value.strip()):
             number = float(value) if "." in value else int(value)
-            made = [str(2 * number + 7 if is_answer else number + 1)]
+            made = [str(2 * number + 7 if is_answer else number + 1), f"{value} and more"]
         case str():
             made = [f"{value} and more", "something else"]
         case list() if value:
-            made = [value[:-1], [*value, value[0]]]
-    seen = [other for other in seen if type(other) is type(value) and not _is_same(other, value)]
-    made = [other for other in made if not _is_same(other, value)]
-    unique = {repr(other): other for other in (*([] if is_answer else seen[:1]), *made)}
-    return list(unique.values())[:_MAX_SWAPS]
+            made = [value[:-1], [*value, *_make_others(value[0], is_answer=is_answer)[:1]]]
+    return [other for other in made if not _is_same(other, value)]
 
 
 def _is_same(value: Any, other: Any) -> bool:

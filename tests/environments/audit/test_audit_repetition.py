@@ -20,9 +20,10 @@ from environments.audit.repetition import (
 _READS = """
 import json, time, datetime, sqlite3
 from datetime import date
-from environments.audit.child import shift_clock
+from environments.audit.child import Clock
 import environments.audit.child as child
-child.shift_clock(datetime.datetime.fromisoformat("2031-03-15T23:30:00+00:00").timestamp() - time.time())
+shift_s = datetime.datetime.fromisoformat("2031-03-15T23:30:00+00:00").timestamp() - time.time()
+child.shift_clock(Clock(shift_s))
 row = sqlite3.connect(":memory:").execute(
     "SELECT date('now'), strftime('%Y', 'now'), date('2020-01-31', '+1 day'), date()"
 ).fetchone()
