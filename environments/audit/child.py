@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# How far the clock moves between two plays, of which each task has three: in some tasks, all weekdays, months and hours
-# come.
+# How far the clock moves between two plays. Each task has three, so a few tasks see all weekdays, months and hours.
 _STEP_S = (35 * 24 + 9.1) * 3600.0
 
 
