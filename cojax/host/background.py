@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_BACKGROUND_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # the threads of `in_background`
+_BACKGROUND_WORK: weakref.WeakSet[Future[Any]] = weakref.WeakSet()  # the futures of `in_background`
 _CALL_INTERVAL_S = 0.2  # seconds between two calls of `seconds_left`
 # Seconds between two readings of the clock, and the most seconds that such a gap counts. A longer gap means that the
 # process was stopped.
@@ -27,10 +27,6 @@ class Interrupted(Exception):
 
 def run_on_thread(thread_name: str, work: Callable[[], _T]) -> Future[_T]:
     """Starts `work` on a daemon thread called `thread_name`, and returns the future of its result or exception."""
-    return _start_thread(thread_name, work)[0]
-
-
-def _start_thread(thread_name: str, work: Callable[[], _T]) -> tuple[Future[_T], threading.Thread]:
     future = Future[_T]()
 
     def run_work() -> None:
@@ -39,9 +35,8 @@ def _start_thread(thread_name: str, work: Callable[[], _T]) -> tuple[Future[_T],
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run_work, name=thread_name, daemon=True)
-    thread.start()
-    return future, thread
+    threading.Thread(target=run_work, name=thread_name, daemon=True).start()
+    return future
 
 
 def wait_until_done(future: Future[Any], seconds_left: Callable[[], float]) -> bool:
@@ -63,8 +58,8 @@ def in_background(thread_name: str, work: Callable[[Callable[[], bool]], _T]) ->
     the result within the block. A block that fails does not wait for the work, and its result is lost.
     """
     cancel_event = threading.Event()
-    future, thread = _start_thread(thread_name, lambda: work(cancel_event.is_set))
-    _BACKGROUND_THREADS.add(thread)
+    future = run_on_thread(thread_name, lambda: work(cancel_event.is_set))
+    _BACKGROUND_WORK.add(future)
     try:
         yield future
     finally:
@@ -76,10 +71,7 @@ def await_background(timeout_s: float) -> bool:
 
     Work that is no longer wanted may still be in the middle of a paid call: this lets it record the reply.
     """
-    end_time = time.monotonic() + timeout_s
-    for thread in list(_BACKGROUND_THREADS):
-        thread.join(max(0.0, end_time - time.monotonic()))
-    return not any(thread.is_alive() for thread in _BACKGROUND_THREADS)
+    return not wait(list(_BACKGROUND_WORK), timeout_s).not_done
 
 
 def make_clock() -> Callable[[], float]:

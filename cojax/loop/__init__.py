@@ -31,10 +31,10 @@ class State:
     """Everything that changes from step to step.
 
     `memory` holds the memories of all detectors; it grows with the run, so the loop changes it in place.
-    `last_evolution` is a step, and `pending` holds the signals since then. `waiting` holds the next step's groups if
-    they were sampled ahead. `record` is None, except in a step that was stopped during its evolution. Then it is the
-    step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent of a run
-    of co-evolving agents, None in every other run.
+    `last_evolution` is a step, and `pending` holds the signals since then. `waiting` holds the groups of the next steps
+    that were sampled when the step was checkpointed. `record` is None, except in a step that was stopped during its
+    evolution. Then it is the step's record so far, and the evolution starts again when the run is resumed. `second` is
+    the second agent of a run of co-evolving agents, None in every other run.
     """
 
     step: int
@@ -43,7 +43,7 @@ class State:
     memory: Memory
     pending: tuple[Signal, ...] = ()
     last_evolution: int = 0
-    waiting: tuple[Group, ...] = ()
+    waiting: Sequence[Sequence[Group]] = ()
     record: Mapping[str, Any] | None = None
     second: TrainState | None = None
 
@@ -74,17 +74,17 @@ class Loop:
 
     Signals: `detectors` see the groups of every step. `kinds` are the detectors that raise signals, by name.
 
-    Time: `staleness` is the number of updates by which the sampling weights may lag behind the trained weights. With 1,
-    the next step's groups are sampled while this step's update runs. An update starts once the share `quorum` of each
-    group is played. With `evolve_beside`, an evolution runs while the next step trains, and its tasks arrive one step
-    later. It must then not sample from the engine, which rests at staleness 0. The last step has no next step, so its
-    evolution runs at its end.
+    Time: `staleness` is the number of updates by which the sampling weights lag behind the trained weights: so many
+    steps are sampled ahead, while earlier updates run. With `mixed`, the engine always samples with the newest weights
+    instead. An update starts once the share `quorum` of each group is played. With `evolve_beside`, an evolution runs
+    while the next step trains, and its tasks arrive one step later. It must then not sample from the engine, which is
+    in use, and rests at staleness 0. The last step has no next step, so its evolution runs at its end.
 
     The run plays at most `episodes` training episodes, in whole groups. It plays no step after the one in which the
     actions of all training episodes reach `environment_steps`. 0 means no limit. Once either is used up, a step learns
-    nothing. The detector `played` counts both. `score` gives a step's development score, None if the step has none.
-    `prefix` gives the actions that a task's episodes begin with, from the memory of the detector `prefixes`: the policy
-    neither samples them nor learns from them.
+    nothing. The detector `played` counts both. `score` gives a development score after every `score_every` steps; 0 is
+    never. `prefix` gives the actions that a task's episodes begin with, from the memory of the detector `prefixes`: the
+    policy neither samples them nor learns from them.
     """
 
     environment: Environment
@@ -110,6 +110,7 @@ class Loop:
     per_context: int
     checkpoint_every: int
     staleness: int = 0
+    mixed: bool = False
     quorum: float = 1.0
     evolve_beside: bool = False
     curriculum: Curriculum | None = None
@@ -125,14 +126,16 @@ class Loop:
     closed: frozenset[str] = frozenset()
     prefix: Prefix = lambda task, memory: ()
     draw: Callable[..., tuple[Task, ...]] = TaskPool.sample
-    score: Callable[[int], Mapping[str, float] | None] = lambda step: None
+    score_every: int = 0
+    score: Callable[[int], Mapping[str, float]] = lambda step: {}
     quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 
     def __post_init__(self) -> None:
-        if self.staleness not in (0, 1):
-            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1 for rollouts one step ahead of updates")
-        if not 0.0 < self.quorum <= 1.0:
-            raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
+        if self.staleness < 0 or not 0.0 < self.quorum <= 1.0:
+            raise ValueError(
+                f"staleness is {self.staleness}, and quorum is {self.quorum}; expected at least 0 updates, and a share "
+                "above 0, at most 1, of each group"
+            )
         if self.dynamic_sampling and (self.dynamic_sampling < self.batch_size or self.quorum < 1.0):
             raise ValueError(
                 f"dynamic_sampling is {self.dynamic_sampling} with batch_size={self.batch_size} and "

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cojax import signals
@@ -12,6 +12,7 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import count_groups_left, probe_tasks
 from cojax.synthesis import EvolutionInputs, Synthesis, admit, explain_idle, make_expeditions, synthesize
 from cojax.synthesis.evolutions import list_visits
+from cojax.types import Group
 
 if TYPE_CHECKING:
     from cojax.storage.run_directory import RunDirectory
@@ -25,12 +26,14 @@ class Evolutions:
 
     An evolution is due every `evolve_every` steps, and runs at the end of the step at which it is due. With
     `evolve_beside` it runs in parallel with the next step instead, except at the last step, which has no next step.
-    Once `stop` turns true, an evolution raises Interrupted and changes nothing.
+    Once `stop` turns true, an evolution raises Interrupted and changes nothing. `drain` waits until no step is sampled
+    and the engine holds the weights after the step: an evolution at the end of a step may sample the policy.
     """
 
     loop: Loop
     directory: "RunDirectory"
     stop: Callable[[], bool]
+    drain: Callable[[], Sequence[Sequence[Group]]] = tuple
 
     def is_due(self, state: State) -> bool:
         """Whether an evolution is due after the state's step and has not run yet."""
@@ -61,6 +64,7 @@ class Evolutions:
         """Runs the evolution at the end of the step, if one is due there. Returns the new state and the record."""
         if not self.is_due(state) or self.is_due_beside(state):
             return state, record
+        self.drain()
         with self.loop.clock("feedback"):
             synthesis = self.prepare(state)(self.stop)
         state = self.store(state, synthesis)

@@ -1,16 +1,17 @@
 """The groups of a step: draws its tasks and plays the episodes of each."""
 
 import contextlib
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from cojax.host.background import in_background
 from cojax.loop import Loop, State
 from cojax.pool import weigh_task
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
+from cojax.rollout.step_queue import StepQueue
 from cojax.signals.kinds import task_of
 from cojax.types import Group, Signal, Task
 
@@ -32,52 +33,45 @@ class PlayedCount:
         }, []
 
 
-def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
-    """Plays the groups of `step`; `state` is the state before the step."""
-    with time_rollout(loop):
-        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _copy_prefix_memory(loop, state))
+def open_queue(loop: Loop, state: State) -> StepQueue:
+    """The queue of the steps after `state`, with the groups that wait in it."""
+    queue = StepQueue(loop.engine, state.step, loop.mixed, functools.partial(time_rollout, loop))
+    for groups in state.waiting:
+        queue.order(functools.partial(lambda groups, stop: groups, groups))
+    return queue
 
 
-@contextlib.contextmanager
-def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
-    """Plays the groups of `step` on a thread while the block runs; the list yielded is filled when the block ends.
+def order_steps(loop: Loop, queue: StepQueue, state: State) -> None:
+    """Orders the steps that are due the weights and the tasks of `state`: those up to `staleness` after the next one.
 
-    The list stays empty at staleness 0, and for a step after the last one. If the block raises, nothing waits for the
-    groups.
+    So step t has weights and tasks of step max(0, t − 1 − staleness), however fast the trainer is. A run that goes on
+    beyond its last step begins as at step 0.
     """
-    groups: list[Group] = []
-    if not loop.staleness or step > loop.steps:
-        yield groups
-        return
-    tasks = draw_tasks(loop, state, step)
-    prefix_memory = _copy_prefix_memory(loop, state)
-    with in_background("ahead", lambda stop: _play_and_refill(loop, state, step, tasks, prefix_memory, stop)) as future:
-        yield groups
-        with time_rollout(loop):
-            groups += future.result()
+    # Later steps change the memories in place while these steps are played.
+    names = {"prefixes", "visits"} if loop.dynamic_sampling else {"prefixes"}
+    copies = {name: dict(state.memory[name]) for name in names & state.memory.keys()}
+    state = dataclasses.replace(state, memory={**state.memory, **copies})
+    for step in range(queue.last_step + 1, min(state.step + 1 + loop.staleness, loop.steps) + 1):
+        queue.order(functools.partial(_play_and_refill, loop, state, step, draw_tasks(loop, state, step)))
 
 
 def _play_and_refill(
-    loop: Loop,
-    state: State,
-    step: int,
-    tasks: Sequence[Task],
-    prefix_memory: Mapping[str, Any],
-    stop: Callable[[], bool] = lambda: False,
+    loop: Loop, state: State, step: int, tasks: Sequence[Task], stop: Callable[[], bool]
 ) -> list[Group]:
     """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
 
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups have been sampled, the run's episodes
     are used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill_number = _play_groups(loop, tasks, step, stop, prefix_memory=prefix_memory), 0
+    groups, refill_number = _play_groups(loop, tasks, step, range(loop.group_size), stop, state.memory), 0
     while (missing_count := _count_missing(loop, state, groups)) > 0:
         refill_number += 1
         task_ids = {group.task.id for group in groups}
         new_tasks = [task for task in draw_tasks(loop, state, step, refill_number) if task.id not in task_ids]
         if not new_tasks:
             break
-        groups += _play_groups(loop, new_tasks[:missing_count], step, stop, prefix_memory=prefix_memory)
+        tasks = new_tasks[:missing_count]
+        groups += _play_groups(loop, tasks, step, range(loop.group_size), stop, state.memory)
     return groups
 
 
@@ -123,10 +117,22 @@ def draw_tasks(loop: Loop, state: State, step: int, refill_number: int = 0) -> t
     return loop.draw(state.pool, task_count, seed, loop.fresh_fraction, weigh)
 
 
-def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, sample_range: range) -> list[Group]:
-    """Plays the episodes numbered `sample_range` of each task, with the weights that the engine holds."""
+def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
+    """Plays the episodes numbered `samples` of each task, with the weights that the engine holds."""
     with time_rollout(loop):
-        return _play_groups(loop, tasks, step, lambda: False, sample_range)
+        return _play_groups(loop, tasks, step, samples, lambda: False, {})
+
+
+def _play_groups(
+    loop: Loop, tasks: Sequence[Task], step: int, samples: range, stop: Callable[[], bool], memory: Mapping[str, Any]
+) -> list[Group]:
+    """Plays the episodes numbered `samples` of each task.
+
+    Their random numbers depend only on the seed, the step and their numbers. The memory of the detector `prefixes`, if
+    `memory` has it, decides what `loop.prefix` has them begin with.
+    """
+    prefix_memory, seed = memory.get("prefixes", {}), (loop.seed, step - 1)
+    return _collect(loop, tasks, prefix_memory, loop.quorum, samples, seed=seed, label=str(step), stop=stop)
 
 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
@@ -135,45 +141,22 @@ def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, sto
     Their random numbers differ from those of every step. They begin with the prefixes of the first training episodes.
     Raises Interrupted soon after `stop` turns true.
     """
-    if not tasks:
-        return []
-    actors = _make_actors(loop, tasks, {})
-    collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
-    return collector.collect(tasks, seed=(loop.seed, step, _PROBE_SEED), label=f"probe{step}", stop=stop)
+    seed = (loop.seed, step, _PROBE_SEED)
+    return _collect(loop, tasks, {}, 1.0, range(attempts), seed=seed, label=f"probe{step}", stop=stop)
 
 
-def _play_groups(
-    loop: Loop,
-    tasks: Sequence[Task],
-    step: int,
-    stop: Callable[[], bool],
-    sample_range: range | None = None,
-    prefix_memory: Mapping[str, Any] = MappingProxyType({}),
+def _collect(
+    loop: Loop, tasks: Sequence[Task], prefix_memory: Mapping[str, Any], quorum: float, samples: range, **names: Any
 ) -> list[Group]:
-    """Plays the groups of these tasks, or only the episodes with the numbers `sample_range`.
-
-    An episode's random numbers depend only on the seed, the step and its number. `prefix_memory` is what
-    `loop.prefix` derives the episodes' first actions from.
-    """
+    """Calls `EpisodeCollector.collect` with these tasks and `names`, if there is any task."""
     if not tasks:
         return []
-    actors = _make_actors(loop, tasks, prefix_memory)
-    sample_numbers = range(loop.group_size) if sample_range is None else sample_range
+    prefixes = {task.id: loop.prefix(task, prefix_memory) for task in tasks}
+    actors = PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
     collector = EpisodeCollector(
-        actors, loop.environment, loop.limits, len(sample_numbers), loop.quorum, first_sample=sample_numbers.start
+        actors, loop.environment, loop.limits, len(samples), quorum, first_sample=samples.start
     )
-    return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
-
-
-def _make_actors(loop: Loop, tasks: Sequence[Task], memory: Mapping[str, Any]) -> PolicyActors:
-    """Actors of the policy whose episodes begin with the prefixes that `loop.prefix` derives from `memory`."""
-    prefixes = {task.id: loop.prefix(task, memory) for task in tasks}
-    return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(task_of(session), ()))
-
-
-def _copy_prefix_memory(loop: Loop, state: State) -> Mapping[str, Any]:
-    """Copies the memory that `loop.prefix` reads, because the step may change it; empty in a run without prefixes."""
-    return dict(state.memory.get("prefixes", {}))
+    return collector.collect(tasks, **names)
 
 
 @contextlib.contextmanager

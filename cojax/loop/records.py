@@ -23,18 +23,26 @@ def end_step(
     If the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took. The
     evolution then starts again when the run is resumed.
     """
-    loop, directory = evolutions.loop, evolutions.directory
+    loop = evolutions.loop
     try:
         state, record = evolutions.run_at_end(state, record)
     except Interrupted:
-        state = dataclasses.replace(state, record={**record, "seconds": loop.clock.lap()})
-        save(loop, state, directory)
-        return state
-    observe(add_scores(loop, state, record))
+        state = dataclasses.replace(
+            state, record={**record, "seconds": {**record.get("seconds", {}), **loop.clock.lap()}}
+        )
+        return _save_drained(evolutions, state)
+    observe(add_scores(evolutions, state, record))
     state = dataclasses.replace(state, record=None)
     is_last = state.step == loop.steps
     if state.step % loop.checkpoint_every == 0 or is_last or evolutions.is_due_beside(state) or evolutions.stop():
-        save(loop, state, directory)
+        return _save_drained(evolutions, state)
+    return state
+
+
+def _save_drained(evolutions: Evolutions, state: State) -> State:
+    """Checkpoints the state with the groups of all steps ordered: their weights are older, and stored nowhere."""
+    state = dataclasses.replace(state, waiting=evolutions.drain())
+    save(evolutions.loop, state, evolutions.directory)
     return state
 
 
@@ -103,12 +111,13 @@ def _count_replayed(groups: Sequence[Group]) -> dict[str, float]:
     return {"groups": len(prefix_lengths), "actions": sum(prefix_lengths) / max(1, len(prefix_lengths))}
 
 
-def add_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
+def add_scores(evolutions: Evolutions, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with the step's development score, if it has one, and the pool's quality after an evolution."""
-    full_record = dict(record)
+    loop, full_record = evolutions.loop, dict(record)
     with loop.clock("evaluation"):
-        if dev_score := loop.score(state.step):
-            full_record["dev"] = dev_score
+        if loop.score_every and state.step % loop.score_every == 0:
+            evolutions.drain()
+            full_record["dev"] = loop.score(state.step)
         if "evolution" in full_record and (quality := loop.quality(state.pool)):
             full_record["evolution"] = {**full_record["evolution"], "quality": quality}
     return full_record

@@ -225,13 +225,6 @@ def find_popularity(environment: Environment) -> Mapping[str, float] | None:
 
 def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwatch) -> Loop:
     """Builds the loop's fixed parts, in a fork without what is gone."""
-
-    def score(step: int) -> Mapping[str, float] | None:
-        score_every = config.evaluation.every
-        if not score_every or step % score_every or not parts.development:
-            return None
-        return measure_development(config, parts, step, parts.development)
-
     chosen_explorer = build_explorer(config, parts)
     evolve = entry(config, "evolve").bind() if methods.evolves(config) else evolutions.static
     prefix_replay = find("statistic", "prefixes", PREFIXES)() if config.synthesis.prefix_replay else None
@@ -258,9 +251,11 @@ def build_loop(config: ConfigDict, parts: Parts, learner: Learner, clock: Stopwa
         sampling=make_sampling(config, parts.chat, config.sampling.temperature),
         limits=parts.limits,
         clock=clock,
-        score=score,
+        score_every=config.evaluation.every if parts.development else 0,
+        score=lambda step: measure_development(config, parts, step, parts.development),
         quality=build_quality(config, parts.evaluation),
         curriculum=curriculum,
+        mixed=config.engine.name == "sglang" and config.sglang.mixed,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=entry(config, "synthesis.select").bind(),
         predictor=functools.partial(predictor, environment=parts.environment, ending=chosen_explorer.ending),

@@ -192,8 +192,15 @@ def _check_servers(config: ConfigDict) -> None:
     sglang = config.sglang
     if config.staleness and sglang.release_memory:
         raise ValueError(
-            "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
-            "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
+            "sglang.release_memory frees the servers' memory while the learner works, but with staleness="
+            f"{config.staleness} the servers sample at that time; set --config.sglang.release_memory=False or "
+            "--config.staleness=0"
+        )
+    if config.staleness > 1 and sglang.sync == "orbax" and not sglang.mixed:
+        raise ValueError(
+            "sglang.sync=orbax has all processes write weights right after their update, but with staleness="
+            f"{config.staleness} servers load them up to {config.staleness - 1} updates later; set "
+            "--config.sglang.sync=folder, or --config.staleness=1"
         )
     if sglang.port > (max_port := LAST_PORT - sglang.servers + 1):
         raise ValueError(

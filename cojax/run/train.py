@@ -207,7 +207,7 @@ def _record_steps(
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
                 f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
                 "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
-                + ("; what the policy changed in one update counts too, as staleness is 1" if config.staleness else "")
+                + (f"; what the policy changed in {config.staleness} updates counts too" if config.staleness else "")
             )
 
     try:

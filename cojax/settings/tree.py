@@ -50,7 +50,7 @@ class Settings:
     signals: the signals in use, separated by commas
     validate: whether drafts are validated; False is the ablation
     seed: decides all random choices
-    staleness: 1: the next step's episodes are played while this step's update runs, with weights one update behind
+    staleness: N: a step's episodes are played with weights N updates behind, while earlier steps train
     quorum: share of each group that an update waits for; other episodes are abandoned
     dynamic_sampling: the most groups that a step samples to get batch_size live ones (whose rewards differ); it learns
         only from live groups (DAPO); 0 is off
@@ -84,7 +84,7 @@ class Settings:
     signals: str = "forgetting,boundary,rare"
     validate: bool = True
     seed: Annotated[int, Range(-(2**63), 2**63 - 1)] = 0
-    staleness: Literal[0, 1] = 0
+    staleness: Number = 0
     quorum: PositiveShare = 1.0
     dynamic_sampling: Number = 0
     episodes: Number = 0

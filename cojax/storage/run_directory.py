@@ -212,12 +212,10 @@ class RunDirectory:
         episode_records = read_by_policy(self.episodes, steps)
         return episode_records, lambda episode: make_trajectory(episode_records[episode])
 
-    def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
-        """Checkpoints the arrays, the host state, the extents of all logs, and the groups sampled ahead.
-
-        `waiting` are these groups, with which the next step begins.
-        """
-        trajectories = [to_json(trajectory) for group in waiting for trajectory in group.trajectories]
+    def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Sequence[Group]] = ()) -> None:
+        """Checkpoints the arrays, the host state, the extents of all logs, and the groups that wait for later steps."""
+        groups = [group for step_groups in waiting for group in step_groups]
+        trajectories = [to_json(trajectory) for group in groups for trajectory in group.trajectories]
         if trajectories:
             self.files.checksums.add_file(self.files.waiting.path(step), self.files.waiting.write(step, trajectories))
         # The run may be resumed from any checkpoint kept, and its next evolution reads the episodes since the last one.

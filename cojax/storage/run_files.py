@@ -43,7 +43,7 @@ class RunFiles:
         self.paid = {log_name: CheckedLog(folder / f"{log_name}.jsonl", is_shared=True) for log_name in PAID_LOGS}
         self.checksums = Checksums(folder)
         self.episodes = Episodes(folder / "episodes", kept_count=episodes_kept)
-        # The groups sampled ahead, with which the step after a checkpoint begins.
+        # The groups of later steps that were sampled when a step was checkpointed.
         self.waiting = Episodes(folder / "waiting")
         self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files)
 
@@ -101,7 +101,7 @@ class Checkpoint:
     pool: TaskPool
     changes: tuple[Mapping[str, Any], ...]
     pending: tuple[Signal, ...]
-    waiting: tuple[Group, ...]
+    waiting: tuple[tuple[Group, ...], ...]
     warnings: tuple[str, ...]
     arrays: Any = None
     memory: Memory = dataclasses.field(default_factory=dict)
@@ -217,7 +217,7 @@ def _why_needed(folder: str, file_step: int | None, evolution_step: int) -> str:
     """Why a file in this folder of the run is needed."""
     if folder == "episodes" and file_step is not None and file_step > evolution_step:
         return "signals that are still to be explored point to its episodes"
-    return "the next step begins with its episodes" if folder == "waiting" else "the run wrote it"
+    return "the next steps learn from its episodes" if folder == "waiting" else "the run wrote it"
 
 
 def _read_tasks(log: CheckedLog) -> list[Task]:
@@ -254,8 +254,8 @@ def _read_pending_signals(log: CheckedLog, evolution_step: int) -> Iterator[Sign
             raise StorageError(f"{log.path}, line {line_number}: it is not a signal: {error}. {RESTORE}") from error
 
 
-def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[Group, ...]:
-    """The groups that were sampled ahead when `step` was checkpointed: `count` episodes in all.
+def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[tuple[Group, ...], ...]:
+    """The groups of each later step that was sampled when `step` was checkpointed: `count` episodes in all.
 
     Raises StorageError if they are not all there, or cannot be read.
     """
@@ -264,12 +264,15 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[Gro
     episode_records, path = episodes.read(step), episodes.path(step)
     if len(episode_records) != count:
         raise StorageError(
-            f"{path} holds {len(episode_records)} of the {count} episodes that step {step + 1} begins with. {RESTORE}"
+            f"{path} holds {len(episode_records)} of the {count} episodes that were sampled for later steps. {RESTORE}"
         )
     try:
         trajectories = [from_json(Trajectory, record) for record in episode_records]
     except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
+    # An episode is called STEP-TASK-SAMPLE.
+    by_step = itertools.groupby(trajectories, lambda trajectory: trajectory.episode.partition("-")[0])
     return tuple(
-        Group(task, tuple(group)) for task, group in itertools.groupby(trajectories, lambda trajectory: trajectory.task)
+        tuple(Group(task, tuple(group)) for task, group in itertools.groupby(step_episodes, lambda played: played.task))
+        for _, step_episodes in by_step
     )
