@@ -65,5 +65,5 @@ def coevolve(
             pending = (*state.pending, *new_signals)
             state = dataclasses.replace(state, step=step, learner=train_state, pending=pending, waiting=())
             record = make_step_record(loop, state, groups, new_signals, metrics, syntheses)
-            state = end_step(evolutions, state, {**record, "seconds": queue.lap()}, observe)
+            state = end_step(evolutions, state, record, observe)
         return state

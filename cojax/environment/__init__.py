@@ -19,6 +19,8 @@ from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task,
 
 _T = TypeVar("_T")
 _NO_VERDICT = Evaluation(0.0)
+# What may help where an environment hangs; it ends an error.
+HANG_ADVICE = "; run this environment isolated in a worker, where it can be killed"
 # Name by which this process has found an environment → the regular expression CALL_IN_TEXT of its module, whose one
 # group is the name of a tool that the text of an action calls; "" if actions have calls.
 CALLS_IN_TEXT: dict[str, str] = {}

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, Progress, ask, play, running
+from cojax.environment import HANG_ADVICE, Actor, Environment, EnvironmentFailure, Episode, Progress, ask, play, running
 from cojax.environment.wrapping import Wrapped
 from cojax.host.background import run_on_thread, wait_until_done
 from cojax.types import Action, Task, Trajectory
@@ -16,7 +16,6 @@ _T = TypeVar("_T")
 # Seconds within which an environment must say what it offers. An actor that asks may have more time for its action, so
 # that the watch over its episode would notice a hanging environment too late.
 CALL_TIMEOUT_S = 60.0
-ADVICE = "; run this environment isolated in a worker, where it can be killed"
 _METHODS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
 
 
@@ -45,7 +44,9 @@ def watched_play(call_timeout_s: float, act_timeout_s: float | None = None) -> C
         progress.is_abandoned = True
         if progress.result is not None:  # only closing hangs: the verdict stands
             return progress.result
-        error = f"{progress.phase} took longer than {allowed_seconds():g} s and was abandoned on its thread{ADVICE}"
+        error = (
+            f"{progress.phase} took longer than {allowed_seconds():g} s and was abandoned on its thread{HANG_ADVICE}"
+        )
         return Trajectory(task, outcome="environment_error", error=error)
 
     return play_watched
@@ -56,7 +57,7 @@ def ask_within(timeout_s: float, call: Callable[[], _T]) -> _T:
     future = run_on_thread("asked", lambda: ask(call))
     deadline = running() + timeout_s
     if not wait_until_done(future, lambda: deadline - running()):
-        raise EnvironmentFailure(f"the environment did not say within {timeout_s:g} s what it offers{ADVICE}")
+        raise EnvironmentFailure(f"the environment did not say within {timeout_s:g} s what it offers{HANG_ADVICE}")
     return future.result()
 
 

@@ -22,7 +22,13 @@ class Stopwatch:
         self._total = 0.0
         self._open_parts: list[str] = []
         self._last_reading = read_clock()
+        self._counters: dict[str, Callable[[], float]] = {}
         self._lap_summary = self.summary()
+
+    def count(self, name: str, read_seconds: Callable[[], float]) -> None:
+        """Adds to every lap, as `name`, the seconds that `read_seconds` has counted; they may overlap the parts."""
+        self._counters[name] = read_seconds
+        self._lap_summary[name] = read_seconds()
 
     @contextlib.contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -48,8 +54,8 @@ class Stopwatch:
         return {**self._part_seconds, "total": self._total - sum(self._part_seconds.get(part, 0.0) for part in outside)}
 
     def lap(self) -> dict[str, float]:
-        """Seconds of every part, and `total`, since the last lap or the start; parts of 0 seconds are left out."""
-        summary = self.summary()
+        """Seconds of every part and counter, and `total`, since the last lap or the start; without those of 0 s."""
+        summary = {**self.summary(), **{name: read_seconds() for name, read_seconds in self._counters.items()}}
         lap_seconds = {part: seconds - self._lap_summary[part] for part, seconds in summary.items()}
         self._lap_summary = summary
         return {part: seconds for part, seconds in lap_seconds.items() if seconds > 0.0 or part == "total"}
@@ -65,7 +71,7 @@ class Stopwatch:
         for part, seconds in state["parts"].items():
             self._part_seconds[self._expect_part(part)] += seconds
         self._total += state["total"]
-        self._lap_summary = self.summary()
+        self._lap_summary |= self.summary()
 
     def _charge_time(self) -> None:
         reading = self._read_clock()

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ def open_queue(loop: Loop, state: State) -> StepQueue:
     queue = StepQueue(loop.engine, state.step, loop.mixed, functools.partial(time_rollout, loop))
     for groups in state.waiting:
         queue.order(functools.partial(lambda groups, stop: groups, groups))
+    loop.clock.count("trainer_waited", lambda: queue.waits.total_seconds)
+    loop.clock.count("sampler_waited", lambda: time.perf_counter() - queue.samples.total_seconds)
     return queue
 
 

@@ -27,9 +27,7 @@ def end_step(
     try:
         state, record = evolutions.run_at_end(state, record)
     except Interrupted:
-        state = dataclasses.replace(
-            state, record={**record, "seconds": {**record.get("seconds", {}), **loop.clock.lap()}}
-        )
+        state = dataclasses.replace(state, record={**record, "seconds": loop.clock.lap()})
         return _save_drained(evolutions, state)
     observe(add_scores(evolutions, state, record))
     state = dataclasses.replace(state, record=None)

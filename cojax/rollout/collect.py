@@ -17,9 +17,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from cojax.environment import Environment, Progress, play, running, runs_policy_code
+from cojax.environment import HANG_ADVICE, Environment, Progress, play, running, runs_policy_code
 from cojax.environment.replay import follow
-from cojax.environment.watch import ADVICE
 from cojax.host.background import Interrupted, run_on_thread
 from cojax.rollout.chat import Actors
 from cojax.types import INFRASTRUCTURE, Action, Group, Outcome, Task, Trajectory
@@ -224,7 +223,7 @@ class EpisodeThreads:
                 continue
             error_text = f"{phase} took longer than {self._find_deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
-                error_text += ADVICE
+                error_text += HANG_ADVICE
             hang_outcomes = _CODE_HANG_OUTCOMES if self.policy_code else _HANG_OUTCOMES
             outcome: Outcome = hang_outcomes.get(phase, "environment_error")
             trajectory = job.to_trajectory(outcome, error_text)

@@ -6,7 +6,6 @@ earlier steps are still to be sampled are copied to the host's memory, and loade
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -38,7 +37,7 @@ class StepQueue:
         self._futures: dict[int, Future[Sequence[Group]]] = {}  # by step, of those that are not taken
         self._copy: Weights | None = None  # the last weights, until the engine is told to load them
         self._thread, self._is_closed = ThreadPoolExecutor(1, "rollouts"), threading.Event()
-        self._waits, self._samples, self._last_reading = BusyTime(), BusyTime(), (time.perf_counter(), 0.0, 0.0)
+        self.waits, self.samples = BusyTime(), BusyTime()  # of the trainer for groups; of the thread, on some step
 
     def __enter__(self) -> "StepQueue":
         return self
@@ -84,20 +83,13 @@ class StepQueue:
             self.engine.load(copy)
         return [future.result() for future in self._futures.values()]
 
-    def lap(self) -> dict[str, float]:
-        """Seconds since the last lap in which the trainer waited for groups, and in which no step was sampled."""
-        reading = time.perf_counter(), self._waits.total_seconds, self._samples.total_seconds
-        elapsed, waited, sampled = (now - before for now, before in zip(reading, self._last_reading, strict=True))
-        self._last_reading = reading
-        return {"trainer_waited": waited, "sampler_waited": max(0.0, elapsed - sampled)}
-
     def _wait(self, steps: Iterable[int]) -> None:
-        with self.time_wait(), self._waits:
+        with self.time_wait(), self.waits:
             for step in steps:
                 self._futures[step].result()
 
     def _sample(self, copy: Weights | None, play: Play) -> Sequence[Group]:
-        with self._samples:
+        with self.samples:
             if copy is not None:
                 self.engine.load(copy)
             return play(self._is_closed.is_set)
