@@ -57,6 +57,7 @@ class StepQueue:
             self._wait(step for step in self._futures if step == weights.version + 1)
         if self.mixed or all(future.done() for future in self._futures.values()):
             self.engine.load(weights)
+            self._copy = None
         else:
             arrays = [(name, np.array(array)) for name, array in weights.arrays()]
             self._copy = Weights(weights.version, lambda: iter(arrays))
