@@ -53,7 +53,7 @@ def save(directory: RunDirectory, step: int, evolved: int) -> None:
     clock = {"parts": {"update": float(step)}, "total": float(step)}
     host_state = {"evolved": evolved, "fresh": 1, "clock": clock, "record": None}
     waiting_groups = [group(task("1"), step + 1)] if step in (4, 6) else []
-    directory.save(step, {"w": np.full(3, step, np.float32)}, host_state, waiting_groups)
+    directory.save(step, {"w": np.full(3, step, np.float32)}, host_state, [waiting_groups])
 
 
 def play(directory: RunDirectory, step: int, metrics: Metrics) -> None:

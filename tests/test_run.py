@@ -179,6 +179,30 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, t
     assert_same_run(workdir, reference)
 
 
+# Ten moments in the order of a run: a step has stored its episodes, a checkpoint is being written, the run evaluates.
+MOMENTS = ("episodes/000001*", "episodes/000002*", "checkpoints/.2.*", "episodes/000003*", "episodes/000004*",
+           "checkpoints/.4.*", "episodes/000005*", "episodes/000006*", "checkpoints/.6.*", "checkpoints/6")  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+def test_a_run_killed_at_ten_moments_goes_on_to_the_identical_result(staleness, runs, tmp_path):
+    straight, killed, setting = tmp_path / "straight", tmp_path / "killed", f"staleness={staleness}"
+    done = runs(straight, setting)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for step, found in enumerate(episodes(straight).values(), 1):
+        versions = {turn["weights_version"] for episode in found for turn in episode["turns"]}
+        assert versions == {max(0, step - 1 - staleness)}
+    for moment in MOMENTS:
+        status, printed = runs.signalled(
+            killed, lambda moment=moment: any(killed.glob(moment)), signal.SIGKILL, setting
+        )
+        assert status == -signal.SIGKILL, printed
+    done = runs(killed, setting)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(killed, straight)
+
+
 @pytest.mark.nightly
 def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, runs, tmp_path):
     """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""

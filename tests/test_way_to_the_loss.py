@@ -21,7 +21,7 @@ from cojax.learner import losses
 jax.config.update("jax_disable_most_optimizations", True)
 root, out, needed, way = sys.argv[1:5]
 rooms = tuple(root + room for room in ("cojax/", "environments/", "experiments/"))
-stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.sample_groups
+stacks, exponential, sample = [], losses.bounded_exp, cojax.coevolve.order_steps
 
 def first_line(log_ratio):
     frame, names = sys._getframe(1), []
@@ -42,7 +42,7 @@ def forgotten(*arguments):
     jax.clear_caches()
     return sample(*arguments)
 
-losses.bounded_exp, cojax.coevolve.sample_groups = first_line, forgotten
+losses.bounded_exp, cojax.coevolve.order_steps = first_line, forgotten
 sys.argv[:] = [way, *sys.argv[5:]]
 os.chdir(root)
 if way == "cojax":

@@ -50,11 +50,11 @@ class StepQueue:
     def offer(self, weights: Weights) -> None:
         """Takes the weights for the steps that are ordered next; `weights` may become invalid when this returns.
 
-        Waits for the step after `weights.version`, which the trainer needs next. So at staleness N at most N − 1 copies
+        Waits for the first step that is not taken, which the trainer needs next. So at staleness N at most N − 1 copies
         exist, and none at 1.
         """
         if not self.mixed:
-            self._wait(step for step in self._futures if step == weights.version + 1)
+            self._wait(list(self._futures)[:1])
         if self.mixed or all(future.done() for future in self._futures.values()):
             self.engine.load(weights)
             self._copy = None

@@ -14,7 +14,7 @@ from cojax.learner.batch import RowShape, count_rows
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import bind_loss, objective
 from cojax.loop import Loop, State
-from cojax.loop.groups import PlayedCount, sample_ahead, sample_groups, select_learnable
+from cojax.loop.groups import PlayedCount, open_queue, order_steps, select_learnable
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, no_document
@@ -63,8 +63,14 @@ def loop(**settings) -> Loop:
     )  # fmt: skip
 
 
+def sample_groups(some_loop: Loop, state: State) -> list[Group]:
+    with open_queue(some_loop, state) as queue:
+        order_steps(some_loop, queue, state)
+        return list(queue.take(1))
+
+
 def sampled(tasks: TaskPool, **settings) -> list[Group]:
-    return sample_groups(loop(**settings), State(0, SimpleNamespace(), tasks, {}), 1)
+    return sample_groups(loop(**settings), State(0, SimpleNamespace(), tasks, {}))
 
 
 def named(groups: list[Group]) -> list[Task]:
@@ -102,10 +108,7 @@ def test_the_cap_and_the_pool_are_ends() -> None:
 
 def test_it_samples_the_same_ahead_of_the_update() -> None:
     tasks = pool(6, 6)
-    with sample_ahead(
-        loop(batch_size=4, dynamic_sampling=12, staleness=1), State(0, SimpleNamespace(), tasks, {}), 1
-    ) as found:
-        pass
+    found = sampled(tasks, batch_size=4, dynamic_sampling=12, staleness=1)
     assert named(found) == named(sampled(tasks, batch_size=4, dynamic_sampling=12))
 
 
@@ -115,7 +118,7 @@ def test_the_episodes_of_a_run_are_an_end() -> None:
     def step(played: int, **settings) -> list[Group]:
         memory = {"played": {"episodes": played, "environment_steps": 0}}
         state = State(0, SimpleNamespace(), pool(0, 12), memory)
-        return sample_groups(loop(batch_size=4, episodes=14, **settings), state, 1)
+        return sample_groups(loop(batch_size=4, episodes=14, **settings), state)
 
     assert [len(step(played)) for played in (0, 6, 10, 13, 14)] == [4, 4, 2, 0, 0]
     assert [len(step(played, dynamic_sampling=6)) for played in (0, 4, 10, 14)] == [6, 5, 2, 0]
@@ -126,9 +129,7 @@ def test_the_environment_steps_of_a_run_are_an_end() -> None:
 
     def step(acted: int) -> list[Group]:
         memory = {"played": {"episodes": 0, "environment_steps": acted}}
-        return sample_groups(
-            loop(batch_size=4, environment_steps=30), State(0, SimpleNamespace(), pool(0, 12), memory), 1
-        )
+        return sample_groups(loop(batch_size=4, environment_steps=30), State(0, SimpleNamespace(), pool(0, 12), memory))
 
     assert [len(step(acted)) for acted in (0, 29, 30, 31)] == [4, 4, 0, 0]
 
@@ -169,6 +170,12 @@ def test_episodes_are_not_counted_where_steps_run_ahead() -> None:
     config.episodes, config.environment_steps, config.staleness = 0, 8, 1
     with pytest.raises(ValueError, match=r"environment_steps is 8 with staleness=1; expected 0 \(any"):
         check_settings(config)
+
+
+@pytest.mark.parametrize("settings", [{"staleness": -1}, {"quorum": 0.0}, {"quorum": 1.5}])
+def test_settings_out_of_bounds_are_named(settings: dict) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*expected"):
+        loop(batch_size=4, **settings)
 
 
 @pytest.mark.parametrize("settings", [{"dynamic_sampling": 3}, {"dynamic_sampling": 8, "quorum": 0.75}])

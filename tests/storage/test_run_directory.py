@@ -35,7 +35,8 @@ def group(name: str, step: int) -> Group:
 def saved(folder: Path) -> RunDirectory:
     directory = RunDirectory(folder, checkpoints_kept=2)
     for step in (1, 2, 3):
-        waiting = [group("a", step), group("b", step)] if step < 3 else []
+        # The last task of one step is the first of the next.
+        waiting = [[group("a", step + 1), group("b", step + 1)], [group("b", step + 2)]] if step < 3 else []
         directory.save(step, {"w": jnp.float32(step)}, HOST, waiting)
     return directory
 
@@ -45,7 +46,7 @@ def test_each_checkpoint_gives_back_its_own_waiting_groups(tmp_path):
     assert directory.resume(LIKE, {}).waiting == ()
     (tmp_path / "checkpoints/3/host.json").unlink()
     resumed = directory.resume(LIKE, {})
-    assert (resumed.step, resumed.waiting) == (2, (group("a", 2), group("b", 2)))
+    assert (resumed.step, resumed.waiting) == (2, ((group("a", 3), group("b", 3)), (group("b", 4),)))
     # What belongs to no checkpoint any more is dropped.
     assert [path.name for path in (tmp_path / "waiting").iterdir()] == ["000002.jsonl.gz"]
 

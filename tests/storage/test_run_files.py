@@ -102,7 +102,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a checksum changed": ("checksums.jsonl", changed(b'"is":"', b'"is":"1'), r"checksums.jsonl, line 1"),
     "episodes changed": ("episodes/000005.jsonl.gz", lambda p: os.truncate(p, 90), r"000005.jsonl.gz is "),
     "an old step's gone": ("episodes/000001.jsonl.gz", Path.unlink, r"000001.jsonl.gz is missing; the run wrote it"),
-    "waiting gone": ("waiting/000006.jsonl.gz", Path.unlink, r"000006.jsonl.gz is missing; the next step begins"),
+    "waiting gone": ("waiting/000006.jsonl.gz", Path.unlink, r"000006.jsonl.gz is missing; the next steps learn"),
     "D_0's counts gone": ("initial.json", Path.unlink, r"initial.json is missing"),
     "a tokenizer changed": ("tokenizer/tokenizer.json", changed(b"add", b"and"), r"r.json is .*delete it"),
     "zero-shot changed": (ZERO_SHOT_EPISODES, lambda p: os.truncate(p, 90), r"_episodes.jsonl.gz is .*delete it"),
