@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -21,6 +22,7 @@ from cojax.command import CommandLineParser
 
 # Simulated steps of a prediction, and of each layout of accelerators; the first of them begins without overlap.
 _PREDICTED_STEPS, _LAYOUT_STEPS = 400, 11
+_MAX_STALENESS = 4
 _STEP_PARTS = ("rollout", "update", "sync", "evolution", "host")
 Row = dict[str, Any]
 
@@ -101,7 +103,7 @@ def choose_layouts(
     """The layout that learns from the most episodes a second at each staleness and quorum, the best of all first."""
     groups = shape_episodes([group for run in runs for step in run.steps for group in step.groups], assumed)
     rows = []
-    for staleness, quorum in ((0, 1.0), (0, 0.75), (1, 1.0), (1, 0.75)):
+    for staleness, quorum in itertools.product(range(_MAX_STALENESS + 1), (1.0, 0.75)):
         candidate_rows = []
         for layout in list_layouts(accelerator_count, assumed):
             if layout.shared and staleness:

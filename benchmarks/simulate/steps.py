@@ -1,5 +1,6 @@
 """Simulates training steps in the order of `cojax.coevolve`: what waits for what, and what runs beside what."""
 
+import collections
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
@@ -62,35 +63,70 @@ def simulate_steps(system: System, steps: int, seed: int = 0) -> list[Step]:
     """So many steps from the start of a run; the same for the same seed."""
     rng = random.Random(seed)
     simulated_steps: list[Step] = []
-    next_rollout: tuple[Groups, Played] | None = None
+    now_s, queue = 0.0, _Queue(system, rng)
     due = False  # an evolution runs beside this step
     for step_index in range(1, steps + 1):
-        groups, played = next_rollout or _play_step(system, rng)
-        waited_s = 0.0 if next_rollout else played.seconds
-        next_rollout = _play_step(system, rng) if system.staleness and step_index < steps else None
+        queue.order(now_s, min(step_index + system.staleness, steps))
+        groups, played, sampled_s = queue.steps.popleft()
+        update_start_s = max(now_s, sampled_s)
         update = system.update(rng, _count_learned_tokens(groups, played))
         evolution = system.evolution(rng) if due else 0.0
-        # The block of the update ends with the last of what runs beside it.
-        block = max(update, next_rollout[1].seconds if next_rollout else 0.0)
-        is_late = max(0.0, evolution - block)
+        # The trainer goes on once the update, the next step's rollout and what runs beside both have ended.
+        update_end_s = update_start_s + update
+        block_end_s = max(update_end_s, queue.steps[0][2] if queue.steps else 0.0)
+        evolution_end_s = max(block_end_s, update_start_s + evolution)
+        sync = queue.offer(evolution_end_s, system.sync(rng))
+        evolution_s = evolution_end_s - block_end_s
         evolves = step_index % system.evolve_every == 0
         due = evolves and system.evolve_beside and step_index < steps
         if evolves and not due:
-            is_late += system.evolution(rng)
+            # It may sample the policy, so it waits until the engine is free.
+            drained_s = max(0.0, queue.free_s - evolution_end_s - sync) + queue.sync_s
+            queue.sync_s = 0.0
+            evolution_s += drained_s + system.evolution(rng)
         episodes = sum(map(len, groups))
-        simulated_steps.append(
-            Step(
-                rollout=waited_s + block - update,
-                update=update,
-                sync=system.sync(rng),
-                evolution=is_late,
-                host=system.host(rng, episodes),
-                learned=played.finished,
-                abandoned=episodes - played.finished,
-                generating=played.engine / played.seconds if played.seconds else 0.0,
-            )
+        step = Step(
+            rollout=update_start_s - now_s + block_end_s - update_end_s,
+            update=update,
+            sync=sync,
+            evolution=evolution_s,
+            host=system.host(rng, episodes),
+            learned=played.finished,
+            abandoned=episodes - played.finished,
+            generating=played.engine / played.seconds if played.seconds else 0.0,
         )
+        simulated_steps.append(step)
+        now_s += step.seconds
     return simulated_steps
+
+
+class _Queue:
+    """As `cojax.rollout.step_queue`: it samples one step after another, each from the weights before its order.
+
+    `steps` holds the groups of each step ordered, how they were played, and when they are sampled. The engine is free
+    at `free_s`. It loads weights in the `sync_s` seconds before the next step if it was busy when they came.
+    """
+
+    def __init__(self, system: System, rng: random.Random) -> None:
+        self.system, self.rng = system, rng
+        self.steps: collections.deque[tuple[Groups, Played, float]] = collections.deque()
+        self.last_step, self.free_s, self.sync_s = 0, 0.0, 0.0
+
+    def order(self, now_s: float, last_step: int) -> None:
+        """Orders the steps up to the last one."""
+        for _ in range(last_step - self.last_step):
+            groups, played = _play_step(self.system, self.rng)
+            self.free_s, self.sync_s = max(now_s, self.free_s) + self.sync_s + played.seconds, 0.0
+            self.steps.append((groups, played, self.free_s))
+        self.last_step = last_step
+
+    def offer(self, now_s: float, sync_s: float) -> float:
+        """The seconds for which the trainer waits until weights are loaded."""
+        if self.free_s <= now_s:
+            self.sync_s = 0.0
+            return sync_s
+        self.sync_s = sync_s
+        return 0.0
 
 
 def _play_step(system: System, rng: random.Random) -> tuple[Groups, Played]:

@@ -58,7 +58,8 @@ class StepTimes:
     @property
     def other(self) -> float:
         """Seconds of no part."""
-        return max(0.0, 2 * self.seconds["total"] - sum(self.seconds.values()))
+        parts = (seconds for name, seconds in self.seconds.items() if name != "total" and not name.endswith("_waited"))
+        return max(0.0, self.seconds["total"] - sum(parts))
 
     @property
     def episodes(self) -> tuple[EpisodeTimes, ...]:

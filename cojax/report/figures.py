@@ -102,6 +102,8 @@ def sum_totals(run: Run) -> Json:
             counters[figure].update(record.get(figure, {}))
         if "evolution" in record:
             counters["verdicts"].update(count_verdicts(record["evolution"]))
+    for waited in ("trainer_waited", "sampler_waited"):  # beside the parts of the time
+        del counters["seconds"][waited]
     return {figure: run.summary.get(figure) or dict(counts) for figure, counts in counters.items()}
 
 

@@ -127,6 +127,13 @@ def test_steps_of_constant_times():
     # The first step waits for its own rollout, then rollouts run beside updates: 10 + 10 + 3, then 10 + 3; the last
     # step has nothing to play ahead: 4 + 3.
     assert [step.seconds for step in simulate_steps(fixed(staleness=1, evolve_every=9), 4)] == [23, 13, 13, 7]
+    # Two or more steps ahead, the servers never wait for sync and host (3), and load weights themselves: 10 + 1 a step.
+    for staleness in (2, 3, 4):
+        seconds = [step.seconds for step in simulate_steps(fixed(staleness=staleness, evolve_every=99), 10)]
+        assert seconds == [22, *[10] * (staleness - 1), *[11] * (8 - staleness), 12, 7]
+    # Where the update is longer, the trainer does: 12 + 3 a step, however far the servers are ahead.
+    long = fixed(staleness=4, evolve_every=99, update=lambda rng, tokens: 12.0)
+    assert [step.seconds for step in simulate_steps(long, 10)][6:] == [15] * 4
     # Beside the next step's update (4) and rollout (10): 6 and 10 more are waited for. The last has no next step.
     beside = fixed(staleness=1, evolve_beside=True, evolve_every=2)
     assert [step.evolution for step in simulate_steps(beside, 4)] == [0, 0, 10, 20]
