@@ -24,11 +24,13 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.vocabulary import word_tokenizer
+from cojax.run.checks import check_settings
 from cojax.storage.episodes import make_record
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Expedition
 from cojax.types import Action, Call, Task, TaskDraft, Triplet
 from cojax.validation import Validation
+from experiments import desk
 
 ENVIRONMENT = CounterEnvironment()
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), no_document)
@@ -309,6 +311,23 @@ def test_with_mixed_the_engine_has_weights_as_soon_as_they_are_made(tmp_path):
             for step in range(1, STEPS + 1) for episode in run.episodes(step) for turn in episode["turns"]
         ]  # fmt: skip
     assert 0 <= min(staleness) <= max(staleness) <= 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sync": "orbax", "follow": True}, r"sglang.sync=orbax .* with staleness=2 servers load them up to 1 updates"),
+        ({"release_memory": True}, r"sglang.release_memory .* with staleness=2 the servers sample"),
+        ({"sync": "orbax", "follow": True, "mixed": True}, ""),
+    ],
+)
+def test_servers_that_cannot_be_ahead_are_refused_at_the_start(change, said):
+    config = desk.get_config()
+    config.staleness = 2
+    for key, value in change.items():
+        config.sglang[key] = value
+    with pytest.raises(ValueError, match=said) if said else contextlib.nullcontext():
+        check_settings(config)
 
 
 def test_a_lap_counts_what_the_trainer_and_the_sampler_waited(tmp_path):
