@@ -98,7 +98,10 @@ class Fork:
         return dataclasses.replace(
             checkpoint,
             pending=tuple(signal for signal in checkpoint.pending if signal.kind not in kinds),
-            waiting=tuple(group for group in checkpoint.waiting if not self.is_gone(group.task, checkpoint.pool)),
+            waiting=tuple(
+                tuple(group for group in groups if not self.is_gone(group.task, checkpoint.pool))
+                for groups in checkpoint.waiting
+            ),
         )
 
     def is_gone(self, task: Task, pool: TaskPool) -> bool:

@@ -266,13 +266,15 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[tup
         raise StorageError(
             f"{path} holds {len(episode_records)} of the {count} episodes that were sampled for later steps. {RESTORE}"
         )
+    groups_by_step = dict[int, list[Group]]()
     try:
         trajectories = [from_json(Trajectory, record) for record in episode_records]
+        # An episode is called STEP-TASK-SAMPLE. A fork may have no groups of a step.
+        for name, group in itertools.groupby(trajectories, lambda played: played.episode.rpartition("-")[0]):
+            episodes_of_group = tuple(group)
+            groups_by_step.setdefault(int(name.partition("-")[0]), []).append(
+                Group(episodes_of_group[0].task, episodes_of_group)
+            )
     except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
-    # An episode is called STEP-TASK-SAMPLE.
-    by_step = itertools.groupby(trajectories, lambda trajectory: trajectory.episode.partition("-")[0])
-    return tuple(
-        tuple(Group(task, tuple(group)) for task, group in itertools.groupby(step_episodes, lambda played: played.task))
-        for _, step_episodes in by_step
-    )
+    return tuple(tuple(groups_by_step.get(later, ())) for later in range(step + 1, max(groups_by_step) + 1))
