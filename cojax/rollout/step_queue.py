@@ -51,7 +51,7 @@ class StepQueue:
         """Takes the weights for the steps that are ordered next; `weights` may become invalid when this returns.
 
         Waits for the first step that is not taken, which the trainer needs next. So at staleness N at most N − 1 copies
-        exist, and none at 1.
+        exist, besides the one that the engine is loading, and none at 1.
         """
         if not self.mixed:
             self._wait(list(self._futures)[:1])
@@ -64,9 +64,9 @@ class StepQueue:
 
     def order(self, play: Play) -> None:
         """Has the next step sampled by `play`."""
-        copy, self._copy = self._copy, None
+        copies, self._copy = [self._copy] if self._copy else [], None
         self.last_step += 1
-        self._futures[self.last_step] = self._thread.submit(self._sample, copy, play)
+        self._futures[self.last_step] = self._thread.submit(self._sample, copies, play)
 
     def take(self, step: int) -> Sequence[Group]:
         """The groups of the step, once they are sampled; the queue forgets them."""
@@ -89,8 +89,9 @@ class StepQueue:
             for step in steps:
                 self._futures[step].result()
 
-    def _sample(self, copy: Weights | None, play: Play) -> Sequence[Group]:
+    def _sample(self, copies: list[Weights], play: Play) -> Sequence[Group]:
+        """Loads the copy, if there is one, and forgets it before the step is played."""
         with self.samples:
-            if copy is not None:
-                self.engine.load(copy)
+            while copies:
+                self.engine.load(copies.pop())
             return play(self._is_closed.is_set)

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -67,6 +68,22 @@ def test_steps_are_sampled_beside_the_trainer_one_after_another_with_their_own_w
         steps.order(lambda stop: [engine.loads[-1]])
         frees[1].set()
         assert steps.drain()[-1] == [(5, 2.0, False)]
+
+
+def test_a_copy_is_forgotten_once_it_is_loaded():
+    """At staleness 2 the host would hold two copies otherwise: that of the step being sampled, and the newest."""
+    engine, free = Engine(), threading.Event()
+    copies = []
+    load = engine.load
+    engine.load = lambda weights: (copies.append(weakref.ref(next(weights.arrays())[1])), load(weights))
+    with queue(engine=engine) as steps:
+        steps.order(lambda stop: [])
+        steps.order(lambda stop: [free.wait(patience(10))])
+        steps.offer(weights(1, np.zeros(1)))
+        steps.order(lambda stop: [copies[-1]() is None])
+        free.set()
+        assert steps.drain() == [[], [True], [True]]
+    assert [version for version, _, _ in engine.loads] == [1]
 
 
 def test_with_mixed_weights_are_loaded_while_a_step_is_sampled():
