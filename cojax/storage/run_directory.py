@@ -222,8 +222,8 @@ class RunDirectory:
         last_steps = [state["evolved"] for state in self.checkpointer.hosts(self.checkpointer.steps_to_keep(step)[:-1])]
         first_step = self.episodes.find_first_kept(1 + min([*last_steps, host["evolved"]]))
         self._first_step = max(self._first_step, first_step)
-        file_state = {"first_episodes": self._first_step, "waiting": len(trajectories), "logs": self._measure_extents()}
-        self.checkpointer.save(step, arrays, {**plain(host), **file_state})
+        file_state = {"first_episodes": self._first_step, "waiting": len(trajectories), "ahead": len(waiting)}
+        self.checkpointer.save(step, arrays, {**plain(host), **file_state, "logs": self._measure_extents()})
         self.episodes.drop_before(self._first_step)
         checkpoint_steps = self.checkpointer.steps()
         self.files.waiting.drop(lambda step: step not in checkpoint_steps)

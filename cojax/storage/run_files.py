@@ -144,7 +144,7 @@ def _verify_checkpoint(files: RunFiles, checkpoint: SoundCheckpoint) -> Checkpoi
         TaskPool.of(tasks, fresh_count=host["fresh"]),
         tuple(_read_changes(files.logs["memory"])),
         tuple(_read_pending_signals(files.logs["signals"], host["evolved"])),
-        _read_waiting_groups(files.waiting, step, host.get("waiting", 0)),
+        _read_waiting_groups(files.waiting, step, host.get("waiting", 0), host.get("ahead", 0)),
         faults,
     )
 
@@ -165,7 +165,7 @@ def _check_kinds(folder: Path) -> None:
 
 def _check_host(host: Mapping[str, Any], path: Path) -> None:
     """Raises CheckpointError if the host state, read from `path`, does not have the form that a run writes."""
-    host_counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0)]
+    host_counts = [host.get("evolved"), host.get("fresh"), host.get("waiting", 0), host.get("ahead", 0)]
     clock = host.get("clock", {"parts": {}, "total": 0.0})
     try:
         seconds = [*clock["parts"].values(), clock["total"]]
@@ -254,14 +254,12 @@ def _read_pending_signals(log: CheckedLog, evolution_step: int) -> Iterator[Sign
             raise StorageError(f"{log.path}, line {line_number}: it is not a signal: {error}. {RESTORE}") from error
 
 
-def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[tuple[Group, ...], ...]:
-    """The groups of each later step that was sampled when `step` was checkpointed: `count` episodes in all.
+def _read_waiting_groups(episodes: Episodes, step: int, count: int, ahead: int) -> tuple[tuple[Group, ...], ...]:
+    """The groups of the `ahead` later steps that were sampled when `step` was checkpointed: `count` episodes in all.
 
     Raises StorageError if they are not all there, or cannot be read.
     """
-    if not count:
-        return ()
-    episode_records, path = episodes.read(step), episodes.path(step)
+    episode_records, path = episodes.read(step) if count else [], episodes.path(step)
     if len(episode_records) != count:
         raise StorageError(
             f"{path} holds {len(episode_records)} of the {count} episodes that were sampled for later steps. {RESTORE}"
@@ -269,7 +267,7 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[tup
     groups_by_step = dict[int, list[Group]]()
     try:
         trajectories = [from_json(Trajectory, record) for record in episode_records]
-        # An episode is called STEP-TASK-SAMPLE. A fork may have no groups of a step.
+        # An episode is called STEP-TASK-SAMPLE.
         for name, group in itertools.groupby(trajectories, lambda played: played.episode.rpartition("-")[0]):
             episodes_of_group = tuple(group)
             groups_by_step.setdefault(int(name.partition("-")[0]), []).append(
@@ -277,4 +275,6 @@ def _read_waiting_groups(episodes: Episodes, step: int, count: int) -> tuple[tup
             )
     except _MALFORMED_ERRORS as error:
         raise StorageError(f"{path} does not hold episodes: {error}. {RESTORE}") from error
-    return tuple(tuple(groups_by_step.get(later, ())) for later in range(step + 1, max(groups_by_step) + 1))
+    # Older checkpoints do not name the number of steps.
+    last_step = max([step + ahead, *groups_by_step])
+    return tuple(tuple(groups_by_step.get(later, ())) for later in range(step + 1, last_step + 1))

@@ -51,6 +51,14 @@ def test_each_checkpoint_gives_back_its_own_waiting_groups(tmp_path):
     assert [path.name for path in (tmp_path / "waiting").iterdir()] == ["000002.jsonl.gz"]
 
 
+@pytest.mark.parametrize("groups", [[], [group("a", 2)]])
+def test_a_step_whose_groups_are_all_gone_is_still_one_that_was_sampled(groups, tmp_path):
+    """A fork may have none of a step. Sampled again, it would have other weights than in a run that was not stopped."""
+    directory = RunDirectory(tmp_path)
+    directory.save(1, {"w": jnp.float32(1)}, HOST, [groups, [], []])
+    assert directory.resume(LIKE, {}).waiting == (tuple(groups), (), ())
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
 def test_missing_or_damaged_waiting_groups_are_named(tmp_path, damage):
     """They cannot be sampled again: the policy has learned since."""
