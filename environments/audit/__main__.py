@@ -21,12 +21,16 @@ design if the world's module documents it (BY_DESIGN, attacker → reason), or a
     task = "*"                       # or the id of a task
     reason = "logging in is a means, and the judge does not ask for it"
 
+With `--trainer` cojax itself is audited: faults strike a run of two steps on the desk, and a line for each says what it
+became. The exit status is 1 if one became a reward.
+
 docs/auditing.md leads from a world to a CI job.
 """
 
 import argparse
 import contextlib
 import functools
+import importlib
 import json
 import sys
 import time
@@ -60,6 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _make_parser()
     options = parser.parse_args(arguments)
     try:
+        if options.trainer:
+            if options.name or options.run:
+                raise ValueError("--trainer takes no world; give --trainer alone, or with --json")
+            # A trainer stands above the worlds.
+            return int(importlib.import_module("cojax.run.faults").main(as_json=options.json))
         return _audit(options)
     except (ValueError, InstallError, EnvironmentFailure, OSError) as error:
         parser.error(" ".join(str(error).split()))
@@ -74,6 +83,7 @@ def _make_parser() -> CommandLineParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting (repeatable)")
     parser.add_argument("--data", help="the data, as it was installed: short for --set data=DATA")
     parser.add_argument("--run", metavar="W", help="audit the tasks that the run in this folder has synthesized")
+    parser.add_argument("--trainer", action="store_true", help="audit cojax's trainer: can a fault become a reward?")
     parser.add_argument("--cluster", help="a Ray cluster on whose nodes it is played, ray://HOST:PORT")
     parser.add_argument("--tasks", type=_read_count, default=_COUNT, help=f"tasks in all (default: {_COUNT})")
     parser.add_argument("--splits", default="", help="comma-separated splits (default: all that it has)")
