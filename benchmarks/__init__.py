@@ -14,8 +14,9 @@
     conversations  64 episodes at once on an SGLang server: requests a second, prefix cache
     worlds    episodes of AppWorld at once
     scale     what the host does of a step beside up to 10⁶ earlier episodes and tasks, and how that grows
+    attackers  what attackers of `cojax audit` refuse of the desk's drafts, and what they cost
 
-The last four run only when named. `sync` and `conversations` launch a server; `make sglang` installs one for the CPU,
+The last five run only when named. `sync` and `conversations` launch a server; `make sglang` installs one for the CPU,
 --python names another. `scale` takes about 1 KB of disk an episode, in $TMPDIR, and needs 4 KB free for each.
 Every figure is the median of repetitions after a warm-up, with the smallest and the largest. Machines are shared and
 noisy: compare only figures of one run.

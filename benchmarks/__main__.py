@@ -18,6 +18,7 @@ from rich.console import Console
 
 import benchmarks
 from benchmarks import folders, host, sampling, servers
+from benchmarks.attackers import attackers
 from benchmarks.gpu.suite import gpu
 from benchmarks.results import Row, make_table, row_to_json
 from benchmarks.scale import scale
@@ -45,10 +46,11 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "conversations": servers.conversations,
     "worlds": worlds,
     "scale": scale,
+    "attackers": attackers,
     "gpu": gpu,
 }
 # These need an installed server or environment, or take long, and run only when they are named.
-SUITES_ON_REQUEST = frozenset({"sync", "conversations", "worlds", "scale", "gpu"})
+SUITES_ON_REQUEST = frozenset({"sync", "conversations", "worlds", "scale", "attackers", "gpu"})
 
 
 def parse_count(text: str) -> int:
@@ -107,6 +109,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prefill-chunk": {**_COUNT_OPTION, "help": "tokens of each that are prefilled at a time"},
     "trajectories": {"type": parse_counts, "metavar": "N,N,…", "help": "how many, one after another"},
     "tasks": {**_COUNT_OPTION, "help": "tasks to solve"},
+    "drafts": {**_COUNT_OPTION, "help": "drafts of each explorer"},
     "episodes": {"type": parse_counts, "metavar": "N,N,…", "help": "episodes, and tasks, of earlier steps"},
     "on-setup": {**_COUNT_OPTION, "help": "tasks on each setup, on average"},
     "turns": {**_COUNT_OPTION, "help": "actions a conversation"},

@@ -102,6 +102,12 @@ def find_excess(solution: Sequence[Action]) -> str:
     return ""
 
 
+def leave_out(actions: Sequence[Action], index: int, call_index: int | None = None) -> tuple[Action, ...]:
+    """The actions without one, or without one of its calls and its text, which may spell the calls out."""
+    calls = () if call_index is None else actions[index].calls[:call_index] + actions[index].calls[call_index + 1 :]
+    return (*actions[:index], *((Action(calls=calls),) if calls else ()), *actions[index + 1 :])
+
+
 def _describe_unreadable(character: str) -> str:
     """What a character is that a query must not hold; "" for any other character."""
     if character in _WHITE_SPACE or character in _JOINERS:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cojax.drafts import leave_out
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask, play
 from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canonical, content_hash, signature, to_json
 
@@ -150,9 +151,7 @@ def drop_calls(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, 
     """Yields for each call its action's index, the solution without it, and its name. An empty action is dropped."""
     for action_index, action in enumerate(solution):
         for call_index, call in enumerate(action.calls):
-            other_calls = (*action.calls[:call_index], *action.calls[call_index + 1 :])
-            remainder = (dataclasses.replace(action, calls=other_calls, text=""),) if other_calls else ()
-            yield action_index, (*solution[:action_index], *remainder, *solution[action_index + 1 :]), call.name
+            yield action_index, leave_out(solution, action_index, call_index), call.name
 
 
 def _play_actions(

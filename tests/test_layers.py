@@ -173,6 +173,8 @@ def test_environments_import_little_of_ours(name: str) -> None:
         "environments.appworld.audit": {"cojax.environment.replay"},
         "environments.check": {"cojax.environment.watch"},
     }.get(name, set())
+    # What a draft's controls leave out of a solution, checks and audits leave out too.
+    checks |= {"cojax.drafts"} if name in ("environments.soundness", "environments.audit.variations") else set()
     # An audit plays any environment, watches it, and reads attackers by their names; a run's tasks by a late import.
     if inside(name, "environments.audit"):
         checks |= {f"cojax.{part}" for part in ("command", "imports", "registry", "worlds")}

@@ -214,7 +214,8 @@ def _check_servers(config: ConfigDict) -> None:
 
 
 def _check_validation(config: ConfigDict) -> None:
-    """Raises ValueError for validation settings that apply to none of the run's drafts."""
+    """Raises ValueError for validation settings that apply to none of the run's drafts, or name no attackers."""
+    explorers.build_audit(config)
     section = config.validation
     override_texts = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     override_texts += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)

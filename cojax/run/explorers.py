@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax import worlds
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.environment.watch import watched_play
 from cojax.explorer import Explorer
@@ -21,7 +22,7 @@ from cojax.settings.base import JUDGE_MODES, choose, count_attempts, settings
 from cojax.settings.tree import LLMSettings, ModelExplorerSettings, ScriptedSettings, read_leaves
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
-from cojax.validation import Attempters, Attempts, Exclusions, Validation
+from cojax.validation import Attempters, Attempts, Audit, Exclusions, Validation
 
 # Parallel expeditions of a model if explorer.width is None. The number affects which tasks are found, so it must not
 # depend on a setting that may change during a run.
@@ -105,6 +106,14 @@ def samples_policy(config: ConfigDict) -> bool:
     return may_sample or (has_attempts and config.validation.attempter == "policy")
 
 
+def build_audit(config: ConfigDict) -> Audit | None:
+    """What attacks drafts, None where no attackers are set. Raises RegistryError or ValueError for wrong names."""
+    if not config.validation.attackers:
+        return None
+    choose_for_drafts: Callable[..., Audit] = worlds.import_part("audit.examination").choose_for_drafts
+    return choose_for_drafts(config.validation.attackers, vars(worlds.module(config.environment.name)))
+
+
 def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_tasks: Sequence[Task]) -> Validation:
     """Builds the validation of the explorer's drafts, which lets no task of `reserved_tasks` pass.
 
@@ -135,6 +144,7 @@ def validation(config: ConfigDict, parts: Parts, explorer: Explorer, reserved_ta
         safe=validation_section.safe,
         longest_query=validation_section.longest_query,
         control_tokens=tuple(token.content for token in parts.chat.tokenizer.added_tokens_decoder.values()),
+        audit=build_audit(config),
     )
 
 

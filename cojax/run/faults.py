@@ -105,9 +105,7 @@ class Trainer:
         self.world = cast(Demonstrated, worlds.load("desk"))
         self.chat = Chat(word_tokenizer(*self.world.lexicon(), self.world.tools()), no_document)
         self.model = ModelConfig(-(-len(self.chat.tokenizer) // 16) * 16, 32, 64, 1, 2, 1)
-        self.learner = Learner(
-            self.model, adamw(1e-3), loss_settings={"kl_coefficient": 0.0}, row_length=128, remat="none"
-        )
+        self.learner = Learner(self.model, adamw(1e-3), loss_settings={"kl_coefficient": 0.0}, row_length=128)
         self.engine = LocalEngine(self.model, slots=1, lanes=1, max_length=128, prefill_rows=1)
         self.undisturbed = _index(self.run()[0])
         rewarded = [episode for episode in self.undisturbed.values() if episode.reward == 1.0]

@@ -348,6 +348,7 @@ class Settings:
 
         attempts: attempts at each draft of a model, which see nothing but its query; None is 2, 0 is the paper
         attempter: who makes these attempts
+        attackers: attackers of `cojax audit` that a draft must withstand, separated by commas; null and drop always are
         judge: a model's opinion of each draft: none, noted as evidence, or a veto
         evaluation_similarity: a query with a greater cosine to an evaluation task's is refused; 0 compares nothing
         evaluation_words: no draft's query may contain an evaluation query of at least this many words; 0 allows all
@@ -358,6 +359,7 @@ class Settings:
 
         attempts: Number | None = None
         attempter: Literal["explorer", "policy"] = "explorer"
+        attackers: str = ""
         judge: Literal["off", "note", "veto"] = "off"
         evaluation_similarity: Cosine = 0.7
         evaluation_words: Number = 5

@@ -31,6 +31,8 @@ __all__ = ["Attempts", "Exclusions", "Opinion", "Validation"]
 # (explorer that pays, task, count) → a context with `count` actors, which attempt the task at the same time. Leaving it
 # frees their resources. An actor with a method `close` is closed as soon as its own attempt is over.
 Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
+# (environment, task) → by which attack the task's reward is gamed, "" by none.
+Audit = Callable[[Environment, Task], str]
 # (task, draft, the budget that pays, whether an unsafe draft is set aside for review by a person) → a line of evidence.
 # Raises DraftRefused if the opinion is against the draft.
 Opinion = Callable[[Task, TaskDraft, Any, bool], str]
@@ -88,6 +90,7 @@ class Validation:
                - the query agrees with the solution (consistency.py);
                - without any one of its effective actions, the solution does not earn full reward (controls.py);
                - no look-up is superfluous (controls.py);
+               - no attacker of `audit`, if there is one, is paid or harmful (environments/audit);
                - the judge, if there is one, does not refuse it;
                - if attempts are made that see only the query, at least one earns full reward.
     retained   The run or every attempt fails, but the environment returns a positive reward (the paper's rule). The
@@ -98,9 +101,10 @@ class Validation:
     episode, it has a control like any other action. That control ends the episode without an answer instead.
 
     The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls to
-    models. `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. If
-    `safe` is true, drafts that match a safety rule are discarded and marked for quarantine. If `enabled` is false (the
-    ablation), nothing is run, and only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
+    models. `audit`, `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it.
+    If `safe` is true, drafts that match a safety rule are discarded and marked for quarantine. If `enabled` is false
+    (the ablation), nothing is run, and only malformed queries, duplicates, evaluation tasks and unsafe drafts are
+    refused.
     """
 
     environment: Environment
@@ -112,6 +116,7 @@ class Validation:
     safe: bool = False
     longest_query: int = Settings.validation.longest_query
     control_tokens: tuple[str, ...] = ()
+    audit: Audit | None = None
 
     def __call__(
         self, draft: TaskDraft, in_pool: Callable[[str], bool], explorer: Explorer
@@ -146,6 +151,9 @@ class Validation:
                 task, run, explorer.ending, bare, query_match, self._documents, phrase, self._replay
             )
             controls.check_parts(evidence)
+            if self.audit is not None:
+                _refuse(self.audit(self.environment, task))
+                evidence.append("the attackers named find nothing")
             if self.judge is not None:
                 evidence.append(self.judge(task, draft, _require_metered(explorer).remaining_budget(), self.safe))
             if self.attempts is not None:

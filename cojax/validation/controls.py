@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.drafts import DraftRefused
+from cojax.drafts import DraftRefused, leave_out
 from cojax.environment.replay import Replay
 from cojax.explorer.answers import list_leaves
 from cojax.types import Action, Message, Task, Triplet, content_hash, normalise, signature
@@ -41,12 +41,7 @@ class Part:
 
     def leave_out(self, actions: Sequence[Action]) -> tuple[Action, ...]:
         """The actions without the part."""
-        remainder: tuple[Action, ...] = ()
-        if self.call_index is not None:
-            calls = actions[self.action].calls
-            # The text is dropped, as it may spell the calls out.
-            remainder = (Action(calls=(*calls[: self.call_index], *calls[self.call_index + 1 :])),)
-        return (*actions[: self.action], *remainder, *actions[self.action + 1 :])
+        return leave_out(actions, self.action, self.call_index)
 
     def describe(self, actions: Sequence[Action]) -> str:
         """The part in words, for a line of evidence."""

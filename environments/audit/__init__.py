@@ -15,5 +15,5 @@ examination.py  plays every attacker on every task and judges what happened
 page.py, page.html   the page that `--html` writes
 __main__.py     the command
 
-Validation calls `examination.examine_task` on a draft: there is one implementation.
+Validation calls `examination.choose_for_drafts`, where attackers are named: there is one implementation.
 """

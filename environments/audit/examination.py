@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment
+from cojax.environment import Environment, EnvironmentFailure
 from cojax.types import Action, Call, Task, signature
 from . import repetition
 from .attackers import ATTACKERS, Attacker
-from .findings import Accepted, Finding, describe, settle, write_transcript
+from .findings import Accepted, Finding, describe, read_by_design, settle, write_transcript
 from .player import Attempt, Path, Player, Run, name_paths
 from .repetition import Origin, Replayed, Trace, explain_difference
 from .scene import Scene, survey
@@ -26,6 +26,8 @@ _MAX_HANGS, _MAX_HANGS_IN_ALL = 2, 12
 # The most look-ups by which two ends are compared.
 _MAX_PROBES = 12
 _NOTHING = Attempt("makes no action")
+# Attackers of a draft: those who want to be paid, but for null and drop, which validation's own controls are.
+FOR_DRAFTS = tuple(name for name in ATTACKERS if "paid" in ATTACKERS[name].rule and name not in ("null", "drop"))
 # The origin of a task that is made here from a setup without a query.
 WALK = "walk"
 _ONLY_COUNTED = "is paid, and only a count of calls, or the time, differs from the honest end"
@@ -345,10 +347,30 @@ def _is_same_answer(answer: Any, other: Any) -> bool:
 def examine_task(
     environment: Environment, task: Task, attackers: Mapping[str, Attacker], seed: int = 0
 ) -> list[Finding]:
-    """The findings of these attackers in one task, all played in this process."""
+    """The findings of these attackers in one task, all played in this process. Raises EnvironmentFailure."""
     examination = Examination(environment, attackers, seed)
     examination.examine([task])
+    if examination.failures:
+        raise EnvironmentFailure(examination.failures[0])
     return examination.findings
+
+
+def choose_for_drafts(names: str, namespace: Mapping[str, Any]) -> Callable[[Environment, Task], str]:
+    """A function for `validation`: why a draft is refused, "" if none of our attackers of these names has a finding.
+
+    Those that the world's module, `namespace`, accepts by design are left out. The function raises EnvironmentFailure.
+    Raises ValueError for a name that is none of FOR_DRAFTS.
+    """
+    by_design = {entry.attacker for entry in read_by_design(namespace)}
+    if unknown := [name for name in names.split(",") if name not in FOR_DRAFTS]:
+        raise ValueError(f"validation.attackers names {unknown[0]!r}; expected some of {','.join(FOR_DRAFTS)}")
+    chosen = {name: ATTACKERS[name] for name in names.split(",") if name not in by_design}
+
+    def find_attack(environment: Environment, task: Task) -> str:
+        findings = examine_task(environment, task, chosen)
+        return f"attacker {findings[0].attacker}: {findings[0].why}" if findings else ""
+
+    return find_attack
 
 
 def make_walk_task(player: Player, task: Task, seed: int) -> Task:

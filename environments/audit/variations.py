@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from cojax.drafts import leave_out
 from cojax.types import Action, Call, normalise
 from ..soundness import drop_calls
 from .player import Attempt
@@ -20,8 +21,7 @@ def drop(scene: Scene) -> Iterator[Attempt]:
         yield Attempt(f"without {tool} of action {index + 1}", remaining_actions)
     for index, action in enumerate(scene.solution[:-1]):
         if not action.calls and action.text:
-            remaining_actions = (*scene.solution[:index], *scene.solution[index + 1 :])
-            yield Attempt(f"without the text of action {index + 1}", remaining_actions)
+            yield Attempt(f"without the text of action {index + 1}", leave_out(scene.solution, index))
     if scene.answer is not None and scene.final_actions:
         yield Attempt("without the answer", (*scene.body, scene.ending.bare()))
 

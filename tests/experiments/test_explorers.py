@@ -83,6 +83,7 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"validation.judge": "maybe"}, "validation.judge is 'maybe'; expected one of 'off', 'note', 'veto'"),
         ({"explorer.name": "llm", "validation.attempter": "nobody"},
          "validation.attempter is 'nobody'; expected one of"),
+        ({"validation.attackers": "null"}, "validation.attackers names 'null'; expected some of greeting,stop"),
         # Before the policy has any weights.
         ({"explorer.name": "llm", "validation.attempter": "policy", "warm_start.split": "initial"},
          "the policy that it is to teach would have to attempt those tasks before"),
@@ -106,6 +107,7 @@ def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, mess
         {"explorer.name": "llm", "validation.attempter": "policy", "warm_start.split": "initial",
          "initial_explorer": "scripted"},
         {"explorer.shortest": 9},
+        {"validation.attackers": "shotgun,extra"},
         {"explorer.separator": SEPARATOR},
         # The ablation, of whatever is examined.
         {"explorer.name": "llm", "validation.judge": "veto", "validate": False},
