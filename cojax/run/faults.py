@@ -6,11 +6,11 @@ strikes one episode of the first step, whose undisturbed reward is 1.
 
 import collections
 import dataclasses
-import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -32,15 +32,14 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Sampling
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.types import Action, Evaluation, Group, Observation, Task, Trajectory, content_hash
+from cojax.types import Action, Check, Evaluation, Group, Observation, Task, Trajectory, content_hash
 
 # What a fault becomes. Only `reward` is a failure of the trainer. `unchanged`: the episode is as without the fault, for
 # it was played again or its verdict stands. `the action's doing`: reward 0, because an action brings the fault about.
 VERDICTS = ("reward", "infrastructure loss", "error", "unchanged", "the action's doing")
 _TASKS, _GROUP_SIZE = 2, 4
 _DEADLINE_S, _ENGINE_DEADLINE_S, _HANG_S = 0.5, 2.0, 60.0
-_METHODS = ("reset", "tools", "step", "state", "affordances", "evaluate", "close")
-_DEAD_WORKER = "finds its worker dead"
+_DEAD_WORKER, _ACTED = "finds its worker dead", "raises if there was an action"
 _NONE: Any = None  # what only evolutions read; none is due
 
 
@@ -49,12 +48,12 @@ def _raise(error: type[Exception], reply: Callable[[], Any]) -> Any:
 
 
 Deed = Callable[[Callable[[], Any]], Any]  # gets the reply's maker, and replies itself or raises
-_RAISES: Deed = functools.partial(_raise, RuntimeError)
+_RAISES: Deed = partial(_raise, RuntimeError)
 _EVERYWHERE: dict[str, Deed] = {
     "raises": _RAISES,
     "hangs": lambda reply: time.sleep(_HANG_S),  # its thread is a daemon, and abandoned
-    _DEAD_WORKER: functools.partial(_raise, EnvironmentFailure),
-    "loses its process": functools.partial(_raise, LimitExceeded),
+    _DEAD_WORKER: partial(_raise, EnvironmentFailure),
+    "loses its process": partial(_raise, LimitExceeded),
     "replies nothing": lambda reply: None,
 }
 # Place → what happens there: a method of an episode, or `generate` of the engine.
@@ -62,12 +61,16 @@ DEEDS: Mapping[str, Mapping[str, Deed]] = {
     "reset": _EVERYWHERE,
     "tools": {"raises": _RAISES},
     "step": {**_EVERYWHERE, "replies no message": lambda reply: Observation(("x",))},  # type: ignore[arg-type]
-    "evaluate": {**_EVERYWHERE, "rewards by NaN": lambda reply: Evaluation(float("nan"))},
+    "evaluate": {
+        **_EVERYWHERE,
+        _ACTED: lambda reply: _RAISES(reply) if reply().checks else reply(),
+        "rewards by NaN": lambda reply: Evaluation(float("nan")),
+    },
     "close": {"raises": _RAISES},
     "generate": {
         "raises": _RAISES,
         "hangs": _EVERYWHERE["hangs"],
-        "finds its server dead": functools.partial(_raise, EngineError),
+        "finds its server dead": partial(_raise, EngineError),
         "drifts from the tokens sampled": lambda reply: _begin(reply(), "tokens", 9),
         "returns a token of no vocabulary": lambda reply: _begin(reply(), "tokens", 10**6),
         "returns a log-prob too few": lambda reply: _begin(reply(), "logprobs"),
@@ -82,20 +85,31 @@ def _begin(completion: Any, column: str, *first: float) -> Any:
 
 
 class Fault(NamedTuple):
-    """A deed at a place of one episode: once, or whenever the episode is played again. With `acted` it happens only
-    in plays that have an action."""
+    """A deed at a place of one episode: once, or whenever the episode is played again."""
 
     place: str
     deed: str
     lasts: bool
-    acted: bool = False
 
 
-def list_faults() -> Iterator[Fault]:
-    """Every deed, once and lasting, and a verdict that raises only for plays with actions."""
-    for place, deeds in DEEDS.items():
-        yield from (Fault(place, deed, lasts) for deed in deeds for lasts in (False, True))
-    yield Fault("evaluate", "raises", lasts=True, acted=True)
+# Every deed, once and lasting.
+FAULTS = [Fault(place, deed, lasts) for place, deeds in DEEDS.items() for deed in deeds for lasts in (False, True)]
+
+
+class _Altered:
+    """An object, some of whose methods are others."""
+
+    def __init__(self, target: Any, **methods: Callable[..., Any]) -> None:
+        self.__dict__.update(methods, target=target)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+
+def _strike(target: Any, fault: Fault) -> Any:
+    """The object, one of whose methods does the fault's deed."""
+    method, deed = getattr(target, fault.place), DEEDS[fault.place][fault.deed]
+    return _Altered(target, **{fault.place: lambda *args, **options: deed(partial(method, *args, **options))})
 
 
 class Trainer:
@@ -145,21 +159,14 @@ class Trainer:
                 texts.append(action.text)
                 return episode.step(action)
 
-            calls = {method: getattr(episode, method) for method in _METHODS} | {"step": step}
-            calls["evaluate"] = lambda: Evaluation(float(int(content_hash(texts), 16) % 2))
-            is_struck = (
-                fault
-                and not steps
-                and task.id == self.struck.task.id
-                and (number == int(self.struck.episode[-1]) or (fault.lasts and number >= _GROUP_SIZE))
-            )
-            if fault and is_struck and fault.place in calls:
-                call, deed = calls[fault.place], DEEDS[fault.place][fault.deed]
-                if fault.acted:
-                    calls[fault.place] = lambda: deed(call) if texts else call()
-                else:
-                    calls[fault.place] = lambda *arguments: deed(functools.partial(call, *arguments))
-            return cast(Episode, SimpleNamespace(**calls))
+            def evaluate() -> Evaluation:
+                return Evaluation(float(int(content_hash(texts), 16) % 2), tuple(Check(text, True) for text in texts))
+
+            rewarded: Any = _Altered(episode, step=step, evaluate=evaluate)
+            if steps or fault is None or fault.place == "generate" or task.id != self.struck.task.id:
+                return rewarded
+            is_due = number == int(self.struck.episode[-1]) or (fault.lasts and number >= _GROUP_SIZE)
+            return _strike(rewarded, fault) if is_due else rewarded
 
         return Wrapped(self.world, start)
 
@@ -167,13 +174,12 @@ class Trainer:
         """The engine, which the fault strikes before `steps` has one."""
 
         def generate(prompt: Any, sampling: Sampling, *, session: str, seed: Any) -> Any:
-            reply = functools.partial(self.engine.generate, prompt, sampling, session=session, seed=seed)
             episode, _, attempt = session.rpartition("-")
-            is_struck = not steps and episode == self.struck.episode and (fault.lasts or attempt == "0")
-            return DEEDS["generate"][fault.deed](reply) if is_struck else reply()
+            is_due = not steps and episode == self.struck.episode and (fault.lasts or attempt == "0")
+            engine = _strike(self.engine, fault) if is_due else self.engine
+            return engine.generate(prompt, sampling, session=session, seed=seed)
 
-        calls = {name: getattr(self.engine, name) for name in ("load", "release", "rest", "close")}
-        return SimpleNamespace(generate=generate, busy_seconds=0.0, **calls)
+        return _Altered(self.engine, generate=generate)
 
     def try_fault(self, fault: Fault) -> tuple[str, str]:
         """What the fault becomes, one of VERDICTS, and why."""
@@ -185,7 +191,7 @@ class Trainer:
         struck = episodes[self.struck.episode]
         why = f"{struck.outcome}, reward {struck.reward:g} {struck.error}".strip()
         # A dead worker is dead whatever an action does.
-        is_caused = fault.acted or (fault.place == "step" and fault.deed != _DEAD_WORKER)
+        is_caused = fault.deed == _ACTED or (fault.place == "step" and fault.deed != _DEAD_WORKER)
         is_charged = fault.lasts and is_caused and (struck.outcome, struck.reward) == ("timeout", 0.0)
         changed = [name for name, episode in episodes.items() if episode.valid and episode != self.undisturbed[name]]
         if changed == [struck.episode] and is_charged:
@@ -216,12 +222,12 @@ def main(*, as_json: bool) -> int:
     logging.disable(logging.WARNING)  # each lost episode is one
     try:
         trainer = Trainer()
-        for fault in list_faults():
+        for fault in FAULTS:
             verdict, why = trainer.try_fault(fault)
             counts[verdict] += 1
-            times = f"{'always' if fault.lasts else 'once'}{' after an action' if fault.acted else ''}"
-            record = {"fault": f"{fault.place} {fault.deed}, {times}", "became": verdict, "why": why[:300]}
-            print(json.dumps(record) if as_json else f"{verdict:20} {record['fault']:48} {why[:100]!a}", flush=True)
+            name = f"{fault.place} {fault.deed}, {'always' if fault.lasts else 'once'}"
+            record = {"fault": name, "became": verdict, "why": why[:300]}
+            print(json.dumps(record) if as_json else f"{verdict:20} {name:48} {why[:100]!a}", flush=True)
     finally:
         logging.disable(logging.NOTSET)
     trainer.engine.close()

@@ -37,7 +37,8 @@ def test_it_strikes_an_episode_whose_reward_is_1(trainer):
         (Fault("step", "replies nothing", lasts=True), "the action's doing", "timeout, reward 0"),
         (Fault("evaluate", "hangs", lasts=False), "unchanged", "reward 1"),
         (Fault("evaluate", "rewards by NaN", lasts=True), "infrastructure loss", "reward nan"),
-        (Fault("evaluate", "raises", lasts=True, acted=True), "the action's doing", "timeout, reward 0"),
+        (Fault("evaluate", "raises if there was an action", lasts=False), "unchanged", "reward 1"),
+        (Fault("evaluate", "raises if there was an action", lasts=True), "the action's doing", "timeout, reward 0"),
         (Fault("close", "raises", lasts=True), "unchanged", "reward 1"),
         (Fault("generate", "finds its server dead", lasts=True), "infrastructure loss", "engine_error"),
         (Fault("generate", "drifts from the tokens sampled", lasts=False), "error", "does not extend"),
@@ -69,7 +70,7 @@ def test_a_dead_worker_that_is_charged_is_found(trainer, monkeypatch):
 
 @pytest.mark.parametrize("verdict", ["reward", "error"])
 def test_the_exit_status_is_1_for_a_reward(trainer, monkeypatch, capsys, verdict):
-    monkeypatch.setattr(faults, "list_faults", lambda: [LOST])
+    monkeypatch.setattr(faults, "FAULTS", [LOST])
     monkeypatch.setattr(faults, "Trainer", lambda: trainer)
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
     monkeypatch.setattr(trainer, "try_fault", lambda fault: (verdict, "why"))
@@ -81,8 +82,8 @@ def test_the_exit_status_is_1_for_a_reward(trainer, monkeypatch, capsys, verdict
 
 
 def test_every_deed_is_tried_once_and_lasting():
-    assert len([fault for fault in faults.list_faults() if not fault.lasts]) == 26
-    assert len(list(faults.list_faults())) == 53
+    assert len([fault for fault in faults.FAULTS if not fault.lasts]) == 27
+    assert len(faults.FAULTS) == 54
 
 
 def test_a_trainer_has_no_world(capsys):
