@@ -85,10 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
         namespace = vars(worlds.module(options.name))
-        assignments = options.set + ([f"data={options.data}"] if options.data else [])
-        if malformed_assignments := [assignment for assignment in assignments if "=" not in assignment]:
-            raise ValueError(f"--set {malformed_assignments[0]} has no value; give it as --set KEY=VALUE")
-        settings = worlds.parse_settings(options.name, dict(assignment.split("=", 1) for assignment in assignments))
+        settings = worlds.parse_settings(options.name, read_assignments(options))
         count = options.count or namespace.get("COUNT", _COUNT)
         if "check" in namespace and options.name in environment_names:
             if settings or options.cluster:
@@ -96,8 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(namespace["check"](count, drops_each_call=options.mutations == "all", **settings))
         fault_count = 0
         for case_label, case in namespace.get("cases", lambda settings: {"": settings})(settings).items():
-            full_name = worlds.complete_name(options.name)
-            environment = place(options.cluster, full_name, case) if options.cluster else worlds.load(full_name, **case)
+            environment = make_environment(options, options.name, case)
             tasks_by_split = _draw_tasks(environment, namespace.get("SPLITS"), options.category, count)
             for line in _examine(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):
                 fault_count += line["fault_count"]
@@ -105,6 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
     return 1 if fault_count else 0
+
+
+def make_environment(options: Any, name: str, settings: Mapping[str, Any]) -> Environment:
+    """The environment of that name here or, with --cluster, on the nodes of a cluster."""
+    full_name = worlds.complete_name(name)
+    return place(options.cluster, full_name, settings) if options.cluster else worlds.load(full_name, **settings)
+
+
+def read_assignments(options: Any) -> dict[str, str]:
+    """What --set and --data set, as text. Raises ValueError for a setting without a value."""
+    assignments = options.set + ([f"data={options.data}"] if options.data else [])
+    if malformed_assignments := [assignment for assignment in assignments if "=" not in assignment]:
+        raise ValueError(f"--set {malformed_assignments[0]} has no value; give it as --set KEY=VALUE")
+    return dict(assignment.split("=", 1) for assignment in assignments)
 
 
 def _examine(

@@ -179,6 +179,7 @@ def test_environments_import_little_of_ours(name: str) -> None:
     if inside(name, "environments.audit"):
         checks |= {f"cojax.{part}" for part in ("command", "imports", "registry", "worlds")}
         checks |= {"cojax.environment.replay", "cojax.environment.watch"}
+        checks |= {"cojax.pool"} if name == "environments.audit.runs" else set()
     # Commands are worded as they were started.
     checks |= {"cojax.command"} if name in ("environments.check", "environments.install") else set()
     # These find environments, also from outside, or functions that a setting names.

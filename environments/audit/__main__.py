@@ -29,6 +29,7 @@ docs/auditing.md leads from a world to a CI job.
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib
 import json
@@ -43,14 +44,13 @@ from cojax import worlds
 from cojax.command import CommandLineParser
 from cojax.environment import Environment, EnvironmentFailure, InstallError
 from cojax.environment.watch import ask_within
-from cojax.types import Task
-from ..cluster import place
+from cojax.types import Task, to_json
+from ..check import make_environment, read_assignments
 from . import findings as results
-from .attackers import ATTACKERS, SEVERITIES, Attacker, find_attackers
-from .examination import Examination, make_walk_task
-from .findings import Accepted, Finding
+from .attackers import ATTACKERS, SEVERITIES, find_attackers
+from .examination import Examination, complete
+from .findings import Finding
 from .page import expect_writable, write_page
-from .player import Player
 from .repetition import Origin
 
 _COUNT, _MAX_SEARCHED = 50, 5_000
@@ -91,32 +91,25 @@ def _make_parser() -> CommandLineParser:
     parser.add_argument("--attackers", default="", help=f"of {', '.join(ATTACKERS)}, or module:name (default: all)")
     parser.add_argument("--accepted", metavar="FILE", help="findings that are by design, as above")
     parser.add_argument("--fail-on", choices=(*SEVERITIES, "never"), default="high", help="default: high")
-    parser.add_argument(
-        "--budget", type=_read_positive, metavar="MINUTES", help="the worthiest first; lists what is left out"
-    )
-    parser.add_argument(
-        "--deadline", type=_read_positive, metavar="SECONDS", help="of one call (default: 30, or the world's)"
-    )
+    parser.add_argument("--budget", type=_read_positive, metavar="MINUTES", default=float("inf"), help="lists the rest")
+    parser.add_argument("--deadline", type=_read_positive, metavar="SECONDS", help="of a call (default: 30, or longer)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--html", metavar="OUT", help="write a page with filters and transcripts")
     parser.add_argument("--replay", metavar="FINDING", help="play one finding again, by its id")
     return parser
 
 
-def _read_count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected a whole number of at least 1")
-    return int(text)
-
-
-def _read_positive(text: str) -> float:
+def _read_positive(text: str, kind: type[int | float] = float) -> Any:
     try:
-        number = float(text)
+        number = kind(text)
     except ValueError:
-        number = 0.0
+        number = 0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"is {text!r}; expected a number above 0")
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a {'whole ' * (kind is int)}number above 0")
     return number
+
+
+_read_count = functools.partial(_read_positive, kind=int)
 
 
 def _audit(options: Any) -> int:
@@ -127,16 +120,21 @@ def _audit(options: Any) -> int:
     if options.html:
         expect_writable(Path(options.html))
     with contextlib.redirect_stdout(sys.stderr):  # what a world prints is no finding
-        examination = _make_examination(options, name, settings, attackers, accepted)
+        environment = make_environment(options, name, settings)
+        origin = None if options.cluster else Origin(worlds.complete_name(name), settings)
+        budget_s, say = 60 * options.budget, _Progress().say
+        examination = Examination(
+            environment, attackers, options.seed, origin, accepted, budget_s, say, options.deadline
+        )
         if tasks is None:
             splits = options.splits.split(",") if options.splits else vars(worlds.module(name)).get("SPLITS", _SPLITS)
             count = _MAX_SEARCHED if options.replay else options.tasks
-            tasks = draw_tasks(examination.player.environment, splits, count, options.seed)
+            tasks = draw_tasks(environment, splits, count, options.seed)
         if options.replay:
             task = _find_task(examination, tasks, options.replay)
             # What was played before, and when, depends on all tasks.
             tasks = tasks if options.replay.startswith(("leak/", "clock/")) else [task]
-        tasks = [_complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
+        tasks = [complete(examination.player, task, options.seed) for task in tasks[: options.tasks]]
         examination.examine(tasks)
     if options.replay:
         return _print_replay(examination, options.replay)
@@ -149,32 +147,11 @@ def _audit(options: Any) -> int:
     return status
 
 
-def _make_examination(
-    options: Any,
-    name: str,
-    settings: Mapping[str, Any],
-    attackers: Mapping[str, Attacker],
-    accepted: Sequence[Accepted],
-) -> Examination:
-    full_name = worlds.complete_name(name)
-    origin = None if options.cluster else Origin(full_name, settings)
-    environment: Environment = (
-        place(options.cluster, full_name, settings) if options.cluster else worlds.load(full_name, **settings)
-    )
-    budget_s = float("inf") if options.budget is None else 60 * options.budget
-    return Examination(
-        environment, attackers, options.seed, origin, accepted, budget_s, _Progress().say, options.deadline
-    )
-
-
 def _choose_world(options: Any) -> tuple[str, dict[str, Any], list[Task] | None]:
     """The world's name and settings, and the tasks of a run, if one is named. Raises ValueError."""
     if not options.name and not options.run:
         raise ValueError("no world is named; expected a name, such as desk, or --run W")
-    assignments = options.set + ([f"data={options.data}"] if options.data else [])
-    if malformed := [assignment for assignment in assignments if "=" not in assignment]:
-        raise ValueError(f"--set {malformed[0]} has no value; give it as --set KEY=VALUE")
-    text_by_setting = dict(assignment.split("=", 1) for assignment in assignments)
+    text_by_setting = read_assignments(options)
     if options.run:
         from .runs import read_run  # only it reads folders of runs
 
@@ -202,25 +179,18 @@ def draw_tasks(environment: Environment, splits: Sequence[str], count: int, seed
     return sorted(asking, key=lambda task: not task.solution)[:count]
 
 
-def _complete(player: Player, task: Task, seed: int) -> Task:
-    return task if task.solution or task.query else make_walk_task(player, task, seed)
-
-
 def summarise(examination: Examination, name: str, task_count: int) -> dict[str, Any]:
     """The last object of the output."""
     player = examination.player
     open_attackers = {finding.attacker for finding in examination.findings if finding.verdict == "open"}
-    seconds = {attacker: round(spent, 2) for attacker, spent in sorted(player.seconds.items())}
     attackers = {
         attacker: {
-            "verdict": "open" if attacker in open_attackers else "holds" if tally.attempts else "not tried",
-            "tasks": tally.tasks,
-            "tried": tally.attempts,
-            "findings": tally.findings,
+            "verdict": "open" if attacker in open_attackers else "holds" if tally.tried else "not tried",
+            **dataclasses.asdict(tally),
             "episodes": player.episodes[attacker],
-            "seconds": seconds.get(attacker, 0.0),
+            "seconds": round(player.seconds[attacker], 2),
         }
-        for attacker, tally in examination.tallies.items()
+        for attacker, tally in ((name, examination.tallies[name]) for name in examination.attackers)
     }
     return {
         "environment": name,
@@ -240,7 +210,7 @@ def _print_results(found: Sequence[Finding], summary: Mapping[str, Any], *, as_j
     ordered = sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
     if as_json:
         for finding in ordered:
-            print(json.dumps(finding.record()))
+            print(json.dumps(to_json(finding)))
         print(json.dumps(summary), flush=True)
         return
     for finding in ordered:
@@ -257,19 +227,17 @@ def _print_summary_line(name: str, examination: Examination, summary: Mapping[st
     """One line as GitHub's runner reads it, on stderr."""
     counts = ", ".join(f"{count} {severity}" for severity, count in summary["findings"].items() if count)
     text = f"{name}: {summary['tasks']} tasks, {summary['episodes']} episodes, {counts or 'no'} open findings"
-    text = "; ".join((text, *examination.failures))
-    if examination.left_out:
-        text = f"{text}; left out: {', '.join(examination.left_out)}"
+    left_out = [f"left out: {', '.join(examination.left_out)}"] if examination.left_out else []
+    text = "; ".join((text, *examination.failures, *left_out))
     level = "notice" if status == 0 else "error"
     print(f"::{level} title=cojax audit::{' '.join(text.replace('%', '%25').split())}", file=sys.stderr, flush=True)
 
 
 def _find_task(examination: Examination, tasks: Sequence[Task], finding_id: str) -> Task:
     """The task of a finding, whose attacker is then the only one. Raises ValueError if there is none."""
-    attacker, _, rest = finding_id.partition("/")
-    task_id = rest.partition("/")[0]
+    attacker, task_id, *_ = (*finding_id.split("/"), "")
     for task in tasks:
-        whole_task = _complete(examination.player, task, examination.seed)
+        whole_task = complete(examination.player, task, examination.seed)
         if whole_task.id == task_id and attacker in examination.attackers:
             examination.attackers = {attacker: examination.attackers[attacker]}
             return whole_task

@@ -47,9 +47,7 @@ ATTACKERS: dict[str, Attacker] = {
         cheap.greet, "paid", "critical", "ABC T.10; RFC 008 #26",
         "let the judge ask for what the task changes; no text alone may earn the reward",
     ),
-    "random": Attacker(
-        cheap.act_at_random, "measures", "low", "ABC O.h.2; RFC 008 #26", "",
-    ),
+    "random": Attacker(cheap.act_at_random, "measures", "low", "ABC O.h.2; RFC 008 #26", ""),
     "solution": Attacker(
         lambda scene: iter(()), "refused", "medium", "ABC T.9; RFC 008 #25",
         "mend the task's solution, or the judge that refuses it", needs_solution=True,

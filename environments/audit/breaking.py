@@ -30,8 +30,7 @@ def send_odd_values(scene: Scene) -> Iterator[Attempt]:
     for before, call in _list_calls(scene):
         yield Attempt(f"{call.name} without arguments", (*before, Action(calls=(Call(call.name),)), end))
         for parameter, values in _list_parameters(scene, call):
-            odd_calls = [Call(call.name, {**call.arguments, parameter: odd}) for odd in values]
-            actions = tuple(Action(calls=(odd_call,)) for odd_call in odd_calls)
+            actions = tuple(Action(calls=(Call(call.name, {**call.arguments, parameter: odd}),)) for odd in values)
             yield Attempt(f"odd values of {parameter} in {call.name}", (*before, *actions, end))
     if scene.ending.parameter is not None or not scene.ending.tool:
         for number, odd in enumerate((*_TEXTS, *_NUMBERS[4:8], *_OTHERS), 1):

@@ -64,8 +64,7 @@ def act_at_random(scene: Scene) -> Iterator[Attempt]:
 
 
 def _end_after_lookups(scene: Scene, answer: Any) -> tuple[Action, ...]:
-    lookups = {repr(tried.call): Action(calls=(tried.call,)) for tried in scene.lookups}
-    return (*list(lookups.values())[:30], scene.ending.answer(answer))
+    return (*(Action(calls=(tried.call,)) for tried in scene.lookups[:30]), scene.ending.answer(answer))
 
 
 def hedge(scene: Scene) -> Iterator[Attempt]:

@@ -53,19 +53,10 @@ def _shift_datetime(read_shift: Callable[[], datetime.timedelta]) -> None:
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, real_datetime if cls.__name__ == "datetime" else real_date)
 
-    def now(cls: Any, tz: Any = None) -> Any:
-        return real_datetime.now(tz) + read_shift()
-
-    shifted_datetime = Kind(
-        "datetime",
-        (real_datetime,),
-        {
-            "now": classmethod(now),
-            "today": classmethod(now),
-            "utcnow": classmethod(lambda cls: real_datetime.now(datetime.UTC).replace(tzinfo=None) + read_shift()),
-        },
-    )
+    now = classmethod(lambda cls, tz=None: real_datetime.now(tz) + read_shift())
+    utcnow = classmethod(lambda cls: real_datetime.now(datetime.UTC).replace(tzinfo=None) + read_shift())
     today = classmethod(lambda cls: (real_datetime.now() + read_shift()).date())
+    shifted_datetime = Kind("datetime", (real_datetime,), {"now": now, "today": now, "utcnow": utcnow})
     shifted_date = Kind("date", (real_date,), {"today": today})
     datetime.datetime, datetime.date = shifted_datetime, shifted_date  # type: ignore[assignment, misc]
 
@@ -100,9 +91,10 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     first_shift_s = 0.0
-    clock = Clock(gain_s=request["gain_s"])
-    if request["moment"]:
-        clock.shift_s = first_shift_s = datetime.datetime.fromisoformat(request["moment"]).timestamp() - time.time()
+    origin, surroundings = request["origin"], request["surroundings"]
+    clock = Clock(gain_s=surroundings["gain_s"])
+    if moment := surroundings["moment"]:
+        clock.shift_s = first_shift_s = datetime.datetime.fromisoformat(moment).timestamp() - time.time()
         shift_clock(clock)
     # The world and what it imports come after the shift.
     from cojax import imports, worlds
@@ -110,15 +102,16 @@ def main() -> None:
     from .player import Attempt, Player
 
     imports.add_current_folder()
-    player = Player(worlds.load_from_json(request["name"], request["settings"]))
+    player = Player(worlds.load_from_json(origin["name"], origin["settings"]))
     traces = []
     for number, replayed in enumerate(request["plays"]):
         clock.shift_s = first_shift_s + number * _STEP_S
         task = from_json(Task, replayed["task"])
         before, actions = (from_json(tuple[Action, ...], replayed[key]) for key in ("before", "actions"))
-        if request["plays_before"]:
+        if surroundings["plays_before"]:
             player.play(task, Attempt("before", before), "clock")
-        traces.append(player.play(task, Attempt("elsewhere", actions), "clock").trace())
+        trace = player.play(task, Attempt("elsewhere", actions), "clock").trace()
+        traces.append({**trace, "states": [list(state.items()) for state in trace["states"]]})
     output.write("\n" + json.dumps({"traces": traces}) + "\n")
     output.flush()
     # Threads of a world that hangs must not keep the process.

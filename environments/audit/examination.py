@@ -16,9 +16,8 @@ from .attackers import ATTACKERS, Attacker
 from .findings import Accepted, Finding, describe, read_by_design, settle, write_transcript
 from .player import Attempt, Path, Player, Run, name_paths
 from .repetition import Origin, Replayed, Trace, explain_difference
-from .scene import Scene, survey
+from .scene import Scene, is_same, survey
 
-Say = Callable[[str], None]
 FLOOR = ("null", "greeting", "random")
 # After so many calls that hang, an attacker leaves a task, and after so many in all the audit ends: each leaves a
 # thread behind.
@@ -47,7 +46,7 @@ class Tally:
     """What an attacker tried."""
 
     tasks: int = 0
-    attempts: int = 0
+    tried: int = 0
     findings: int = 0
 
 
@@ -57,21 +56,20 @@ class Examination:
     def __init__(
         self, environment: Environment, attackers: Mapping[str, Attacker] = ATTACKERS, seed: int = 0,
         origin: Origin | None = None, accepted: Sequence[Accepted] = (), budget_s: float = float("inf"),
-        say: Say = lambda line: None, deadline_s: float | None = None,
+        say: Callable[[str], None] = lambda line: None, deadline_s: float | None = None,
     ) -> None:  # fmt: skip
         self.player = Player(environment, deadline_s)
         self.attackers, self.seed, self.origin, self.accepted = attackers, seed, origin, accepted
         self.say, self._end_time = say, time.monotonic() + budget_s
         self.findings: list[Finding] = []
-        self.tallies: dict[str, Tally] = {name: Tally() for name in attackers}
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.failures: list[str] = []
         self.left_out: Counter[str] = Counter()
         self.rewards: dict[str, list[float]] = {name: [] for name in FLOOR}
         self._solved_by_nothing: set[str] = set()
         self._probed: dict[str, list[str]] = {}
         # Of a task, what differs between two fresh processes that play it alike.
-        self._unsteady_paths: defaultdict[str, frozenset[Path]] = defaultdict(frozenset)
-        self._unsteady_aspects: defaultdict[str, set[str]] = defaultdict(set)
+        self._unsteady: defaultdict[str, frozenset[Path | str]] = defaultdict(frozenset)
 
     def examine(self, tasks: Sequence[Task]) -> None:
         """Examines the tasks, with the worthiest attackers first."""
@@ -86,8 +84,8 @@ class Examination:
         scenes = {
             baseline.task.id: self._make_scene(baseline, known_calls) for baseline in baselines if not self._hangs()
         }
-        if scenes and not self._hangs() and {"clock", "leak"} & set(self.attackers):
-            self._examine_clock(baselines, scenes)
+        if scenes and self.origin and not self._hangs() and {"clock", "leak"} & set(self.attackers):
+            self._examine_clock(self.origin, baselines, scenes)
         for name, attacker in self.attackers.items():
             for number, baseline in enumerate(baselines[: attacker.most_tasks] if name != "clock" else (), 1):
                 if time.monotonic() > self._end_time or self._hangs():
@@ -95,7 +93,7 @@ class Examination:
                     continue
                 self.say(f"{name}: task {number} of {len(baselines)}, {len(self.findings)} findings so far")
                 scene = scenes[baseline.task.id]
-                unsteady = scene.unsteady | self._unsteady_paths[scene.task.id]
+                unsteady = scene.unsteady | self._unsteady[scene.task.id]
                 self._examine_scene(name, attacker, dataclasses.replace(scene, unsteady=unsteady), baseline)
         if self._hangs():
             self.failures.append(f"{self.player.hangs} calls hung, and the rest was left out; see --deadline")
@@ -121,9 +119,8 @@ class Examination:
         honest = self.player.play(task, solution, "solution")
         idle = self.player.play(task, _NOTHING, "null")
         baseline = Baseline(task, (first_idle, idle), (honest, self.player.play(task, solution, "solution")))
-        if "solution" in self.attackers:
-            self.tallies["solution"].tasks += 1
-            self.tallies["solution"].attempts += 2
+        self.tallies["solution"].tasks += 1
+        self.tallies["solution"].tried += 2
         if honest.failure:
             self._add("break", task, 0, solution, honest, None, f"the solution breaks the world: {honest.failure}")
         elif honest.reward <= 0 and task.origin != WALK:
@@ -134,18 +131,16 @@ class Examination:
     def _make_scene(self, baseline: Baseline, known_calls: Sequence[Call]) -> Scene:
         task, honest = baseline.task, baseline.honest[0] if baseline.honest else None
         is_usable = honest is not None and honest.reward > 0 and not honest.failure
-        scene = survey(self.player, task, self.seed, "survey", honest if is_usable else None, known_calls)
+        scene = survey(self.player, task, self.seed, honest if is_usable else None, known_calls)
         if scene.idle.failure:
             why = f"ending at once breaks the world: {scene.idle.failure}"
             self._add("break", task, 0, Attempt("ends at once"), scene.idle, None, why)
         pairs = filter(None, (baseline.idle, baseline.honest))
-        paths = [repetition.find_unsteady_paths(first.trace(), second.trace()) for first, second in pairs]
-        return dataclasses.replace(scene, unsteady=frozenset().union(*paths))
+        unsteady = [repetition.find_unsteady(first.trace(), second.trace()) for first, second in pairs]
+        return dataclasses.replace(scene, unsteady=frozenset().union(*unsteady))
 
-    def _examine_clock(self, baselines: Sequence[Baseline], scenes: Mapping[str, Scene]) -> None:
+    def _examine_clock(self, origin: Origin, baselines: Sequence[Baseline], scenes: Mapping[str, Scene]) -> None:
         """Plays the tasks in other processes, and compares those plays with each other and with the first ones here."""
-        if self.origin is None:
-            return
         plays: list[Replayed] = []
         for task in (baseline.task for baseline in baselines):
             scene = scenes[task.id]
@@ -156,7 +151,7 @@ class Examination:
         start_time = time.monotonic()
         try:
             timeout_s = 20 * (1.0 + sum(self.player.seconds.values()))
-            plain, elsewhere, failures = repetition.play_everywhere(self.origin, plays, timeout_s)
+            plain, elsewhere, failures = repetition.play_everywhere(origin, plays, timeout_s)
         except repetition.ProcessFailure as failure:
             self.failures.append(f"clock: a new process could not play this world: {failure}")
             return
@@ -165,9 +160,8 @@ class Examination:
             self.left_out[f"clock, {surroundings}"] += 1
         self.player.seconds["clock"] += time.monotonic() - start_time
         self.player.episodes["clock"] += len(plays) * (1 + len(elsewhere))
-        if "clock" in self.tallies:
-            self.tallies["clock"].tasks += len(baselines)
-            self.tallies["clock"].attempts += len(plays) * len(elsewhere)
+        self.tallies["clock"].tasks += len(baselines)
+        self.tallies["clock"].tried += len(plays) * len(elsewhere)
         for number, replayed in enumerate(plays):
             baseline = baselines[number // 3]
             runs = (None, baseline.idle, baseline.honest)[number % 3]
@@ -181,20 +175,15 @@ class Examination:
         one process, or that depend on the order of tasks, are leaks."""
         again, turned, after, *others = (surroundings.name for surroundings in repetition.SURROUNDINGS)
         if again in elsewhere:
-            self._unsteady_paths[task.id] |= repetition.find_unsteady_paths(plain, elsewhere[again])
-            aspects = {aspect for aspect in repetition.ASPECTS if plain[aspect] != elsewhere[again][aspect]}
-            self._unsteady_aspects[task.id] |= aspects - {"states"}
-        for name in (again, *others):
-            if name not in elsewhere:
-                continue
+            self._unsteady[task.id] |= repetition.find_unsteady(plain, elsewhere[again])
+        for name in filter(elsewhere.__contains__, (again, *others)):
             if difference := explain_difference(plain, elsewhere[name], shows_values=False):
                 self._add_difference("clock", task, f"{name}: {difference}", runs)
                 break
         here = [("this process", run.trace()) for run in runs or ()]
         there = [(name, elsewhere[name]) for name in (turned, after) if name in elsewhere]
         for name, trace in (*there, *here):
-            ignored = sorted(self._unsteady_aspects[task.id])
-            if difference := explain_difference(plain, trace, self._unsteady_paths[task.id], ignored):
+            if difference := explain_difference(plain, trace, self._unsteady[task.id]):
                 self._add_difference("leak", task, f"a fresh process, then {name}: {difference}", runs)
                 break
 
@@ -221,7 +210,7 @@ class Examination:
         rewards, hangs, number = [], 0, 0
         for number, attempt in enumerate(attacker.attempts(scene), 1):
             run = self.player.play(scene.task, attempt, name)
-            tally.attempts += 1
+            tally.tried += 1
             rewards.append(run.reward)
             if reason := self._judge(attacker, scene, attempt, run):
                 is_doubtful = attempt.is_doubtful or reason == _ONLY_COUNTED
@@ -241,21 +230,19 @@ class Examination:
     def _examine_leak(self, scene: Scene, baseline: Baseline) -> None:
         if self._has("leak", scene.task):
             return
-        ignored, own_paths = sorted(self._unsteady_aspects[scene.task.id]), self._unsteady_paths[scene.task.id]
+        steady = dataclasses.replace(scene, unsteady=self._unsteady[scene.task.id])
         for first, second in filter(None, (baseline.idle, baseline.honest)):
-            if difference := explain_difference(first.trace(), second.trace(), own_paths, ignored):
+            if difference := explain_difference(first.trace(), second.trace(), steady.unsteady):
                 self._add_difference("leak", scene.task, f"played twice: {difference}", (first, second))
                 return
         expected = baseline.honest[0] if scene.honest is not None and baseline.honest else None
         route = Attempt("the same actions", repetition.route_of(scene))
         if expected is None or scene.solution != scene.task.solution:
             expected = self.player.play(scene.task, route, "leak")
-        steady = dataclasses.replace(scene, unsteady=own_paths)
-        leaks = repetition.find_leak(self.player, steady, expected, ignored)
-        for number, (label, difference, run) in enumerate(leaks, 1):
-            self._add("leak", scene.task, number, Attempt(label), run, expected, f"{label}: {difference}")
-            break
-        self.tallies["leak"].attempts += repetition.LEAK_ATTEMPTS
+        if leak := next(repetition.find_leak(self.player, steady, expected), None):
+            label, difference, run = leak
+            self._add("leak", scene.task, 1, Attempt(label), run, expected, f"{label}: {difference}")
+        self.tallies["leak"].tried += repetition.LEAK_ATTEMPTS
 
     def _judge(self, attacker: Attacker, scene: Scene, attempt: Attempt, run: Run) -> str:
         """Why a play is a finding; "" if it is none."""
@@ -279,7 +266,7 @@ class Examination:
         if scene.honest is None:
             return f"earns {run.reward:g} without the work"
         given = scene.ending.read_answer(run.trajectory.turns[-1].action) if run.trajectory.turns else None
-        if scene.answer is not None and not _is_same_answer(given, scene.answer):
+        if scene.answer is not None and not is_same(given, scene.answer):
             return f"earns {run.reward:g} with the answer {given!r:.80}, and the honest one is {scene.answer!r:.80}"
         if paths := scene.differences(run):
             if all(map(scene.is_tally, paths)):
@@ -303,8 +290,7 @@ class Examination:
 
         A state may leave out what the judge then cannot see either.
         """
-        calls = {repr(tried.call): Action(calls=(tried.call,)) for tried in scene.lookups}
-        probes = tuple(calls.values())[:_MAX_PROBES]
+        probes = tuple(Action(calls=(tried.call,)) for tried in scene.lookups[:_MAX_PROBES])
         ends = bool(scene.final_actions and attempt.actions and scene.only_ends(attempt.actions[-1]))
         actions = attempt.actions[:-1] if ends else attempt.actions
         if not probes or not actions or actions == scene.body:
@@ -328,31 +314,13 @@ class Examination:
             honest.reward if honest else None, shown_by, tried, "", write_transcript(run), write_transcript(honest),
         )  # fmt: skip
         self.findings.append(settle(finding, self.accepted))
-        if name in self.tallies:
-            self.tallies[name].findings += 1
+        self.tallies[name].findings += 1
 
 
 def _list_last_texts(run: Run, count: int) -> list[str]:
     """The last observations of a play that went on to its end; none if it did not."""
     is_whole = run.trajectory.outcome == "truncated"
     return [turn.observation.text for turn in run.trajectory.turns[-count:]] if is_whole else []
-
-
-def _is_same_answer(answer: Any, other: Any) -> bool:
-    if isinstance(answer, str) and isinstance(other, str):
-        return " ".join(answer.casefold().split()) == " ".join(other.casefold().split())
-    return bool(answer == other) or str(answer) == str(other)
-
-
-def examine_task(
-    environment: Environment, task: Task, attackers: Mapping[str, Attacker], seed: int = 0
-) -> list[Finding]:
-    """The findings of these attackers in one task, all played in this process. Raises EnvironmentFailure."""
-    examination = Examination(environment, attackers, seed)
-    examination.examine([task])
-    if examination.failures:
-        raise EnvironmentFailure(examination.failures[0])
-    return examination.findings
 
 
 def choose_for_drafts(names: str, namespace: Mapping[str, Any]) -> Callable[[Environment, Task], str]:
@@ -367,15 +335,20 @@ def choose_for_drafts(names: str, namespace: Mapping[str, Any]) -> Callable[[Env
     chosen = {name: ATTACKERS[name] for name in names.split(",") if name not in by_design}
 
     def find_attack(environment: Environment, task: Task) -> str:
-        findings = examine_task(environment, task, chosen)
-        return f"attacker {findings[0].attacker}: {findings[0].why}" if findings else ""
+        examination = Examination(environment, chosen)
+        examination.examine([task])
+        if examination.failures:
+            raise EnvironmentFailure(examination.failures[0])
+        return next((f"attacker {finding.attacker}: {finding.why}" for finding in examination.findings), "")
 
     return find_attack
 
 
-def make_walk_task(player: Player, task: Task, seed: int) -> Task:
-    """A task for a setup without a query: its solution is a walk over calls that work. The setup if none does."""
-    scene = survey(player, task, seed, "survey")
+def complete(player: Player, task: Task, seed: int) -> Task:
+    """The task; for a bare setup, one whose solution is a walk over calls that work, unless none does."""
+    if task.solution or task.query:
+        return task
+    scene = survey(player, task, seed)
     walk = repetition.route_of(scene)
     run = player.play(task, Attempt("a walk", walk), "survey")
     steps = list(zip(walk[:-1], run.trajectory.turns, run.states[1:], strict=False))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from cojax.types import Action, signature, to_json
+from cojax.types import Action, signature
 from .attackers import ATTACKERS, SEVERITIES, Severity
 from .player import Run
 
@@ -41,10 +41,6 @@ class Finding:
     actions: tuple[tuple[str, str], ...] = ()
     honest_actions: tuple[tuple[str, str], ...] = ()
 
-    def record(self) -> dict[str, Any]:
-        """The finding as one JSON object, without transcripts of more than 60 actions."""
-        return to_json(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
@@ -53,9 +49,6 @@ class Accepted:
     attacker: str
     task: str
     reason: str
-
-    def covers(self, finding: Finding) -> bool:
-        return self.attacker == finding.attacker and self.task in ("*", finding.task)
 
 
 def write_transcript(run: Run | None) -> tuple[tuple[str, str], ...]:
@@ -78,24 +71,17 @@ def read_accepted(path: str, attackers: Collection[str] = tuple(ATTACKERS)) -> l
     """The entries of a file of accepted findings. Raises ValueError, which names the entry and the fix."""
     try:
         entries = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("accept", [])
-    except OSError as error:
-        raise ValueError(
-            f"--accepted={path}: {error.strerror}; expected a TOML file with entries [[accept]]"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"--accepted={path}: {error}; expected TOML with entries [[accept]]") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--accepted={path}: {error}; expected a TOML file with entries [[accept]]") from error
     accepted = []
     for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
-        if not (isinstance(entry, dict) and set(entry) == set(_KEYS) and all(map(str.strip, map(str, entry.values())))):
+        texts = [str(entry.get(key, "")).strip() for key in _KEYS] if isinstance(entry, dict) else []
+        if not (all(texts) and len(texts) == len(entry) and texts[0] in attackers):
             raise ValueError(
-                f"--accepted={path}: entry {number} is {entry!r:.200}; expected attacker, task (an id or *) and reason"
+                f"--accepted={path}: entry {number} is {entry!r:.200}; expected task (an id or *), reason, and "
+                f"attacker, one of {', '.join(attackers)}"
             )
-        if entry["attacker"] not in attackers:
-            raise ValueError(
-                f"--accepted={path}: entry {number} names the attacker {entry['attacker']!r}; expected one of "
-                f"{', '.join(attackers)}"
-            )
-        accepted.append(Accepted(*(str(entry[key]) for key in _KEYS)))
+        accepted.append(Accepted(*texts))
     return accepted
 
 
@@ -109,8 +95,9 @@ def read_by_design(namespace: Mapping[str, Any]) -> list[Accepted]:
 
 def settle(finding: Finding, accepted: Sequence[Accepted]) -> Finding:
     """The finding, by design if an entry covers it."""
-    entry = next((entry for entry in accepted if entry.covers(finding)), None)
-    return dataclasses.replace(finding, verdict="by design", reason=entry.reason) if entry else finding
+    reasons = (e.reason for e in accepted if e.attacker == finding.attacker and e.task in ("*", finding.task))
+    reason = next(reasons, None)
+    return finding if reason is None else dataclasses.replace(finding, verdict="by design", reason=reason)
 
 
 def count_open(findings: Sequence[Finding]) -> dict[str, int]:

@@ -14,8 +14,7 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 def expect_writable(path: Path) -> None:
     """Raises OSError if the page could not be written: an audit may take long."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8"):
-        pass
+    path.open("ab").close()
 
 
 def write_page(path: Path, name: str, found: Sequence[Finding], summary: Mapping[str, Any]) -> None:
@@ -40,8 +39,7 @@ def _escape(text: Any) -> str:
 
 
 def _write_tally(attacker: str, tally: Mapping[str, Any]) -> str:
-    keys = ("verdict", "tasks", "tried", "findings", "episodes", "seconds")
-    return f"<tr><td>{_escape(attacker)}</td>{''.join(f'<td>{_escape(tally[key])}</td>' for key in keys)}</tr>"
+    return f"<tr>{''.join(f'<td>{_escape(cell)}</td>' for cell in (attacker, *tally.values()))}</tr>"
 
 
 def _write_finding(finding: Finding) -> str:

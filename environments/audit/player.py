@@ -80,13 +80,13 @@ class Run:
         return self.reward >= full_reward - _FULL_TOLERANCE
 
     def trace(self) -> dict[str, Any]:
-        """All that must be equal in two plays of the same actions, as JSON."""
+        """All that must be equal in two plays of the same actions."""
         trajectory = self.trajectory
         turns = [turn.observation for turn in trajectory.turns]
         return {
             "opening": [[message.role, message.content] for message in trajectory.opening],
             "observations": [[turn.text, turn.ok, turn.done] for turn in turns],
-            "states": [[[list(path), leaf] for path, leaf in sorted_leaves(state)] for state in self.states],
+            "states": list(self.states),
             "outcome": [trajectory.outcome, trajectory.error],
             "verdict": [trajectory.reward, *([check.name, check.passed] for check in trajectory.checks)],
         }
@@ -96,9 +96,8 @@ class Player:
     """Plays attempts in one environment; `episodes` and `seconds` count them by attacker, `hangs` calls that hung."""
 
     def __init__(self, environment: Environment, deadline_s: float | None = None) -> None:
-        own_deadline_s = traits_of(environment).deadline or 0.0
         self.environment = environment
-        self.deadline_s = deadline_s or max(_MIN_DEADLINE_S, _DEADLINES * own_deadline_s)
+        self.deadline_s = deadline_s or max(_MIN_DEADLINE_S, _DEADLINES * (traits_of(environment).deadline or 0.0))
         self.episodes: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.hangs = 0
@@ -143,10 +142,6 @@ def read_state(episode: Episode) -> dict[Path, str]:
         if not isinstance(value, (dict, list)) or not value:
             leaves[path] = canonical(value)
     return leaves
-
-
-def sorted_leaves(state: State) -> list[tuple[Path, str]]:
-    return sorted(state.items(), key=lambda item: [str(key) for key in item[0]])
 
 
 def differing_paths(state: State, other: State, ignored: Callable[[Path], bool] = lambda path: False) -> list[Path]:

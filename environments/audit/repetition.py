@@ -17,7 +17,7 @@ from typing import Any
 from cojax.environment import OutOfContext, traits_of
 from cojax.types import Action, Message, Task, Turn, to_json
 from .cheap import insert
-from .player import Attempt, Path, Player, Run, Seat, name_paths
+from .player import Attempt, Path, Player, Run, Seat, differing_paths, name_paths
 from .scene import Scene
 
 Trace = Mapping[str, Any]
@@ -85,18 +85,14 @@ def tour_of(scene: Scene) -> tuple[Action, ...]:
 
 
 def explain_difference(
-    first: Trace,
-    second: Trace,
-    unsteady: frozenset[Path] = frozenset(),
-    ignored: Sequence[str] = (),
-    shows_values: bool = True,
+    first: Trace, second: Trace, unsteady: frozenset[Path | str] = frozenset(), shows_values: bool = True
 ) -> str:
-    """How two plays of the same actions differ; "" if they do not. Unsteady paths and ignored aspects do not count.
+    """How two plays of the same actions differ; "" if they do not. Unsteady paths and aspects do not count.
 
     Values that another audit will not see again, such as times, are better not shown.
     """
     for aspect in ASPECTS:
-        if aspect in ignored or first[aspect] == second[aspect]:
+        if aspect in unsteady or first[aspect] == second[aspect]:
             continue
         if aspect != "states":
             pairs = enumerate(zip(first[aspect], second[aspect], strict=False), 1)
@@ -105,21 +101,16 @@ def explain_difference(
             values = f": {_shorten(one)}, then {_shorten(other)}" if shows_values else ""
             return f"{aspect} ({number}){values}" if number else f"{aspect}{values}"
         for number, (state, other_state) in enumerate(zip(first[aspect], second[aspect], strict=False)):
-            paths = [path for path in _differing(state, other_state) if path not in unsteady]
-            if paths:
+            if paths := differing_paths(state, other_state, unsteady.__contains__):
                 return f"the state after action {number}: {name_paths(paths)}"
     return ""
 
 
-def find_unsteady_paths(first: Trace, second: Trace) -> frozenset[Path]:
-    """The paths whose leaves differ in some pair of states."""
+def find_unsteady(first: Trace, second: Trace) -> frozenset[Path | str]:
+    """The paths whose leaves differ in some pair of states, and the other aspects that differ."""
     pairs = zip(first["states"], second["states"], strict=False)
-    return frozenset(path for state, other in pairs for path in _differing(state, other))
-
-
-def _differing(state: Any, other: Any) -> list[Path]:
-    leaves, other_leaves = ({tuple(path): leaf for path, leaf in leaves} for leaves in (state, other))
-    return [path for path in {**leaves, **other_leaves} if leaves.get(path) != other_leaves.get(path)]
+    aspects = {aspect for aspect in ASPECTS if aspect != "states" and first[aspect] != second[aspect]}
+    return frozenset(path for state, other in pairs for path in differing_paths(state, other)) | aspects
 
 
 def _shorten(value: Any) -> str:
@@ -141,14 +132,14 @@ def other_calls(scene: Scene) -> tuple[Action, ...]:
     return (*(Action(calls=(tried.call,)) for tried in scene.tried), *scene.solution)
 
 
-def find_leak(player: Player, scene: Scene, expected: Run, ignored: Sequence[str]) -> Iterator[tuple[str, str, Run]]:
+def find_leak(player: Player, scene: Scene, expected: Run) -> Iterator[tuple[str, str, Run]]:
     """Yields what shows a leak: a label, how the plays differ, and the play that differs from `expected`."""
     route = Attempt("the same again", route_of(scene))
     canary_calls = [call for tried in scene.lookups if (call := insert(tried.call, _CANARY)) is not None]
     probe = Attempt("look-ups of a canary", tuple(Action(calls=(call,)) for call in canary_calls[:10]))
 
     def compare(label: str, before: Run, after: Run) -> Iterator[tuple[str, str, Run]]:
-        if difference := explain_difference(before.trace(), after.trace(), scene.unsteady, ignored):
+        if difference := explain_difference(before.trace(), after.trace(), scene.unsteady):
             yield label, difference, after
 
     probed = player.play(scene.task, probe, "leak")
@@ -205,34 +196,27 @@ def play_elsewhere(
 ) -> list[Trace]:
     """The traces of these plays in a new process. Raises ProcessFailure if it gives none."""
     order = range(len(plays))[:: -1 if surroundings.is_reversed else 1]
-    request = {
-        "name": origin.name,
-        "settings": to_json(origin.settings),
-        "moment": surroundings.moment,
-        "gain_s": surroundings.gain_s,
-        "plays_before": surroundings.plays_before,
-        "plays": [to_json(plays[index]) for index in order],
-    }
+    request = to_json({"origin": origin, "surroundings": surroundings, "plays": [plays[index] for index in order]})
     variables = {**os.environ, **surroundings.variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-P", "-m", f"{__package__}.child"]
+    command, limit_s = [sys.executable, "-P", "-m", f"{__package__}.child"], _START_TIMEOUT_S + timeout_s
     try:
         child = subprocess.run(
             command,
-            input=json.dumps(request),
+            input=json.dumps(request).encode(),
             capture_output=True,
-            text=True,
-            errors="replace",
             env=variables,
-            timeout=_START_TIMEOUT_S + timeout_s,
+            timeout=limit_s,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ProcessFailure(f"it has not ended after {error.timeout:g} s") from error
+        raise ProcessFailure(f"it has not ended after {limit_s:g} s") from error
     try:
-        traces = json.loads(child.stdout.rstrip().rpartition("\n")[2])["traces"]
+        traces = json.loads(child.stdout.rstrip().rpartition(b"\n")[2])["traces"]
+        for trace in traces:
+            trace["states"] = [{tuple(path): leaf for path, leaf in state} for state in trace["states"]]
         by_index = dict(zip(order, traces, strict=True))
     except (ValueError, KeyError, TypeError) as error:
-        reason = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+        reason = (child.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {child.returncode}"])[-1]
         raise ProcessFailure(f"it failed: {reason[:300]}") from error
     return [by_index[index] for index in range(len(plays))]
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import cojax
 from cojax import registry, worlds
-from cojax.types import Task, from_json
+from cojax.pool import read_task_record
+from cojax.types import Task
 
 # Settings that start a program, import code, or say where data and keys go: they must be on the command line.
 _STATED_SETTINGS = (
@@ -37,18 +38,7 @@ def read_run(
             raise ValueError(f"{workdir} sets {key}={settings[key]!r:.100}; if you mean it, add --set {key}=VALUE")
     settings = registry.check_settings("environment", name, worlds.maker(name), settings)
     settings |= worlds.parse_settings(name, text_by_setting)
-    return name, settings, [_read_task(record, workdir) for record in _list_synthesized(run, workdir)]
-
-
-def _list_synthesized(run: Any, workdir: str) -> list[dict[str, Any]]:
-    records = [record for record in run.tasks() if record.get("lineage")]
-    if not records:
+    tasks = [read_task_record(record) for record in run.tasks() if record.get("lineage")]
+    if not tasks:
         raise ValueError(f"{workdir} has no synthesized task; expected a run with evolutions, see its tasks.jsonl")
-    return records
-
-
-def _read_task(record: dict[str, Any], workdir: str) -> Task:
-    try:
-        return from_json(Task, {key: value for key, value in record.items() if key != "id"})
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{workdir}/tasks.jsonl has a line that is no task: {error}; restore the file") from error
+    return name, settings, tasks

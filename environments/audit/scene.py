@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, OutOfContext, ask, traits_of
-from cojax.types import Action, Call, Message, Task, Turn, canonical
+from cojax.types import Action, Call, Message, Task, Turn, canonical, normalise
 from ..tools.arguments import ValueIndex, draw_calls, index_values
 from ..tools.toolset import Tool, read_tools
 from .player import Attempt, Path, Player, Run, Seat, State, container_of, differing_paths
@@ -77,10 +77,10 @@ class TriedCall:
 class Scene:
     """All that an attacker knows of a task.
 
-    `tried` are the calls of a survey, `steps` those of the honest play. `honest` is a play of `solution`, None if the
-    task has none or the play is lost. The solution is that of the task,
-    one call an action where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool
-    that does not exist. `breaking` are calls after the last of which the world raised. `unsteady` holds paths that
+    `tried` are the calls of a survey, all different, `steps` those of the honest play. `honest` is a play of
+    `solution`, None if the task has none or the play is lost. The solution is that of the task, one call an action
+    where that makes no difference. `idle` ends at once, without an answer; `unknown` calls a tool that does not exist.
+    `breaking` are calls after the last of which the world raised. `unsteady` holds paths, and aspects of a trace, that
     differ in two plays of the same actions. `needs_answer` says that the solution is not paid with another answer.
     """
 
@@ -95,7 +95,7 @@ class Scene:
     honest: Run | None = None
     solution: tuple[Action, ...] = ()
     breaking: tuple[tuple[Action, ...], ...] = ()
-    unsteady: frozenset[Path] = frozenset()
+    unsteady: frozenset[Path | str] = frozenset()
     needs_answer: bool = False
 
     @property
@@ -171,7 +171,7 @@ class Scene:
         return tuple(dict.fromkeys(text for text in texts if text))
 
     @functools.cached_property
-    def _bookkeeping(self) -> frozenset[Path]:
+    def _bookkeeping(self) -> frozenset[Path | str]:
         """Counters and logs of calls: what a call of an unknown tool changes, and lists and counters that every call
         of every tool continues; and what differs in every play."""
         states = self.unknown.states
@@ -221,6 +221,11 @@ class Scene:
         )
 
 
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two values are equal, but for case, width and white space of their texts."""
+    return bool(value == other) or normalise(str(value)) == normalise(str(other))
+
+
 def draw_from_schemas(documents: Sequence[Mapping[str, Any]], index: ValueIndex, rng: random.Random) -> Iterator[Call]:
     """Calls of each tool, with values that the schemas name or that were seen."""
     for tool in read_documents(documents):
@@ -243,9 +248,7 @@ def read_properties(documents: Sequence[Mapping[str, Any]], tool_name: str) -> d
     return dict(next(parameters, {}).get("properties", {}))
 
 
-def survey(
-    player: Player, task: Task, seed: int, attacker: str, honest: Run | None = None, known_calls: Sequence[Call] = ()
-) -> Scene:
+def survey(player: Player, task: Task, seed: int, honest: Run | None = None, known_calls: Sequence[Call] = ()) -> Scene:
     """Plays a few episodes of the task: which calls work, which change the state, and which end the episode.
 
     `known_calls` are further calls to try, such as those of other tasks.
@@ -260,7 +263,7 @@ def survey(
         avoided = ending_tools | {actions[-1].calls[0].name for actions in breaking}
         made: list[Action] = []
         attempt = _make_survey_attempt(task, documents, last_offers, avoided, known_calls, rng, made)
-        run = player.play(task, attempt, attacker)
+        run = player.play(task, attempt, "survey")
         tried = _list_tried(run)
         if run.failure and made:
             breaking.append(tuple(made))
@@ -271,34 +274,32 @@ def survey(
     # A call that does harm may come before others that would have worked.
     turned = tuple(Action(calls=(trial.call,)) for trial in reversed(tried))
     by_call = {repr(trial.call): trial for trial in tried}
-    for trial in _list_tried(player.play(task, Attempt("the same calls in reverse order", turned), attacker)):
+    for trial in _list_tried(player.play(task, Attempt("the same calls in reverse order", turned), "survey")):
         if trial.ok and not by_call[repr(trial.call)].ok:
             by_call[repr(trial.call)] = trial
     tried = list(by_call.values())
-    solution, honest = _split_actions(player, task, honest, attacker)
+    solution, honest = _split_actions(player, task, honest)
     tried_tools = {trial.call.name for trial in tried}
     last_actions = [action for action in last_offers if not {call.name for call in action.calls} & tried_tools]
     if honest is not None and honest.trajectory.outcome == "finished":
         last_actions.insert(0, solution[-1])
-    ending = _find_ending(traits_of(player.environment).ending, documents, last_actions, ending_tools)
-    idle = player.play(task, Attempt("ends at once", (ending.bare(),)), attacker)
-    unknown = player.play(task, Attempt("a call of no tool", (UNKNOWN_CALL,)), attacker)
-    usable = tuple(trial for trial in tried if trial.call.name != ending.tool)
-    steps = tuple(_list_tried(honest)) if honest else ()
-    steps = tuple(step for step in steps if step.call.name != ending.tool)
+    last_actions += [Action(calls=(Call(tool),)) for tool in sorted(ending_tools)]
+    ending = _find_ending(traits_of(player.environment).ending, documents, last_actions)
+    idle = player.play(task, Attempt("ends at once", (ending.bare(),)), "survey")
+    unknown = player.play(task, Attempt("a call of no tool", (UNKNOWN_CALL,)), "survey")
+    both = (tried, _list_tried(honest) if honest else [])
+    usable, steps = (tuple(trial for trial in trials if trial.call.name != ending.tool) for trials in both)
     scene = Scene(
         task, seed, tuple(documents), ending, usable, steps, idle, unknown, honest, solution, tuple(breaking)
     )  # fmt: skip
     if not scene.final_actions:
         return scene
     answer = _OTHER_ANSWERS.get(type(ending.read_answer(solution[-1])), _OTHER_ANSWERS[str])
-    other = player.play(task, Attempt("another answer", (*scene.body, ending.answer(answer))), attacker)
+    other = player.play(task, Attempt("another answer", (*scene.body, ending.answer(answer))), "survey")
     return dataclasses.replace(scene, needs_answer=not other.earns(scene.full_reward))
 
 
-def _split_actions(
-    player: Player, task: Task, honest: Run | None, attacker: str
-) -> tuple[tuple[Action, ...], Run | None]:
+def _split_actions(player: Player, task: Task, honest: Run | None) -> tuple[tuple[Action, ...], Run | None]:
     """The solution with one call an action, and its play, if that ends as the honest play does; else as it stands."""
     if honest is None or all(len(action.calls) < 2 for action in task.solution):
         return task.solution, honest
@@ -307,7 +308,7 @@ def _split_actions(
         for action in task.solution
         for part in ([Action(calls=(call,)) for call in action.calls] if len(action.calls) > 1 else [action])
     )
-    run = player.play(task, Attempt("one call an action", actions), attacker)
+    run = player.play(task, Attempt("one call an action", actions), "survey")
     is_alike = run.reward == honest.reward and not differing_paths(run.end, honest.end)
     return (actions, run) if is_alike else (task.solution, honest)
 
@@ -407,15 +408,11 @@ def _find_continued(before: State, after: State, changes: Sequence[Path]) -> dic
 
 
 def _find_ending(
-    tool_name: str | None,
-    documents: Sequence[Mapping[str, Any]],
-    last_actions: Sequence[Action],
-    ending_tools: set[str],
+    tool_name: str | None, documents: Sequence[Mapping[str, Any]], last_actions: Sequence[Action]
 ) -> Ending:
-    """How an episode ends: as the traits say, else as the last actions do, or as a call of the survey did."""
+    """How an episode ends: as the traits say, else as the first of some actions that may be the last."""
     if tool_name is None:
-        named = [action.calls[-1].name if action.calls else "" for action in last_actions]
-        tool_name = [*named, *sorted(ending_tools), ""][0]
+        tool_name = last_actions[0].calls[-1].name if last_actions and last_actions[0].calls else ""
     if not tool_name:
         return Ending()
     last_calls = (call for action in last_actions for call in action.calls if call.name == tool_name)

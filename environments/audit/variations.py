@@ -8,7 +8,7 @@ from cojax.drafts import leave_out
 from cojax.types import Action, Call, normalise
 from ..soundness import drop_calls
 from .player import Attempt
-from .scene import Scene
+from .scene import Scene, is_same
 
 # The most harmful calls that `extra` tries, and the most values in place of one argument.
 _MAX_EXTRA_CALLS, _MAX_SWAPS = 4, 3
@@ -60,7 +60,7 @@ def _list_others(scene: Scene, call: Call | None, parameter: str, value: Any, *,
         for tried in scene.tried
         if call is not None and tried.call.name == call.name and parameter in tried.call.arguments
     ]
-    seen = [other for other in seen if type(other) is type(value) and not _is_same(other, value)]
+    seen = [other for other in seen if type(other) is type(value) and not is_same(other, value)]
     made = _make_others(value, is_answer=is_answer)
     unique = {repr(other): other for other in (*([] if is_answer else seen[:1]), *made)}
     return list(unique.values())[:_MAX_SWAPS]
@@ -85,13 +85,7 @@ def _make_others(value: Any, *, is_answer: bool) -> list[Any]:
             made = [f"{value} and more", "something else"]
         case list() if value:
             made = [value[:-1], [*value, *_make_others(value[0], is_answer=is_answer)[:1]]]
-    return [other for other in made if not _is_same(other, value)]
-
-
-def _is_same(value: Any, other: Any) -> bool:
-    if isinstance(value, str) and isinstance(other, str):
-        return normalise(value) == normalise(other)
-    return bool(value == other)
+    return [other for other in made if not is_same(other, value)]
 
 
 def stop(scene: Scene) -> Iterator[Attempt]:

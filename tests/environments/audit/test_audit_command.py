@@ -145,11 +145,11 @@ def test_a_page_is_written(capsys, tmp_path):
     [
         ((), "no world is named; expected a name, such as desk, or --run W"),
         (("dest",), "did you mean"),
-        (("desk", "--tasks=0"), "argument --tasks: is '0'; expected a whole number of at least 1"),
+        (("desk", "--tasks=0"), "argument --tasks: is '0'; expected a whole number above 0"),
         (("desk", "--budget=-1"), "argument --budget: is '-1'; expected a number above 0"),
         (("desk", "--set", "suites"), "--set suites has no value; give it as --set KEY=VALUE"),
         (("desk", "--attackers=nul"), "attacker 'nul' not found; available: null, greeting, "),
-        (("desk", "--accepted=nowhere.toml"), "--accepted=nowhere.toml: No such file or directory; expected a TOML"),
+        (("desk", "--accepted=nowhere.toml"), "No such file or directory: 'nowhere.toml'; expected a TOML file"),
         (("desk", "--splits=nowhere"), "'desk' has no task in nowhere; name its --splits"),
         (("desk", "--run=nowhere"), "nowhere is not a folder; expected the workdir of a run"),
     ],

@@ -9,7 +9,7 @@ import sound_worlds
 from cojax.types import Action, Call, Task
 from environments.audit.__main__ import draw_tasks
 from environments.audit.attackers import ATTACKERS
-from environments.audit.examination import Examination, examine_task, make_walk_task
+from environments.audit.examination import Examination, complete
 from environments.audit.player import Player
 from environments.audit.repetition import Origin
 
@@ -22,7 +22,7 @@ def examined(module, name, origin=False, count=4, seed=0, **options):
     source = Origin(f"{module.__name__}:{name}", {}) if origin else None
     examination = Examination(environment, seed=seed, origin=source, **options)
     tasks = draw_tasks(environment, SPLITS, count, seed)
-    examination.examine([task if task.query else make_walk_task(examination.player, task, seed) for task in tasks])
+    examination.examine([complete(examination.player, task, seed) for task in tasks])
     return examination
 
 
@@ -70,13 +70,14 @@ def test_nothing_is_found_in_a_sound_world(name):
 def test_a_sound_world_plays_alike_in_all_processes():
     examination = examined(sound_worlds, "shop", origin=True, count=2)
     assert examination.findings == []
-    assert examination.tallies["clock"].attempts == 2 * 3 * 5
+    assert examination.tallies["clock"].tried == 2 * 3 * 5
     assert not examination.left_out
 
 
 def test_the_same_seed_gives_the_same_findings():
     first, second = (examined(holed_worlds, "forgetful", seed=3, count=1).findings for _ in range(2))
-    assert [finding.record() for finding in first] == [finding.record() for finding in second]
+    assert first == second
+    assert [finding.attacker for finding in first] == ["drop", "stop", "swap", "extra", "double"]
 
 
 def test_the_floor_is_measured():
@@ -95,7 +96,9 @@ def test_a_task_whose_solution_earns_nothing_is_a_finding():
     (task, *_) = environment.tasks("eval", 1)
     wrong = Task(task.environment, task.query, task.setup, (Action(calls=(Call("fly"),)), *task.solution[:1]))
     environment._judge = lambda task, world, answer, finished: 0.0
-    (finding,) = examine_task(environment, wrong, {"solution": ATTACKERS["solution"]})
+    examination = Examination(environment, {"solution": ATTACKERS["solution"]})
+    examination.examine([wrong])
+    (finding,) = examination.findings
     assert (finding.attacker, finding.severity, finding.why) == (
         "solution", "medium", "the task's own solution earns nothing (truncated)"
     )  # fmt: skip
@@ -116,7 +119,8 @@ def test_a_walk_stands_in_for_a_task():
     environment = sound_worlds.setups_alone()
     (setup,) = environment.tasks("seed", 1)
     player = Player(environment)
-    task = make_walk_task(player, setup, 0)
+    task = complete(player, setup, 0)
+    assert complete(player, task, 0) is task
     assert task.setup == setup.setup
     assert task.solution[-1].calls[0].name == "finish"
     assert {call.name for action in task.solution[:-1] for call in action.calls} == {"put", "label"}
@@ -126,8 +130,9 @@ def test_a_walk_stands_in_for_a_task():
 def test_one_task_can_be_examined_by_chosen_attackers():
     environment = holed_worlds.forgetful()
     (task,) = environment.tasks("eval", 1)
-    chosen = {name: ATTACKERS[name] for name in ("null", "drop")}
-    (finding,) = examine_task(environment, task, chosen)
+    examination = Examination(environment, {name: ATTACKERS[name] for name in ("null", "drop")})
+    examination.examine([task])
+    (finding,) = examination.findings
     assert finding.id == f"drop/{task.id}/2"
     assert finding.attempt == "without label of action 2"
     assert [action for action, _ in finding.actions] == ["put(item=rice, amount=3)", "finish()"]

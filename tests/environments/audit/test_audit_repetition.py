@@ -14,6 +14,7 @@ from environments.audit.repetition import (
     Replayed,
     Surroundings,
     explain_difference,
+    find_unsteady,
     play_elsewhere,
 )
 
@@ -60,9 +61,10 @@ def test_a_world_that_cannot_be_made_elsewhere_is_a_failure():
         play_elsewhere(Origin("nowhere", {}), [], Surroundings("here"), 5.0)
 
 
-def test_unsteady_paths_and_ignored_aspects_do_not_count():
-    first = {"opening": [], "observations": [], "states": [[[["a"], "1"], [["b"], "2"]]], "outcome": [], "verdict": [1]}
-    second = first | {"states": [[[["a"], "1"], [["b"], "3"]]], "verdict": [0]}
+def test_unsteady_paths_and_aspects_do_not_count():
+    first = {"opening": [], "observations": [], "states": [{("a",): "1", ("b",): "2"}], "outcome": [], "verdict": [1]}
+    second = first | {"states": [{("a",): "1", ("b",): "3"}], "verdict": [0]}
+    assert find_unsteady(first, second) == {("b",), "verdict"}
     assert explain_difference(first, second) == "the state after action 0: b"
     assert explain_difference(first, second, frozenset({("b",)})) == "verdict (1): 1, then 0"
-    assert explain_difference(first, second, frozenset({("b",)}), ["verdict"]) == ""
+    assert explain_difference(first, second, find_unsteady(first, second)) == ""

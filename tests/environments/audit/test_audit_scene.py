@@ -19,7 +19,7 @@ def seen(environment, split="eval"):
     (task, *_) = environment.tasks(split, 1)
     player = Player(environment)
     honest = player.play(task, Attempt("solution", task.solution), "test") if task.solution else None
-    return survey(player, task, 0, "test", honest), player
+    return survey(player, task, 0, honest), player
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from test_audit_examination import examined
 from cojax.types import Task
 from environments.audit import examination as rules
 from environments.audit.__main__ import main
-from environments.audit.examination import Examination, make_walk_task
+from environments.audit.examination import Examination, complete
 from environments.audit.player import Player
 from environments.audit.repetition import SURROUNDINGS, Origin, Replayed, Surroundings, play_elsewhere
 from environments.audit.scene import read_properties
@@ -37,7 +37,7 @@ def test_a_walk_that_leads_nowhere_is_no_task():
     (setup,) = environment.tasks("seed", 1)
     for seed in range(6):
         player = Player(environment)
-        walk = make_walk_task(player, setup, seed)
+        walk = complete(player, setup, seed)
         (verdict, ends) = (environment.start(walk), {"a": 0, "b": 0})
         verdict.reset()
         for action in walk.solution[:-1]:
