@@ -29,6 +29,7 @@ from cojax.types import (
 )
 from . import wording
 from .arguments import ValueIndex, draw_calls, index_values
+from .sources import Sources, find_sources
 from .toolset import DONE_REPLY, Refused, Tool, perform_call, read_tools
 
 _DEFAULT_TRAITS = Traits(worded_alike=True)
@@ -78,13 +79,18 @@ class ToolEnvironment:
         self._judge, self._propose_calls, self._instructions = judge, affordances, instructions
         self._documents = tuple(tool.document() for tool in {**tool_map, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._lookup_names = phrase, None if lookups is None else frozenset(lookups)
+        if unknown_names := sorted(set(lookups or ()) - tool_map.keys()):
+            raise ValueError(
+                f"lookups names {unknown_names[0]!r}, which is not a tool; the tools are {', '.join(tool_map)}"
+            )
         self._bare_tasks = _make_bare_tasks(name, setups)
         self._tasks_by_split = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._tasks_by_split.values()):
             _check_calls(task, {*tool_map, end_tool.name})
         self._end_by_solution: dict[str, SolutionEnd] = {}
         self._trial_result_by_tool: dict[str, bool | None] = {}  # None: its trial did not end
-        self._lock, self._trial_lock = threading.Lock(), threading.Lock()
+        self._sources: Sources | None = None
+        self._lock, self._trial_lock, self._sources_lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
@@ -141,13 +147,35 @@ class ToolEnvironment:
             )
         return trial_result
 
+    def find_sources(self) -> Sources:
+        """Where the values of parameters come from, see sources.py; {} for worlds whose tools are documents, which may
+        be slow, and where `affordances` says what to try."""
+        with self._sources_lock:
+            if self._sources is None:
+                tools = [tool for tool in self._tools.values() if tool.name != self._ending.name]
+                is_asked = self._propose_calls is None and self.tries_freely
+                setups = self._bare_tasks[:_MAX_TRIAL_SETUPS]
+                self._sources = find_sources(self, tools, setups) if is_asked else {}
+            return self._sources
+
+    @property
+    def tries_freely(self) -> bool:
+        """Whether many calls can be tried, because functions of this process carry them out."""
+        return all(tool.function for tool in self._tools.values())
+
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_call_worked = False
-        for task in self._bare_tasks[:_MAX_TRIAL_SETUPS]:
+        # A tool may have something to change only after others were called: a car leaves that was parked.
+        preparations = (False, True) if self.tries_freely else (False,)
+        for task, is_prepared in itertools.product(self._bare_tasks[:_MAX_TRIAL_SETUPS], preparations):
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.propose_calls, tool_name)[:_MAX_TRIAL_CALLS]:
+                for other_name in [name for name in self._tools if name not in (tool_name, self._ending.name)] if is_prepared else ():
+                    for call in ask(episode.propose_calls, other_name):
+                        ask(episode.step, Action(calls=(call,)))
+                trial_calls = ask(episode.propose_calls, tool_name)
+                for call in trial_calls if is_prepared else trial_calls[:_MAX_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
                     any_call_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
@@ -479,7 +507,8 @@ class ToolEpisode:
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(draw_calls(tool, value_index, _MAX_TRIED_CALLS, rng))
+            sources = self._environment.find_sources().get(tool.name)
+            calls = list(draw_calls(tool, value_index, _MAX_TRIED_CALLS, rng, sources=sources))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
         return [call for call in calls if self._call_works(call)][:_MAX_CALLS_PER_TOOL]
