@@ -153,10 +153,15 @@ class ToolEnvironment:
         with self._sources_lock:
             if self._sources is None:
                 tools = [tool for tool in self._tools.values() if tool.name != self._ending.name]
-                is_asked = self._propose_calls is None and self.tries_freely
+                is_asked = self.makes_offers and self.tries_freely
                 setups = self._bare_tasks[:_MAX_TRIAL_SETUPS]
                 self._sources = find_sources(self, tools, setups) if is_asked else {}
             return self._sources
+
+    @property
+    def makes_offers(self) -> bool:
+        """Whether the calls worth trying are found here, and not by the world's own `affordances`."""
+        return self._propose_calls is None
 
     @property
     def tries_freely(self) -> bool:

@@ -110,7 +110,8 @@ def find_sources(environment: Environment, tools: Sequence[Tool], tasks: Sequenc
     sources: dict[str, dict[str, Source]] = {}
     for (tool_name, parameter), (rank, source) in found.items():
         if rank > _NAMESAKE and parameter in namesakes:
-            source = dataclasses.replace(namesakes[parameter][1], is_unchecked=True)
+            namesake = namesakes[parameter][1]
+            source = dataclasses.replace(namesake, is_unchecked=bool(namesake.places))
         sources.setdefault(tool_name, {})[parameter] = source
     return sources
 
@@ -128,7 +129,8 @@ def _examine_tool(tool: Tool, trials: Trials) -> Iterator[tuple[str, tuple[int, 
         for parameter in open_parameters:
             variations = _Parameter(tool, parameter, call, trials)
             rank, source = variations.find_source()
-            is_unchecked = bool(source.places) and variations.takes_new_values
+            is_name = variations.is_text or (rank in (_KNOWN, _NAMED) and all(map(trials.index.is_distinct, source.places)))
+            is_unchecked = bool(source.places) and is_name and variations.takes_new_values
             yield parameter, (rank, dataclasses.replace(source, is_unchecked=is_unchecked))
 
 
