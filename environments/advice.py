@@ -199,7 +199,7 @@ def _find_sources(environment: Environment, tools: Sequence[Tool], setups: Seque
         return None
     if isinstance(environment, ToolEnvironment) and environment.tries_freely:
         return environment.find_sources()
-    return find_sources(environment, tools, setups[:_MAX_TRIED_SETUPS], time.monotonic() + _TRIAL_S)
+    return find_sources(environment, tools, setups[:_MAX_TRIED_SETUPS], end_s=time.monotonic() + _TRIAL_S)
 
 
 def _is_made_up(value: Any) -> bool:

@@ -18,8 +18,11 @@ ID_KINDS = {
 
 def describe_difference(first: Any, second: Any, name: str = "") -> str:
     """Where two JSON values differ, and by what; "" if they do not. `name` is that of the whole."""
-    differences = list(_list_differences(first, second, name))
-    told = [f"{path or 'it'} is {_write(one)} and {_write(other)}" for path, one, other in differences[:_MAX_TOLD]]
+    differences = list(_list_differences(first, second, ""))
+    told = [
+        f"{': '.join(filter(None, (name, path))) or 'it'} is {_write(one)} and {_write(other)}"
+        for path, one, other in differences[:_MAX_TOLD]
+    ]
     if len(differences) > _MAX_TOLD:
         told.append(f"{len(differences) - _MAX_TOLD} more places")
     return "; ".join(told) + _name_ids(differences) if told else ""
@@ -59,16 +62,15 @@ def _write(value: Any) -> str:
 
 
 def _name_ids(differences: Sequence[tuple[str, Any, Any]]) -> str:
-    """That all differences are of a kind of id, and the rule that hides it; "" if they are not."""
-    for kind, pattern in ID_KINDS.items():
-        texts = [(_write_whole(one), _write_whole(other)) for _, one, other in differences]
-        if all(re.sub(pattern, "#", one) == re.sub(pattern, "#", other) for one, other in texts):
-            return (
-                f". This is {kind}, drawn anew in each episode: make it from the setup or by counting, or for an MCP "
-                f"server set ids='{pattern}'"
-            )
-    return ""
-
-
-def _write_whole(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """That all differences are ids or times, and the rule that hides them; "" if they are not."""
+    kinds: dict[str, str] = {}
+    for _, *pair in differences:
+        texts = [value if isinstance(value, str) else json.dumps(value, default=str) for value in pair]
+        kind = next((kind for kind, rule in ID_KINDS.items() if len({re.sub(rule, "#", text) for text in texts}) == 1), "")
+        if not kind:
+            return ""
+        kinds[kind] = ID_KINDS[kind]
+    return (
+        f". Each episode draws {' and '.join(kinds)} anew: make them from the setup or by counting or, for an MCP server, "
+        f"hide them by --set ids='{'|'.join(kinds.values())}'"
+    )

@@ -77,9 +77,9 @@ class SplitReport:
         difference = _compare_plays(trial, states, retrial, second_states)
         if trial.outcome != "finished" or trial.reward != 1.0:
             ending = f"{trial.outcome} with reward {trial.reward} {trial.error}".strip()
-            failed_checks = ", ".join(check.name for check in trial.checks if not check.passed)
-            ending += f"; not as expected: {failed_checks:.200}" if failed_checks else ""
-            ending += f"; in a second play {difference}" if difference else ""
+            failed_checks = [check.name for check in trial.checks if not check.passed]
+            ending += f"; not as in the solution's own world: {', '.join(failed_checks[:3]):.200}" if failed_checks else ""
+            ending += f"; compared with a second play, {difference}" if difference else ""
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
         if _comparison_key(trial) != _comparison_key(retrial):
@@ -187,7 +187,7 @@ def _compare_plays(
     if first.opening != second.opening:
         return describe_difference(to_json(first.opening), to_json(second.opening), "the opening")
     for number, (turn, other) in enumerate(zip(first.turns, second.turns, strict=False), 1):
-        name = f"the answer to action {number}, {signature(turn.action):.100},"
+        name = f"the answer to {signature(turn.action):.100}"
         if text := describe_difference(turn.observation.text, other.observation.text, name):
             return text
     for number, (state, other_state) in enumerate(zip(first_states, second_states, strict=False)):
@@ -279,13 +279,17 @@ class SetupReport:
             yield "no offered action works"
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
-        old_count = len(self.plays.let_through)
+        old_count, old_replayed = len(self.plays.let_through), self.plays.replayed
         self.plays.check_task(environment, task, drops_all=True)
         self.plays.let_through[old_count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[old_count:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
         if not throws_garbage:
+            return
+        if self.plays.replayed == old_replayed:  # what comes after garbage cannot be told from what comes without
+            for action_name, action in GARBAGE.items():
+                self.plays.throw(environment, setup, action_name, action, asks=False)
             return
         if reason := _find_leak(environment, task):
             yield reason

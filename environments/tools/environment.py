@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,10 +27,11 @@ from cojax.types import (
     Triplet,
     canonical,
     content_hash,
+    to_json,
 )
 from . import wording
 from .arguments import ValueIndex, draw_calls, index_values
-from .sources import Sources, find_sources
+from .sources import Sources, find_sources, read_sources
 from .toolset import DONE_REPLY, Refused, Tool, perform_call, read_tools
 
 _DEFAULT_TRAITS = Traits(worded_alike=True)
@@ -39,6 +41,8 @@ _SPLITS = ("seed", "dev", "eval", "challenge")
 _MAX_SETUPS, _MAX_SOLUTION_ENDS, _MAX_TRIAL_SETUPS, _MAX_TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0
+# Seconds between two looks at trials that are being made.
+_LOOK_PERIOD_S = 0.2
 
 SolutionEnd = tuple[Any, Any, str | None]  # the states in which a solution begins and ends, and its answer
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
@@ -154,9 +158,29 @@ class ToolEnvironment:
             if self._sources is None:
                 tools = [tool for tool in self._tools.values() if tool.name != self._ending.name]
                 is_asked = self.makes_offers and self.tries_freely
-                setups = self._bare_tasks[:_MAX_TRIAL_SETUPS]
-                self._sources = find_sources(self, tools, setups) if is_asked else {}
+                self._sources = self._try_tools(tools) if is_asked else {}
             return self._sources
+
+    def _try_tools(self, tools: Sequence[Tool]) -> Sources:
+        """The sources, found on a thread; {} if a call hangs: then names alone decide."""
+        found: list[Sources] = []
+        setups, call_times = self._bare_tasks[:_MAX_TRIAL_SETUPS], [time.monotonic()]
+
+        def note_call() -> None:
+            call_times[0] = time.monotonic()
+
+        thread = threading.Thread(target=lambda: found.append(find_sources(self, tools, setups, note_call)), daemon=True)
+        thread.start()
+        while thread.is_alive() and time.monotonic() - call_times[0] < max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0):
+            thread.join(_LOOK_PERIOD_S)
+        return found[0] if found else {}
+
+    def prepare(self) -> Any:
+        """The sources as JSON, for processes that are forked from this one."""
+        return to_json(self.find_sources())
+
+    def adopt(self, preparation: Any) -> None:
+        self._sources = read_sources(preparation or {})
 
     @property
     def makes_offers(self) -> bool:

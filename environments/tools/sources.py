@@ -60,14 +60,17 @@ class Effect:
 class Trials:
     """Makes calls in one state of the world: in one episode while they change nothing, and then in a new one."""
 
-    def __init__(self, start: Callable[[], Episode], setup: Mapping[str, Any]) -> None:
-        self._start, self._stack = start, contextlib.ExitStack()
+    def __init__(
+        self, start: Callable[[], Episode], setup: Mapping[str, Any], note_call: Callable[[], None]
+    ) -> None:
+        self._start, self._note_call, self._stack = start, note_call, contextlib.ExitStack()
         self._episode: Episode | None = None
         self.state = self._open()
         self.index = index_values(self.state, setup)
 
     def make(self, call: Call) -> Effect:
         """Raises EnvironmentFailure if no episode opens."""
+        self._note_call()
         if self._episode is None:
             self._open()
         try:
@@ -91,13 +94,20 @@ class Trials:
         return ask(self._episode.state)["world"]
 
 
-def find_sources(environment: Environment, tools: Sequence[Tool], tasks: Sequence[Task], end_s: float = math.inf) -> Sources:
+def find_sources(
+    environment: Environment,
+    tools: Sequence[Tool],
+    tasks: Sequence[Task],
+    note_call: Callable[[], None] = lambda: None,
+    end_s: float = math.inf,
+) -> Sources:
     """The sources of all parameters whose schema does not say which values make sense, by trials in the setups of these
-    tasks. A tool that never works has none, nor one that was not tried when time.monotonic() was past `end_s`."""
+    tasks, each of which `note_call` notes. A tool that never works has none, nor one that was not tried when
+    time.monotonic() was past `end_s`."""
     found: dict[tuple[str, str], tuple[int, Source]] = {}
     for task in tasks:
         start = functools.partial(environment.start, task)
-        with contextlib.suppress(EnvironmentFailure), contextlib.closing(Trials(start, task.setup)) as trials:
+        with contextlib.suppress(EnvironmentFailure), contextlib.closing(Trials(start, task.setup, note_call)) as trials:
             for tool in tools:
                 if time.monotonic() > end_s:
                     break
@@ -114,6 +124,14 @@ def find_sources(environment: Environment, tools: Sequence[Tool], tasks: Sequenc
             source = dataclasses.replace(namesake, is_unchecked=bool(namesake.places))
         sources.setdefault(tool_name, {})[parameter] = source
     return sources
+
+
+def read_sources(record: Mapping[str, Any]) -> Sources:
+    """The sources that a record of `to_json` holds."""
+    return {
+        tool: {name: Source(tuple(s["places"]), tuple(s["numbers"]), s["creates"], s["is_unchecked"]) for name, s in by_name.items()}
+        for tool, by_name in record.items()
+    }
 
 
 def _rank_of(ranked: tuple[int, Source]) -> int:
