@@ -312,16 +312,18 @@ def _find_scalars(
     """Texts and numbers: from the places of the source or, without one, from those that have the parameter's name."""
     if isinstance(schema.get("format"), str) and schema["format"] in _VALUES_BY_FORMAT:
         return [*_VALUES_BY_FORMAT[schema["format"]]]
-    places = find_places(name, json_type, schema, index, tool_name) if source is None else source.places
+    is_found = source is not None and bool(source.places or source.numbers)
+    # What no trial found may have been shown meanwhile.
+    is_named = source is None or not (is_found or source.creates)
+    places = find_places(name, json_type, schema, index, tool_name) if is_named else source.places  # type: ignore[union-attr]
     seen_values = list(itertools.chain.from_iterable(read_place(place, json_type, schema, index) for place in places))
     seen_values = seen_values[:_MAX_CANDIDATES]
-    is_found = source is not None and bool(source.places or source.numbers)
     if json_type in ("integer", "number"):
-        near_values = [] if is_found else list_small_numbers(json_type, schema)
+        near_values = [] if is_found or (source and seen_values) else list_small_numbers(json_type, schema)
         return seen_values + [*(source.numbers if source else ()), *near_values]
     new_words = [word for word in rng.sample(WORDS, _NEW_WORD_COUNT) if fits(word, json_type, schema)]
     if source is not None:
-        return seen_values + (new_words if source.creates or not is_found else [])
+        return seen_values + (new_words if source.creates or not (is_found or seen_values) else [])
     other_texts = [] if seen_values else [value for value in index.texts if fits(value, json_type, schema)]
     other_texts = [value for value in other_texts if len(str(value)) <= _MAX_TEXT_CHARS]
     return seen_values + rng.sample(other_texts, min(_MAX_OTHER_TEXTS, len(other_texts))) + new_words
@@ -364,7 +366,7 @@ def _rank_place(key: str, place: str, json_type: str, schema: Schema, index: Val
         return 0 if key in (noun, f"{noun}_name", f"{noun}_id") else 2 if _end_alike(key, noun) else None
     if last == "*=":
         return 1 if key == noun else None
-    is_row = bool(holders) and holders[-1] == "*"
+    is_row = bool(holders) and holders[-1] == "*" and "/".join(holders) not in index.values
     names_row = key == noun or (last.isdigit() and key in (f"{noun}_name", f"{noun}_id"))
     if is_row and names_row and place == find_identifier(place, json_type, schema, index):
         return 0

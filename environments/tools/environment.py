@@ -355,7 +355,7 @@ class ToolEpisode:
         self._is_open = self._is_finished = False
         self._tools: Mapping[str, Tool] = environment._tools
         self.answer: str | None = None
-        self._texts: list[str] = []
+        self._texts: list[tuple[str, str]] = []  # (tool, what it returned)
 
     def reset(self) -> tuple[Message, ...]:
         self._world = self._environment._open_world(copy.deepcopy(copy_json(self._task.setup, "the setup")))
@@ -427,7 +427,8 @@ class ToolEpisode:
             return ()
         state = state_of(self._world)
         calls = self._list_calls(state)[:_MAX_OFFERED_CALLS]
-        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MAX_ANSWERS]
+        texts = dict.fromkeys(text for _, text in reversed(self._texts))
+        answers = [text for text in texts if len(text) <= _ANSWER_CHARS][:_MAX_ANSWERS]
         if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
         end_name, parameter = self._environment._ending.name, self._environment._ending.first_parameter
@@ -484,7 +485,7 @@ class ToolEpisode:
         if call.name != end_tool.name or self._environment._ends_by_text:
             reply_text = perform_call(self._tools, self._world, call)
             if reply_text != DONE_REPLY:
-                self._texts = [*self._texts, reply_text][-_MAX_KEPT_TEXTS:]
+                self._texts = [*self._texts, (call.name, reply_text)][-_MAX_KEPT_TEXTS:]
             return reply_text
         value = call.arguments.get(end_tool.first_parameter) if end_tool.first_parameter is not None else None
         try:
@@ -525,7 +526,10 @@ class ToolEpisode:
         a first one of each tool, or of the tool `only_tool`, then a second, and so on."""
         if self._environment._propose_calls is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._propose_calls(self._world)]
-        value_index = index_values(*(parse_text(text) for text in reversed(self._texts)), state, self._task.setup)
+        shown = [(tool_name, parse_text(text)) for tool_name, text in reversed(self._texts)]
+        # A value that is no object has the name of its tool: what `get_day` returns is a day.
+        named = [value if isinstance(value, (dict, list)) else {tool_name: value} for tool_name, value in shown]
+        value_index = index_values(*named, state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
         calls_of_tools = [self._draw_calls(tool, value_index, salt) for tool in tools]

@@ -67,6 +67,7 @@ class Trials:
         self._episode: Episode | None = None
         self.state = self._open()
         self.index = index_values(self.state, setup)
+        self.state_places = index_values(self.state).values.keys()
 
     def make(self, call: Call) -> Effect:
         """Raises EnvironmentFailure if no episode opens."""
@@ -255,8 +256,8 @@ class _Parameter:
         if shares.get("", 0) == best and not any(shares.get(place) == best for place in named):
             return Source(numbers=self._list_known_numbers())
         places = sorted(
-            (place for place, share in shares.items() if share == best and place),
-            key=lambda place: (place not in named, -len(self._read(place)), place),
+            (place for place, share in shares.items() if share == best and place),  # those of the state come first
+            key=lambda place: (place not in named, -len(self._read(place))),
         )
         chosen = [places[0]]
         for place in places[1:]:
@@ -301,8 +302,8 @@ class _Parameter:
     def _find_container(self, place: str) -> str:
         """The largest collection of names that holds all values of a place: the place refers to its things."""
         values, index = set(self._read(place)), self.trials.index
-        names = [other for other in index.values if other != place and index.is_distinct(other) and "*" in other]
-        names = [other for other in names if values and values <= set(self._read(other))]
+        names = [other for other in self.trials.state_places if other != place and "*" in other]
+        names = [other for other in names if index.is_distinct(other) and values and values <= set(self._read(other))]
         return max(names, key=lambda other: (len(self._read(other)), other.endswith("/*")), default="")
 
     def _read(self, place: str) -> list[Scalar]:
