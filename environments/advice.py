@@ -30,7 +30,9 @@ def word_examples(environment: Environment, setups: Sequence[Task], report: Setu
     few."""
     examples: dict[str, None] = {}
     extra_walks = (
-        walk for number in range(_MAX_EXTRA_WALKS) if (walk := _walk_again(environment, setups[number % len(setups)], report))
+        walk
+        for number in range(_MAX_EXTRA_WALKS)
+        if (walk := _walk_again(environment, setups[number % len(setups)], report))
     )
     for chain in (report.walks, extra_walks):
         for length, walk in enumerate(chain):
@@ -89,21 +91,25 @@ def explain_refusals(environment: Environment, setups: Sequence[Task], tool_name
     lines = []
     for tool in _read_tools(environment):
         if tool.name in tool_names:
-            call, answer = _try_tool(environment, setups, tool)
-            lines.append(f"{tool.name}: {write_call(call)} → {answer}" if call else f"{tool.name}: nothing to call it with")
+            call, answer, has_worked = _try_tool(environment, setups, tool)
+            if call is None:
+                lines.append(f"{tool.name}: nothing to call it with")
+            elif not has_worked:
+                lines.append(f"{tool.name}: {write_call(call)} → {answer:.400}")
     return lines
 
 
-def _try_tool(environment: Environment, setups: Sequence[Task], tool: Tool) -> tuple[Call | None, str]:
-    """A call of the tool with values of fitting names, and the answer: the first that works, or else the last."""
+def _try_tool(environment: Environment, setups: Sequence[Task], tool: Tool) -> tuple[Call | None, str, bool]:
+    """A call of the tool with values of fitting names, the answer, and whether it worked: the first that does, or else
+    the last."""
     call, answer = None, ""
     for setup in setups[:_MAX_TRIED_SETUPS]:
         with contextlib.suppress(EnvironmentFailure), open_episode(environment, setup) as episode:
             for call in _draw_some(tool, _index(episode, setup)):
                 answer = (observation := ask(episode.step, Action(calls=(call,)))).text
                 if observation.ok:
-                    return call, answer
-    return call, answer
+                    return call, answer, True
+    return call, answer, False
 
 
 def _draw_some(tool: Tool, index: ValueIndex) -> list[Call]:
@@ -124,7 +130,7 @@ def describe_tools(environment: Environment, setup: Task) -> Iterator[str]:
             continue
         call = next((offer for offer in offers if offer.name == tool.name), None)
         if call is None:
-            call, answer = _try_tool(environment, [setup], tool)
+            call, answer, _ = _try_tool(environment, [setup], tool)
         else:
             with open_episode(environment, setup) as episode:
                 answer = ask(episode.step, Action(calls=(call,))).text
@@ -159,7 +165,9 @@ def warn_of_values(environment: Environment, setups: Sequence[Task], report: Set
     for tool in tools:
         for parameter, schema in tool.parameters["properties"].items():
             source = sources.get(tool.name, {}).get(parameter)
-            offered = report.offered_values.get((tool.name, parameter), [])
+            # Where nothing was found out by trials, a call must have worked: some worlds refuse what they do not know.
+            values_by_parameter = report.offered_values if source is not None else report.worked_values
+            offered = values_by_parameter.get((tool.name, parameter), [])
             if source is not None and source.is_unchecked:
                 unchecked.append(f"{tool.name}.{parameter}")
             values = [value for value in offered if _is_made_up(value)]
@@ -171,20 +179,22 @@ def warn_of_values(environment: Environment, setups: Sequence[Task], report: Set
     lines = [_advise_on(parameter, names, *traits) for (parameter, *traits), names in made_up.items()]
     if unchecked:
         lines.append(
-            f"the world takes any value for {', '.join(unchecked)}, also one that is not there; where that is wrong, let "
-            "the tool raise an error for it"
+            f"the world takes any value for {', '.join(unchecked)}, also one that is not there; where that is wrong, "
+            "let the tool raise an error for it"
         )
     return lines
 
 
 def _advise_on(parameter: str, tool_names: Sequence[str], is_number: bool, is_typed: bool) -> str:
-    tried = "1, 2 and 3 are tried, which is right" if is_number else f"words such as {WORDS[0]!r} are tried, which is right"
+    tried = (
+        "1, 2 and 3 are tried, which is right" if is_number else f"words such as {WORDS[0]!r} are tried, which is right"
+    )
     hint = f"Annotated[{'int' if is_number else 'str'}, Field(examples=[…])]"
     type_advice = "" if is_typed else f"It has no type; write {parameter}: int, say. "
     return (
-        f"{parameter!r} of {', '.join(tool_names)} is neither in the schema nor in the state: {tried} for "
-        f"{'an amount' if is_number else 'free text'} alone. {type_advice}Otherwise write {parameter}: Literal[…] or "
-        f"{hint} (in JSON: `enum`, `examples`), or put {_pluralise(parameter)!r} into the state or the setup"
+        f"{parameter!r} of {', '.join(tool_names)} is neither in the schema nor in the state: {tried}, which is right "
+        f"for {'an amount' if is_number else 'free text'} alone. {type_advice}Otherwise write {parameter}: Literal[…] "
+        f"or {hint} (in JSON: `enum`, `examples`), or put {_pluralise(parameter)!r} into the state or the setup"
     )
 
 

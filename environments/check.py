@@ -13,14 +13,24 @@ of its calls; an episode must answer garbage. The check prints one JSON line a s
     harmless           mutated solutions that did, as the dropped call had changed nothing (a look-up, say)
     let_through        the other mutated solutions: drops that the environment's own verdict does not notice
     thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
-    faults, seconds    readable lines; wall time
+    faults             readable lines, at most 20; `fault_count` counts all
+    seconds            wall time
+    unsolved           tasks without a solution, which are not examined
+    environment, split, server    what was examined; the case of an environment with `cases`
+
+Progress goes to stderr.
 
 Setups without tasks, such as those of environments/tools, are checked by tasks made for the purpose, each from a walk
-over the actions that a setup offers. What one episode is told must not change another's answers. The line has `setups`
-in place of `tasks`. Its `unnoticed` names tools whose calls changed no state, so that dropping one goes unnoticed; that
-is right for a look-up. `unclean` names calls that were refused but changed the state. `untried`, if present, names
-tools that an episode offered and whose calls never worked. An environment with `cases` is checked in each of them; the
-label of a case is `server`.
+over the actions that a setup offers. What one episode is told must not change another's answers. The line then has
+
+    setups, actions    setups examined; actions taken in walks
+    unnoticed          tools whose calls changed no state, so that dropping one goes unnoticed: right for a look-up
+    unclean            calls that were refused but changed the state
+    untried            tools that were offered and never worked, with a call and the answer to it
+    warnings           parameters of made-up values, and what to write; tools that take values which are not there
+    examples           tasks in words, as a run would make them: would you give these to a person?
+
+The last three are printed to stderr too.
 
 If the states of two episodes cannot be compared, tasks without solutions are opened twice and must answer garbage. The
 line says that such an environment `synthesizes` nothing.

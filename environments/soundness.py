@@ -13,7 +13,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask, play
-from cojax.types import Action, Call, Observation, Task, Trajectory, Triplet, Turn, canonical, content_hash, signature, to_json
+from cojax.types import (
+    Action,
+    Call,
+    Observation,
+    Task,
+    Trajectory,
+    Triplet,
+    Turn,
+    canonical,
+    content_hash,
+    signature,
+    to_json,
+)
 from .differences import describe_difference
 
 # Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
@@ -78,7 +90,9 @@ class SplitReport:
         if trial.outcome != "finished" or trial.reward != 1.0:
             ending = f"{trial.outcome} with reward {trial.reward} {trial.error}".strip()
             failed_checks = [check.name for check in trial.checks if not check.passed]
-            ending += f"; not as in the solution's own world: {', '.join(failed_checks[:3]):.200}" if failed_checks else ""
+            ending += (
+                f"; not as in the solution's own world: {', '.join(failed_checks[:3]):.200}" if failed_checks else ""
+            )
             ending += f"; compared with a second play, {difference}" if difference else ""
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
@@ -186,15 +200,15 @@ def _compare_plays(
     """How two plays differ, in what was said or in the state before an action; "" if they do not."""
     if first.opening != second.opening:
         return describe_difference(to_json(first.opening), to_json(second.opening), "the opening")
-    for number, (turn, other) in enumerate(zip(first.turns, second.turns, strict=False), 1):
+    for turn, other in zip(first.turns, second.turns, strict=False):
         name = f"the answer to {signature(turn.action):.100}"
         if text := describe_difference(turn.observation.text, other.observation.text, name):
             return text
     for number, (state, other_state) in enumerate(zip(first_states, second_states, strict=False)):
         if state != other_state:
             return describe_difference(json.loads(state), json.loads(other_state), f"the state after {number} actions")
-    verdicts = [[one.outcome, one.reward, [[check.name, check.passed] for check in one.checks]] for one in (first, second)]
-    return describe_difference(*verdicts, "the verdict")
+    verdict, other_verdict = ([play.outcome, play.reward, to_json(play.checks)] for play in (first, second))
+    return describe_difference(verdict, other_verdict, "the verdict")
 
 
 def _comparison_key(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
@@ -241,7 +255,9 @@ class SetupReport:
         self.unclean_steps: list[str] = []
         self.walks: list[list[Triplet]] = []  # the actions of each walk that worked, with their observations
         self.changing_steps: set[int] = set()  # the identities of those that changed the state
-        self.offered_values: dict[tuple[str, str], list[Any]] = {}  # (tool, parameter) → values of the calls offered
+        # (tool, parameter) → values of the calls that were offered, and of those that worked
+        self.offered_values: dict[tuple[str, str], list[Any]] = {}
+        self.worked_values: dict[tuple[str, str], list[Any]] = {}
 
     def is_changing(self, step: Triplet) -> bool:
         """Whether a step of a walk changed the state."""
@@ -327,7 +343,7 @@ class SetupReport:
         with open_episode(environment, setup) as episode:
             *offers, ending_action = ask(episode.affordances) or (Action(),)
             self.ending_tools |= _tools_of(ending_action)
-            self._note_values(offers)
+            _note_values(offers, self.offered_values)
             self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
             for _ in range(_MAX_STEP_TRIES):
                 offers = [action for action in offers if _tools_of(action) != _tools_of(ending_action)]
@@ -339,17 +355,13 @@ class SetupReport:
                 observation, has_changed = self._take_step(episode, action)
                 if observation.ok and not observation.done:
                     walk.append(Triplet(action, observation, 0))
+                    _note_values([action], self.worked_values)
                     self.changing_steps |= {id(walk[-1])} if has_changed else set()
                 if observation.done or (has_changed and not observation.ok):
                     break
                 *offers, ending_action = ask(episode.affordances) or (Action(),)
         self.walks += [walk] if walk else []
         return (*(step.action for step in walk), ending_action) if walk else ()
-
-    def _note_values(self, offers: Sequence[Action]) -> None:
-        for call in (call for action in offers for call in action.calls):
-            for parameter, value in call.arguments.items():
-                self.offered_values.setdefault((call.name, parameter), []).append(value)
 
     def _take_step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; returns the observation, and whether the state has changed."""
@@ -363,6 +375,12 @@ class SetupReport:
         elif has_changed and not observation.done:
             self.unclean_steps.append(f"{signature(action):.200} is refused and changes the state")
         return observation, has_changed
+
+
+def _note_values(actions: Sequence[Action], values: dict[tuple[str, str], list[Any]]) -> None:
+    for call in (call for action in actions for call in action.calls):
+        for parameter, value in call.arguments.items():
+            values.setdefault((call.name, parameter), []).append(value)
 
 
 def _tools_of(action: Action) -> set[str]:
@@ -389,7 +407,8 @@ def _compare_starts(environment: Environment, setup: Task) -> str:
     if not pairs:
         return ""
     aspect, *pair = next((pair for pair in pairs if pair[0] == "state"), pairs[0])
-    difference = describe_difference(*(json.loads(one) if aspect == "state" else to_json(one) for one in pair), aspect)
+    first, second = (json.loads(one) if aspect == "state" else to_json(one) for one in pair)
+    difference = describe_difference(first, second, aspect)
     return f"two episodes begin with different {' and '.join(pair[0] for pair in pairs)}: {difference}"
 
 

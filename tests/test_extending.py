@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "examples" / "extend"
 def documented() -> list[str]:
     """The arguments of the command in the docs."""
     text = (ROOT / "docs" / "extending.md").read_text()
-    (command,) = re.findall(r"^python -m experiments\.run (.*?[^\\])\n", text, re.DOTALL | re.MULTILINE)
+    (command,) = re.findall(r"^cojax run (.*?[^\\])\n", text, re.DOTALL | re.MULTILINE)
     return shlex.split(command.replace("\\\n", " "))
 
 

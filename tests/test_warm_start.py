@@ -184,7 +184,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
 def test_checkpoints_stay_until_the_model_is_made_and_only_one_process_writes_them(cache):
     def stop(checkpointer):
         checkpointer.save(50, {"a": np.zeros(2)}, {})
-        assert obtain({"seed": 0}, lambda other: (other is None and make(other)), SMALL, TOKENIZER)[1]
+        assert obtain({"seed": 0}, lambda other: other is None and make(other), SMALL, TOKENIZER)[1]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -95,7 +95,6 @@ def make(
     starts_folder = Path(folders).expanduser().absolute() if folders else None
     all_setups = _read_setups(setups, starts_folder)
     bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MAX_PROCESSES, values=_MAX_REPLY_VALUES)
-    propose_calls = find_function("affordances", affordances) if affordances else None
     slots = concurrency or (_DEFAULT_URL_EPISODES if url else _DEFAULT_COMMAND_EPISODES)
     if url:
         worker = launch.make_unconfined(url, headers, errors, bounds)
@@ -110,8 +109,9 @@ def make(
             tools=[tool for tool in server_offer.documents if not opener.is_reset(tool)],
             open=opener,
             setups=all_setups,
-            affordances=propose_calls,
+            affordances=find_function("affordances", affordances) if affordances else None,
             lookups=lookups.split(",") if lookups else server_offer.lookups or None,
+            trials=False,
             instructions=instructions or server_offer.instructions,
             traits=Traits(concurrency=slots, deadline=_CALLS_IN_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )

@@ -55,8 +55,8 @@ Turn = threading.Event
 
 
 class Ids:
-    """The ids and times that a server draws anew, as `pattern` finds them, under names that are equal in equal episodes:
-    #id1 is the first one that was shown. An empty pattern finds none."""
+    """The ids and times that a server draws anew, as `pattern` finds them, under names that equal episodes share: #id1
+    is the first one that was shown. An empty pattern finds none."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern) if pattern else None
@@ -216,9 +216,9 @@ class Opener:
     """setup → a world. With a `reset`, up to `max_idle` servers that still work wait for other episodes, and the last
     one to come is the first to go.
 
-    Ids that match `ids` get equal names in equal episodes. If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
+    If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
     then on. A server at an address (`is_lasting`) begins with a reset, which must lead to the same state each time.
-    With `is_alone`, one world is open at a time, and others wait.
+    With `is_alone`, one world is open at a time, and others wait. `ids` is the pattern of `Ids`.
 
     Raises EnvironmentFailure if a server does not start, offers other tools than `offer`, or is not as at its start.
     """

@@ -42,10 +42,10 @@ Schema = Mapping[str, Any]
 class ValueIndex:
     """The single values in some JSON by their places, those of the first JSON first.
 
-    A place is a path of names. "books/*" are the keys of an object of objects, or the members of a list; "books/*/title"
-    is a field of each of them, or "books/*/0" a column; "owner/name" is a field of one object; "stock/*=" are the values
-    of an object that has one single value for each of its keys. `repeated` are the places that have equal values in one
-    JSON. `texts` are all texts.
+    A place is a path of names. "books/*" are the keys of an object of objects, or the members of a list;
+    "books/*/title" is a field of each of them, or "books/*/0" a column; "owner/name" is a field of one object;
+    "stock/*=" are the values of an object that has one single value for each of its keys. `repeated` are the places
+    that have equal values in one JSON. `texts` are all texts.
     """
 
     values: Mapping[str, tuple[Scalar, ...]] = dataclasses.field(default_factory=dict)
@@ -113,8 +113,8 @@ def index_values(*values: Any) -> ValueIndex:
 
 
 def read_table(value: Any) -> Any:
-    """An object that stands for a list, as data frames write it: of rows, for columns of equal length; or of values, for
-    keys that count from 0. Any other value as it is."""
+    """An object that stands for a list, as data frames write it: of rows, for columns of equal length; or of values,
+    for keys that count from 0. Any other value as it is."""
     if not isinstance(value, Mapping) or not value:
         return value
     if list(value) == [str(number) for number in range(len(value))]:
@@ -138,8 +138,8 @@ def join(place: str, name: str) -> str:
 
 
 def has_names_as_keys(value: Mapping[str, Any], place: str) -> bool:
-    """Whether the keys of an object name things, as in {"files": {"a.txt": {}}} and {"stock": {"tea": 3, "jam": 2}}, and
-    are not the fields of one thing: members are objects or lists, or single values of one kind under a plural."""
+    """Whether the keys of an object name things, as in {"files": {"a.txt": {}}} and {"stock": {"tea": 3, "jam": 2}},
+    and are not the fields of one thing: members are objects or lists, or single values of one kind under a plural."""
     members = list(value.values())
     if all(isinstance(member, (Mapping, list)) for member in members):
         return True
@@ -261,7 +261,11 @@ def has_own_values(schema: Any, root: Schema) -> bool:
         return True
     alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
     if alternatives:
-        return any(has_own_values(other, root) for other in alternatives if types_of(resolve_reference(other, root)) != ["null"])
+        return any(
+            has_own_values(other, root)
+            for other in alternatives
+            if types_of(resolve_reference(other, root)) != ["null"]
+        )
     types = types_of(schema)
     if types == ["array"]:
         return has_own_values(schema.get("items", {}), root)
@@ -320,7 +324,7 @@ def _find_scalars(
     seen_values = seen_values[:_MAX_CANDIDATES]
     if json_type in ("integer", "number"):
         near_values = [] if is_found or (source and seen_values) else list_small_numbers(json_type, schema)
-        return seen_values + [*(source.numbers if source else ()), *near_values]
+        return [*seen_values, *(source.numbers if source else ()), *near_values]
     new_words = [word for word in rng.sample(WORDS, _NEW_WORD_COUNT) if fits(word, json_type, schema)]
     if source is not None:
         return seen_values + (new_words if source.creates or not (is_found or seen_values) else [])
@@ -339,7 +343,9 @@ def read_place(place: str, json_type: str, schema: Schema, index: ValueIndex) ->
     """The values of a place that the schema allows. Keys of digits are numbers where a number is wanted."""
     values: Any = index.values.get(place, ())
     if json_type == "integer" and place.endswith("/*"):
-        values = [int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value for value in values]
+        values = [
+            int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value for value in values
+        ]
     return [value for value in values if fits(value, json_type, schema)]
 
 

@@ -67,6 +67,7 @@ class ToolEnvironment:
         fork: Callable[[Any], Any] | None = None,
         affordances: Callable[[Any], Iterable[tuple[str, Mapping[str, Any]]]] | None = None,
         lookups: Collection[str] | None = None,
+        trials: bool = True,
         instructions: str | Callable[[Any], str] = "",
         splits: Mapping[str, Tasks] | Tasks | None = None,
         phrase: Callable[[Sequence[Triplet]], str | None] | None = None,
@@ -81,6 +82,7 @@ class ToolEnvironment:
         # These are the same in all episodes.
         self._tools, self._ending, self._open_world, self._fork_world = tool_map, end_tool, open, fork
         self._judge, self._propose_calls, self._instructions = judge, affordances, instructions
+        self.tries_freely = trials
         self._documents = tuple(tool.document() for tool in {**tool_map, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._lookup_names = phrase, None if lookups is None else frozenset(lookups)
         if unknown_names := sorted(set(lookups or ()) - tool_map.keys()):
@@ -152,8 +154,8 @@ class ToolEnvironment:
         return trial_result
 
     def find_sources(self) -> Sources:
-        """Where the values of parameters come from, see sources.py; {} for worlds whose tools are documents, which may
-        be slow, and where `affordances` says what to try."""
+        """Where the values of parameters come from, see sources.py; {} without `trials`, and where `affordances` says
+        what to try."""
         with self._sources_lock:
             if self._sources is None:
                 tools = [tool for tool in self._tools.values() if tool.name != self._ending.name]
@@ -169,9 +171,13 @@ class ToolEnvironment:
         def note_call() -> None:
             call_times[0] = time.monotonic()
 
-        thread = threading.Thread(target=lambda: found.append(find_sources(self, tools, setups, note_call)), daemon=True)
+        thread = threading.Thread(
+            target=lambda: found.append(find_sources(self, tools, setups, note_call)), daemon=True
+        )
         thread.start()
-        while thread.is_alive() and time.monotonic() - call_times[0] < max(_TRIAL_TIMEOUT_S, self.traits.deadline or 0.0):
+        while thread.is_alive() and time.monotonic() - call_times[0] < max(
+            _TRIAL_TIMEOUT_S, self.traits.deadline or 0.0
+        ):
             thread.join(_LOOK_PERIOD_S)
         return found[0] if found else {}
 
@@ -187,11 +193,6 @@ class ToolEnvironment:
         """Whether the calls worth trying are found here, and not by the world's own `affordances`."""
         return self._propose_calls is None
 
-    @property
-    def tries_freely(self) -> bool:
-        """Whether many calls can be tried, because functions of this process carry them out."""
-        return all(tool.function for tool in self._tools.values())
-
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_call_worked = False
@@ -200,7 +201,9 @@ class ToolEnvironment:
         for task, is_prepared in itertools.product(self._bare_tasks[:_MAX_TRIAL_SETUPS], preparations):
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for other_name in [name for name in self._tools if name not in (tool_name, self._ending.name)] if is_prepared else ():
+                for other_name in (
+                    [name for name in self._tools if name not in (tool_name, self._ending.name)] if is_prepared else ()
+                ):
                     for call in ask(episode.propose_calls, other_name):
                         ask(episode.step, Action(calls=(call,)))
                 trial_calls = ask(episode.propose_calls, tool_name)

@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -60,23 +61,20 @@ class Effect:
 class Trials:
     """Makes calls in one state of the world: in one episode while they change nothing, and then in a new one."""
 
-    def __init__(
-        self, start: Callable[[], Episode], setup: Mapping[str, Any], note_call: Callable[[], None]
-    ) -> None:
+    def __init__(self, start: Callable[[], Episode], setup: Mapping[str, Any], note_call: Callable[[], None]) -> None:
         self._start, self._note_call, self._stack = start, note_call, contextlib.ExitStack()
         self._episode: Episode | None = None
-        self.state = self._open()
+        self.state = _read_world(self._open())
         self.index = index_values(self.state, setup)
         self.state_places = index_values(self.state).values.keys()
 
     def make(self, call: Call) -> Effect:
         """Raises EnvironmentFailure if no episode opens."""
         self._note_call()
-        if self._episode is None:
-            self._open()
+        episode = self._episode or self._open()
         try:
-            observation = ask(self._episode.step, Action(calls=(call,)))
-            state = self._episode.state()["world"]
+            observation = ask(episode.step, Action(calls=(call,)))
+            state = _read_world(episode)
         except Exception as error:  # whatever a tool of the user's does
             self.close()
             return Effect(True, frozenset(), f"{type(error).__name__}: {error}")
@@ -89,10 +87,16 @@ class Trials:
         self._episode = None
         self._stack.close()
 
-    def _open(self) -> Any:
-        self._episode = self._stack.enter_context(contextlib.closing(self._start()))
-        ask(self._episode.reset)
-        return ask(self._episode.state)["world"]
+    def _open(self) -> Episode:
+        episode = self._stack.enter_context(contextlib.closing(self._start()))
+        ask(episode.reset)
+        self._episode = episode
+        return episode
+
+
+def _read_world(episode: Episode) -> Any:
+    state = ask(episode.state)
+    return state.get("world", state)
 
 
 def find_sources(
@@ -108,7 +112,10 @@ def find_sources(
     found: dict[tuple[str, str], tuple[int, Source]] = {}
     for task in tasks:
         start = functools.partial(environment.start, task)
-        with contextlib.suppress(EnvironmentFailure), contextlib.closing(Trials(start, task.setup, note_call)) as trials:
+        with (
+            contextlib.suppress(EnvironmentFailure),
+            contextlib.closing(Trials(start, task.setup, note_call)) as trials,
+        ):
             for tool in tools:
                 if time.monotonic() > end_s:
                     break
@@ -130,7 +137,10 @@ def find_sources(
 def read_sources(record: Mapping[str, Any]) -> Sources:
     """The sources that a record of `to_json` holds."""
     return {
-        tool: {name: Source(tuple(s["places"]), tuple(s["numbers"]), s["creates"], s["is_unchecked"]) for name, s in by_name.items()}
+        tool: {
+            name: Source(tuple(s["places"]), tuple(s["numbers"]), s["creates"], s["is_unchecked"])
+            for name, s in by_name.items()
+        }
         for tool, by_name in record.items()
     }
 
@@ -148,7 +158,9 @@ def _examine_tool(tool: Tool, trials: Trials) -> Iterator[tuple[str, tuple[int, 
         for parameter in open_parameters:
             variations = _Parameter(tool, parameter, call, trials)
             rank, source = variations.find_source()
-            is_name = variations.is_text or (rank in (_KNOWN, _NAMED) and all(map(trials.index.is_distinct, source.places)))
+            is_name = variations.is_text or (
+                rank in (_KNOWN, _NAMED) and all(map(trials.index.is_distinct, source.places))
+            )
             is_unchecked = bool(source.places) and is_name and variations.takes_new_values
             yield parameter, (rank, dataclasses.replace(source, is_unchecked=is_unchecked))
 
@@ -171,11 +183,12 @@ def _find_working_call(tool: Tool, trials: Trials) -> Call | None:
 def _draw_widely(tool: Tool, index: ValueIndex, rng: random.Random) -> Iterator[Call]:
     """Calls with values of any places, where they are of the right type."""
     sources = {
-        parameter: Source(tuple(index.values), (0, 1, 2), creates=True)
-        for parameter in tool.parameters["properties"]
+        parameter: Source(tuple(index.values), (0, 1, 2), creates=True) for parameter in tool.parameters["properties"]
     }
     # Not all values of a place, so that each has its turn.
-    few = ValueIndex({place: values[:_MAX_VALUES] for place, values in index.values.items()}, index.repeated, index.texts)
+    few = ValueIndex(
+        {place: values[:_MAX_VALUES] for place, values in index.values.items()}, index.repeated, index.texts
+    )
     return draw_calls(tool, few, _MAX_OTHER_DRAWS, rng, sources=sources)
 
 
@@ -205,7 +218,9 @@ class _Parameter:
         if not self.types:
             return _NOWHERE, Source()
         index = self.trials.index
-        named = [place for kind in self.types for place in find_places(self.name, kind, self.schema, index, self.tool.name)]
+        named = [
+            place for kind in self.types for place in find_places(self.name, kind, self.schema, index, self.tool.name)
+        ]
         landings = self._find_landings()
         if any(self._overwrites(place) for place in landings):
             return _CREATES, Source(creates=True)
@@ -222,7 +237,7 @@ class _Parameter:
         ):
             return _CREATES, Source(creates=True)
         if named:
-            return _NAMED, Source(tuple(dict.fromkeys(named)))
+            return _NAMED, Source(tuple(dict.fromkeys(self._find_owner(place) for place in named)))
         for place in landings:
             if container := self._find_container(place):
                 return _GOES_THERE, Source((container,))
@@ -282,7 +297,12 @@ class _Parameter:
         if all(self._try(value).is_refused for value in existing[:_MAX_VALUES]):
             return True
         is_key = place.endswith("/*") and isinstance(_read_place_value(self.trials.state, place), Mapping)
-        return not is_key and len(existing) > 1 and self.trials.index.is_distinct(place) and not self._find_container(place)
+        return (
+            not is_key
+            and len(existing) > 1
+            and self.trials.index.is_distinct(place)
+            and not self._find_container(place)
+        )
 
     def _overwrites(self, place: str) -> bool:
         """Whether the call makes whole records in a collection: a new name gets the same as one that is there."""
@@ -305,6 +325,11 @@ class _Parameter:
         names = [other for other in self.trials.state_places if other != place and "*" in other]
         names = [other for other in names if index.is_distinct(other) and values and values <= set(self._read(other))]
         return max(names, key=lambda other: (len(self._read(other)), other.endswith("/*")), default="")
+
+    def _find_owner(self, place: str) -> str:
+        """The collection to whose names a field refers, if they are more; the place itself if there is none."""
+        container = "" if place.endswith("/*") else self._find_container(place)
+        return container if container and len(self._read(container)) > len(self._read(place)) else place
 
     def _read(self, place: str) -> list[Scalar]:
         return [value for kind in self.types for value in read_place(place, kind, self.schema, self.trials.index)]
@@ -344,7 +369,7 @@ def _describe(effect: Effect, value: Scalar) -> Any:
     """What a call did, whatever the value is: the changes or, if there are none, the reply without the value."""
     if effect.is_refused or effect.changes:
         return effect.is_refused, effect.changes
-    return effect.reply.casefold().replace(str(value).casefold(), "…")
+    return re.sub(rf"(?<!\w){re.escape(str(value))}(?!\w)", "…", effect.reply, flags=re.IGNORECASE)
 
 
 def _strip_alternatives(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet,
 from . import wire
 from .wire import Opening, read
 
+
 @runtime_checkable
 class Prepared(Protocol):
     """An environment that finds out by episodes what all its episodes need: `prepare` does, and returns it as JSON;

@@ -1,4 +1,4 @@
-"""A desk of one application and ten tools, on which a policy learns within two minutes: what the examples are tried on."""
+"""A desk of ten tools, on which a policy learns within two minutes: what the examples are tried on."""
 
 from experiments import desk
 

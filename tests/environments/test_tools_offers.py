@@ -84,7 +84,16 @@ def test_a_parameter_takes_the_values_of_places_that_have_its_name(name, tool, v
 
 
 @pytest.mark.parametrize(
-    ("name", "one"), [("items", "item"), ("boxes", "box"), ("cities", "city"), ("dishes", "dish"), ("status", "status"), ("address", "address"), ("s", "s")]
+    ("name", "one"),
+    [
+        ("items", "item"),
+        ("boxes", "box"),
+        ("cities", "city"),
+        ("dishes", "dish"),
+        ("status", "status"),
+        ("address", "address"),
+        ("s", "s"),
+    ],
 )
 def test_a_plural_has_a_singular(name, one):
     assert singularise(name) == one

@@ -69,7 +69,9 @@ def test_only_such_values_are_offered_and_no_text_twice_in_a_call():
 
 def test_a_tool_that_changes_something_only_after_others_is_no_look_up():
     clinic = strange_worlds.clinic()
-    assert [tool for tool in ("book", "register", "cancel", "find_patient") if clinic.is_lookup(tool)] == ["find_patient"]
+    assert [tool for tool in ("book", "register", "cancel", "find_patient") if clinic.is_lookup(tool)] == [
+        "find_patient"
+    ]
 
 
 def test_an_unknown_look_up_is_refused():
