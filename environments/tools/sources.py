@@ -41,6 +41,8 @@ from .toolset import Tool
 _MAX_NAMED_DRAWS, _MAX_OTHER_DRAWS = 24, 120
 # The most places that are tried for a parameter, and values of each.
 _MAX_PLACES, _MAX_VALUES = 40, 3
+# What a schema that means nothing leads to.
+_MEANINGLESS = (TypeError, ValueError, OverflowError, AttributeError)
 _NEW_NUMBERS = (987_651, 987_653)
 # How a source was found, the best first.
 _KNOWN, _CREATES, _NAMED, _NAMESAKE, _GOES_THERE, _NOWHERE = range(6)
@@ -119,8 +121,10 @@ def find_sources(
             for tool in tools:
                 if time.monotonic() > end_s:
                     break
-                for parameter, ranked in _examine_tool(tool, trials):
-                    found[tool.name, parameter] = min(found.get((tool.name, parameter), ranked), ranked, key=_rank_of)
+                with contextlib.suppress(*_MEANINGLESS):
+                    for parameter, ranked in _examine_tool(tool, trials):
+                        best = found.get((tool.name, parameter), ranked)
+                        found[tool.name, parameter] = min(best, ranked, key=_rank_of)
     namesakes: dict[str, tuple[int, Source]] = {}
     for (_, parameter), ranked in found.items():
         if ranked[0] in (_KNOWN, _NAMED):
