@@ -186,9 +186,7 @@ def warn_of_values(environment: Environment, setups: Sequence[Task], report: Set
 
 
 def _advise_on(parameter: str, tool_names: Sequence[str], is_number: bool, is_typed: bool) -> str:
-    tried = (
-        "1, 2 and 3 are tried, which is right" if is_number else f"words such as {WORDS[0]!r} are tried, which is right"
-    )
+    tried = "1, 2 and 3 are tried" if is_number else f"words such as {WORDS[0]!r} are tried"
     hint = f"Annotated[{'int' if is_number else 'str'}, Field(examples=[…])]"
     type_advice = "" if is_typed else f"It has no type; write {parameter}: int, say. "
     return (
