@@ -5,6 +5,7 @@ The result is an ordinary model folder in HF format (config.json, model.safetens
 """
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -40,7 +41,8 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
 from cojax.settings.tree import TeachingSettings
-from cojax.storage.files import read_json, write_json
+from cojax.storage.checkpoint import Checkpointer, CheckpointError
+from cojax.storage.files import RunDirectoryError, lock_folder, read_json, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code, with the settings, decides the policy.
@@ -142,17 +144,24 @@ def train_policy(
     seed: int,
     advance: Callable[[], None] = lambda: None,
     on_check: Callable[[Score], None] = lambda check: None,
+    checkpointer: Checkpointer | None = None,
 ) -> tuple[TrainState, list[Score], int]:
     """Trains from `state`, which is donated; returns the last state, the scores of all checks, and the number of
     different demonstrations that were learned.
 
     `check(step)` returns the success of the policy that `engine` holds. `advance` is called after every batch, and
-    `on_check` after every check.
+    `on_check` after every check. With a `checkpointer` it goes on where a training with the same arguments was stopped,
+    from its last check, to the same result bit for bit.
     """
-    checks: list[Score] = []
-    learned_indices: set[int] = set()
+    first_batch, checks, learned_indices = 1, list[Score](), set[int]()
+    if checkpointer is not None and (checkpoint := checkpointer.find_newest()) is not None:
+        batch_number, host_state, _ = checkpoint
+        state = checkpointer.read_arrays(batch_number, state)
+        first_batch, checks, learned_indices = batch_number + 1, host_state["checks"], set(host_state["learned"])
+        for _ in range(batch_number):
+            advance()
     sorted_demonstrations = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
-    for batch_number in range(1, schedule.steps + 1):
+    for batch_number in range(first_batch, schedule.steps + 1):
         indices = schedule.draw_batch(seed, batch_number, len(demonstrations))
         learned_indices.update(indices)
         batch = pack_sequences([sorted_demonstrations[index] for index in indices], learner.shape)
@@ -166,6 +175,8 @@ def train_policy(
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1]["success"] >= schedule.target:
                 break
+            if checkpointer is not None and batch_number < schedule.steps:
+                checkpointer.save(batch_number, state, {"checks": checks, "learned": sorted(learned_indices)})
     return state, checks, len(learned_indices)
 
 
@@ -175,15 +186,16 @@ def _random(seed: int, *purpose: int | str) -> random.Random:
 
 def obtain(
     key: Mapping[str, Any],
-    make_params: Callable[[], tuple[Params, Mapping[str, Any]]],
+    make_params: Callable[[Checkpointer | None], tuple[Params, Mapping[str, Any]]],
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
     """The model folder of this key, and whether this call made it. A new folder appears whole or not at all.
 
     `key` holds every setting that decides the result; the versions of packages are added. `make_params` returns the
-    parameters and the other entries of `read_record`. Raises OSError, naming COJAX_CACHE, if the cache cannot be
-    written.
+    parameters and the other entries of `read_record`; its argument keeps its checkpoints until the folder is made, so
+    that the next call with this key can go on, and is None while another process makes the same folder. Raises OSError,
+    naming COJAX_CACHE, if the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = find_cache() / "warm-start" / content_hash(key)
@@ -197,19 +209,48 @@ def obtain(
             f"cannot write the cache {partial_folder.parent}: {error}. Set COJAX_CACHE to a writable folder."
         ) from error
     try:
-        params, record = make_params()
-        save_model(partial_folder, config, params, tokenizer)
-        write_json(partial_folder / "warm_start.json", {"key": key, **record})
-        sync_folder(partial_folder)
-        try:
-            partial_folder.rename(folder)
-        except OSError:
-            # Another run made the folder of the same key first.
-            if not (folder / "warm_start.json").exists():
-                raise
+        with _keep_checkpoints(folder) as checkpointer:
+            params, record = make_params(checkpointer)
+            save_model(partial_folder, config, params, tokenizer)
+            write_json(partial_folder / "warm_start.json", {"key": key, **record})
+            sync_folder(partial_folder)
+            try:
+                partial_folder.rename(folder)
+            except OSError:
+                # Another run made the folder of the same key first.
+                if not (folder / "warm_start.json").exists():
+                    raise
     finally:
         shutil.rmtree(partial_folder, ignore_errors=True)
     return folder, True
+
+
+@contextlib.contextmanager
+def _keep_checkpoints(folder: Path) -> Iterator[Checkpointer | None]:
+    """The checkpoints of the training that makes `folder`; they are removed when the block ends without an error.
+
+    None while another process has them. Damaged ones are removed at the beginning.
+    """
+    checkpoints_folder = folder.with_name(f".{folder.name}.checkpoints")
+    try:
+        lock = lock_folder(checkpoints_folder, "COJAX_CACHE")
+    except RunDirectoryError:
+        yield None
+        return
+    with lock:
+        checkpointer = Checkpointer(checkpoints_folder, keep=1)
+        try:
+            checkpointer.find_newest()
+        except CheckpointError:
+            for step in checkpointer.steps():
+                shutil.rmtree(checkpoints_folder / str(step))
+        is_done = False
+        try:
+            yield checkpointer
+            is_done = True
+        finally:
+            if is_done or not checkpointer.steps():
+                shutil.rmtree(checkpoints_folder, ignore_errors=True)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from cojax.types import Group
 
 FOLDER = imports.FOLDERS["environments"]
 # Modules of the folder that are not environments.
-_OTHER_MODULES = {"worker", "cluster", "tools", "install", "check", "audit", "soundness"}
+_OTHER_MODULES = {"worker", "cluster", "tools", "install", "check", "audit", "soundness", "advice", "differences"}
 
 
 def available() -> list[str]:

@@ -13,14 +13,24 @@ of its calls; an episode must answer garbage. The check prints one JSON line a s
     harmless           mutated solutions that did, as the dropped call had changed nothing (a look-up, say)
     let_through        the other mutated solutions: drops that the environment's own verdict does not notice
     thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
-    faults, seconds    readable lines; wall time
+    faults             readable lines, at most 20; `fault_count` counts all
+    seconds            wall time
+    unsolved           tasks without a solution, which are not examined
+    environment, split, server    what was examined; the case of an environment with `cases`
+
+Progress goes to stderr.
 
 Setups without tasks, such as those of environments/tools, are checked by tasks made for the purpose, each from a walk
-over the actions that a setup offers. What one episode is told must not change another's answers. The line has `setups`
-in place of `tasks`. Its `unnoticed` names tools whose calls changed no state, so that dropping one goes unnoticed; that
-is right for a look-up. `unclean` names calls that were refused but changed the state. `untried`, if present, names
-tools that an episode offered and whose calls never worked. An environment with `cases` is checked in each of them; the
-label of a case is `server`.
+over the actions that a setup offers. What one episode is told must not change another's answers. The line then has
+
+    setups, actions    setups examined; actions taken in walks
+    unnoticed          tools whose calls changed no state, so that dropping one goes unnoticed: right for a look-up
+    unclean            calls that were refused but changed the state
+    untried            tools that were offered and never worked, with a call and the answer to it
+    warnings           parameters of made-up values, and what to write; tools that take values which are not there
+    examples           tasks in words, as a run would make them: would you give these to a person?
+
+The last three are printed to stderr too.
 
 If the states of two episodes cannot be compared, tasks without solutions are opened twice and must answer garbage. The
 line says that such an environment `synthesizes` nothing.
@@ -47,6 +57,7 @@ from cojax.command import reword
 from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.environment.watch import HangingCall, run_watched
 from cojax.types import Task, to_json
+from .advice import describe_tools, explain_refusals, warn_of_values, word_examples
 from .cluster import place
 from .soundness import SetupReport, SplitReport, examine_openings
 from .worker.venv import InstallError
@@ -58,6 +69,8 @@ _COUNT = 200
 # retry.
 _MIN_HANG_S, _HANG_DEADLINES = 120.0, 4
 
+# Progress is told at most this often.
+_PROGRESS_PERIOD_S = 5.0
 # The keys of a line on tasks that are only opened.
 _OPENING_KEYS = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds", "tasks")
 
@@ -80,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, help=f"tasks of each split (default: the environment's own, or {_COUNT})")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
+    parser.add_argument("--tools", action="store_true", help="only list the tools, with schemas and sample answers")
     options = parser.parse_args(arguments)
     if options.count is not None and options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
@@ -95,6 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case_label, case in namespace.get("cases", lambda settings: {"": settings})(settings).items():
             environment = make_environment(options, options.name, case)
             tasks_by_split = _draw_tasks(environment, namespace.get("SPLITS"), options.category, count)
+            if options.tools:
+                for text in describe_tools(environment, next(iter(tasks_by_split.values()))[0]):
+                    print(text)
+                continue
             for line in _examine(environment, options.name, tasks_by_split, namespace, options.mutations == "all"):
                 fault_count += line["fault_count"]
                 print(json.dumps(to_json({"server": case_label, **line} if case_label else line)), flush=True)
@@ -126,10 +144,10 @@ def _examine(
 ) -> Iterator[dict[str, Any]]:
     """Yields the line of each split. The first call that hangs ends its split."""
     for split, tasks in tasks_by_split.items():
-        start_time = time.monotonic()
+        start_time, note = time.monotonic(), _Progress(f"{environment.name}, {split}")
         solvable = [task for task in tasks if task.solution]
         if solvable:
-            split_report = SplitReport()
+            split_report = SplitReport(note=note)
             examine = functools.partial(
                 split_report.examine_tasks, tasks=solvable, trials=namespace.get("TRIALS", {}), drops_all=drops_all
             )
@@ -138,14 +156,53 @@ def _examine(
             line = split_report.make_record(environment_name, split, time.monotonic() - start_time, drops_all=list_all)
             yield line | {"unsolved": len(tasks) - len(solvable)}
         elif reason := traits_of(environment).incomparable:
-            opened = SplitReport()
+            opened = SplitReport(note=note)
             opened.faults += _watch(environment, functools.partial(examine_openings, tasks=tasks, report=opened))
             record = opened.make_record(environment_name, split, time.monotonic() - start_time, drops_all=True)
             yield {**{key: record[key] for key in _OPENING_KEYS}, "synthesizes": f"nothing: {reason}"}
         else:
-            setup_report = SetupReport()
+            setup_report = SetupReport(note)
             setup_report.plays.faults += _watch(environment, functools.partial(setup_report.examine, setups=tasks))
-            yield setup_report.line(environment, environment_name, split, time.monotonic() - start_time)
+            line = setup_report.line(environment, environment_name, split, time.monotonic() - start_time)
+            yield line | _advise(environment, tasks, setup_report, line)
+
+
+def _advise(
+    environment: Environment, setups: Sequence[Task], report: SetupReport, line: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """What the author of the world should look at. It is printed for people, and returned for the line."""
+    if not report.walks:
+        return {}
+    report.plays.note("examples of tasks")
+    found: dict[str, list[str]] = {"untried": explain_refusals(environment, setups, line.get("untried", ()))}
+    found["warnings"] = warn_of_values(environment, setups, report)
+    found["examples"] = word_examples(environment, setups, report)
+    for tool_line in found["untried"]:
+        _tell(f"never worked: {tool_line}")
+    for warning in found["warnings"]:
+        _tell(f"warning: {warning}")
+    if found["examples"]:
+        _tell(f"{environment.name}: tasks as a run would make them. Would you give these to a person?")
+        for number, example in enumerate(found["examples"], 1):
+            _tell(f"{number:4}. {example}")
+    return {key: lines for key, lines in found.items() if lines or key != "untried"}
+
+
+def _tell(text: str) -> None:
+    """Prints a line for people; the lines for programs are on stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Progress:
+    """Says what is being done, at most every few seconds."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self._start_s, self._told_s = label, time.monotonic(), time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if (now_s := time.monotonic()) - self._told_s >= _PROGRESS_PERIOD_S:
+            self._told_s = now_s
+            _tell(f"{self.label}: {text}, {now_s - self._start_s:.0f} s")
 
 
 def _watch(environment: Environment, examine: Callable[[Environment], None]) -> list[str]:

@@ -9,12 +9,25 @@ import dataclasses
 import json
 import random
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.drafts import leave_out
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask, play
-from cojax.types import Action, Call, Observation, Task, Trajectory, Turn, canonical, content_hash, signature, to_json
+from cojax.types import (
+    Action,
+    Call,
+    Observation,
+    Task,
+    Trajectory,
+    Triplet,
+    Turn,
+    canonical,
+    content_hash,
+    signature,
+    to_json,
+)
+from .differences import describe_difference
 
 # Of 4,625 single drops, BFCL's official checker misses 3 (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
@@ -51,13 +64,15 @@ class SplitReport:
     thrown: int = 0
     answered: int = 0
     faults: list[str] = dataclasses.field(default_factory=list)
+    note: Callable[[str], None] = lambda progress_text: None
 
     def examine_tasks(
         self, environment: Environment, tasks: Sequence[Task], trials: Mapping[str, Call], drops_all: bool = False
     ) -> None:
         """Checks these tasks. Then throws garbage at the first task, and each of the environment's `trials` at the
         first task that offers its tool."""
-        for task in tasks:
+        for task_number, task in enumerate(tasks, 1):
+            self.note(f"task {task_number} of {len(tasks)}")
             self.check_task(environment, task, drops_all=drops_all)
         for action_name, action in GARBAGE.items():
             self.throw(environment, tasks[0], action_name, action)
@@ -69,20 +84,28 @@ class SplitReport:
         """Plays the task's solution twice, then without one call or, if `drops_all` is set, without each in turn."""
         self.tasks += 1
         states: list[str] = []
+        second_states: list[str] = []
         trial = _play_actions(environment, task, task.solution, states)
-        retrial = _play_actions(environment, task, task.solution)
+        retrial = _play_actions(environment, task, task.solution, second_states)
+        difference = _compare_plays(trial, states, retrial, second_states)
         if trial.outcome != "finished" or trial.reward != 1.0:
             ending = f"{trial.outcome} with reward {trial.reward} {trial.error}".strip()
+            failed_checks = [check.name for check in trial.checks if not check.passed]
+            ending += (
+                f"; not as in the solution's own world: {', '.join(failed_checks[:3]):.200}" if failed_checks else ""
+            )
+            ending += f"; compared with a second play, {difference}" if difference else ""
             self.faults.append(f"{task.id}: the solution ends {ending}")
             return
         if _comparison_key(trial) != _comparison_key(retrial):
-            self.faults.append(f"{task.id}: two plays of the solution differ")
+            self.faults.append(f"{task.id}: two plays of the solution differ: {difference}")
             return
         self.replayed += 1
         drops = list(drop_calls(task.solution))
         if not drops_all and drops:
             drops = [random.Random(f"{_SEED} {task.id}").choice(drops)]
         for index, remaining_actions, tool in drops:
+            self.note(f"the solution without call {self.mutated + 1}")
             self.mutated += 1
             had_effect = index + 1 >= len(states) or states[index] != states[index + 1]
             mutant = _play_actions(environment, task, remaining_actions)
@@ -103,6 +126,7 @@ class SplitReport:
         The next episode plays the solution, if the task has one. An action that is not garbage never ends, and must be
         cut off instead. If the task `asks` for something, garbage must not solve it.
         """
+        self.note(f"garbage: {action_name}")
         self.thrown += 1
         thrown_play = _play_actions(environment, task, (action,))
         next_play = _play_actions(environment, task, task.solution) if task.solution else None
@@ -121,7 +145,7 @@ class SplitReport:
 
     def make_record(self, environment_name: str, split: str, duration_s: float, *, drops_all: bool) -> dict[str, Any]:
         """Returns the record for one printed line."""
-        record = dataclasses.asdict(self)
+        record = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "note"}
         faults = self.faults + ([] if drops_all else [f"{drop} is not missed" for drop in self.let_through])
         record |= {"faults": faults[:_MAX_LISTED], "fault_count": len(faults)}
         record["let_through"] = self.let_through if drops_all else self.let_through[:_MAX_LISTED]
@@ -169,6 +193,23 @@ def _play_actions(
     return play(environment, task, act, max_turns=max(1, len(actions)), max_observation=10**9)
 
 
+def _compare_plays(
+    first: Trajectory, first_states: Sequence[str], second: Trajectory, second_states: Sequence[str]
+) -> str:
+    """How two plays differ, in what was said or in the state before an action; "" if they do not."""
+    if first.opening != second.opening:
+        return describe_difference(to_json(first.opening), to_json(second.opening), "the opening")
+    for turn, other in zip(first.turns, second.turns, strict=False):
+        name = f"the answer to {signature(turn.action):.100}"
+        if text := describe_difference(turn.observation.text, other.observation.text, name):
+            return text
+    for number, (state, other_state) in enumerate(zip(first_states, second_states, strict=False)):
+        if state != other_state:
+            return describe_difference(json.loads(state), json.loads(other_state), f"the state after {number} actions")
+    verdict, other_verdict = ([play.outcome, play.reward, to_json(play.checks)] for play in (first, second))
+    return describe_difference(verdict, other_verdict, "the verdict")
+
+
 def _comparison_key(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
     return trajectory.opening, [turn.observation for turn in trajectory.turns], trajectory.reward, trajectory.checks
 
@@ -202,19 +243,33 @@ def examine_openings(environment: Environment, tasks: Sequence[Task], report: Sp
 class SetupReport:
     """The results of some setups: the plays of their walks, which tools worked, and which changed the state."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None] = lambda progress_text: None) -> None:
         self.setup_count = self.actions = 0
-        self.plays = SplitReport()
+        self.plays = SplitReport(note=note)
         self.working_tools: set[str] = set()
         self.changing_tools: set[str] = set()
         self.ending_tools: set[str] = set()
         self.offered_tools: set[str] = set()  # the tools of the episodes in which walks began
         self.called_tools: set[str] = set()  # the tools that walks called
         self.unclean_steps: list[str] = []
+        self.walks: list[list[Triplet]] = []  # the actions of each walk that worked, with their observations
+        self.changing_steps: set[int] = set()  # the identities of those that changed the state
+        # (tool, parameter) → values of the calls that were offered, and of those that worked
+        self.offered_values: dict[tuple[str, str], list[Any]] = {}
+        self.worked_values: dict[tuple[str, str], list[Any]] = {}
+
+    def is_changing(self, step: Triplet) -> bool:
+        """Whether a step of a walk changed the state."""
+        return id(step) in self.changing_steps
+
+    def changes_something(self, step: Triplet) -> bool:
+        """Whether a step of a walk changed the state, or calls a tool that never does."""
+        return self.is_changing(step) or not _tools_of(step.action) & self.changing_tools
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
         """Checks these setups, and throws garbage at the first."""
         for setup_index, setup in enumerate(setups):
+            self.plays.note(f"setup {setup_index + 1} of {len(setups)}")
             self.check_setup(environment, setup, throws_garbage=setup_index == 0)
 
     def check_setup(self, environment: Environment, setup: Task, *, throws_garbage: bool = False) -> None:
@@ -239,13 +294,17 @@ class SetupReport:
             yield "no offered action works"
             return
         # The walk is played twice, and without each call. Drops that go unnoticed are listed, and are no faults.
-        old_count = len(self.plays.let_through)
+        old_count, old_replayed = len(self.plays.let_through), self.plays.replayed
         self.plays.check_task(environment, task, drops_all=True)
         self.plays.let_through[old_count:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[old_count:]]
         # A setup with a query is one of the environment's own tasks, whose verdict must work too.
         if setup.query and (failure := explain_loss(environment, dataclasses.replace(setup, solution=task.solution))):
             yield failure
         if not throws_garbage:
+            return
+        if self.plays.replayed == old_replayed:  # what comes after garbage cannot be told from what comes without
+            for action_name, action in GARBAGE.items():
+                self.plays.throw(environment, setup, action_name, action, asks=False)
             return
         if reason := _find_leak(environment, task):
             yield reason
@@ -273,34 +332,38 @@ class SetupReport:
         """Makes a task whose solution is a walk over working actions, then the last offer, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
         for _ in range(_MAX_WALKS):
-            if actions := self._walk_once(environment, setup, rng):
+            if actions := self.walk_once(environment, setup, rng):
                 return Task(setup.environment, "; ".join(map(signature, actions)), setup.setup, actions)
         return None
 
-    def _walk_once(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
+    def walk_once(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
         """Returns the actions of one walk; () if none worked before it ended."""
-        actions: list[Action] = []
+        walk: list[Triplet] = []
         with open_episode(environment, setup) as episode:
             *offers, ending_action = ask(episode.affordances) or (Action(),)
             self.ending_tools |= _tools_of(ending_action)
+            _note_values(offers, self.offered_values)
             self.offered_tools |= {tool["function"]["name"] for tool in ask(episode.tools)}
             for _ in range(_MAX_STEP_TRIES):
                 offers = [action for action in offers if _tools_of(action) != _tools_of(ending_action)]
-                if not offers or len(actions) == _MAX_WALK_STEPS:
+                if not offers or len(walk) == _MAX_WALK_STEPS:
                     break
                 # A tool that was not called yet comes first.
                 action = rng.choice([offer for offer in offers if not _tools_of(offer) <= self.called_tools] or offers)
                 self.called_tools |= _tools_of(action)
-                observation, is_clean = self._take_step(episode, action)
+                observation, has_changed = self._take_step(episode, action)
                 if observation.ok and not observation.done:
-                    actions.append(action)
-                if observation.done or not is_clean:
+                    walk.append(Triplet(action, observation, 0))
+                    _note_values([action], self.worked_values)
+                    self.changing_steps |= {id(walk[-1])} if has_changed else set()
+                if observation.done or (has_changed and not observation.ok):
                     break
                 *offers, ending_action = ask(episode.affordances) or (Action(),)
-        return (*actions, ending_action) if actions else ()
+        self.walks += [walk] if walk else []
+        return (*(step.action for step in walk), ending_action) if walk else ()
 
     def _take_step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
-        """Takes one action of a walk; returns the observation, and false if it was refused but changed the state."""
+        """Takes one action of a walk; returns the observation, and whether the state has changed."""
         state_before = ask(_read_state_text, episode)
         observation = ask(episode.step, action)
         self.actions += 1
@@ -310,7 +373,13 @@ class SetupReport:
             self.changing_tools |= _tools_of(action) if has_changed else set()
         elif has_changed and not observation.done:
             self.unclean_steps.append(f"{signature(action):.200} is refused and changes the state")
-        return observation, observation.ok or not has_changed
+        return observation, has_changed
+
+
+def _note_values(actions: Sequence[Action], values: dict[tuple[str, str], list[Any]]) -> None:
+    for call in (call for action in actions for call in action.calls):
+        for parameter, value in call.arguments.items():
+            values.setdefault((call.name, parameter), []).append(value)
 
 
 def _tools_of(action: Action) -> set[str]:
@@ -333,8 +402,13 @@ def _compare_starts(environment: Environment, setup: Task) -> str:
             messages = ask(episode.reset)
             openings.append((messages, ask(episode.tools), ask(_read_state_text, episode), ask(episode.affordances)))
     aspects = ("opening", "tools", "state", "affordances")
-    differing_aspects = [aspect for aspect, first, second in zip(aspects, *openings, strict=True) if first != second]
-    return f"two episodes begin with different {' and '.join(differing_aspects)}" if differing_aspects else ""
+    pairs = [(aspect, *pair) for aspect, *pair in zip(aspects, *openings, strict=True) if pair[0] != pair[1]]
+    if not pairs:
+        return ""
+    aspect, *pair = next((pair for pair in pairs if pair[0] == "state"), pairs[0])
+    first, second = (json.loads(one) if aspect == "state" else to_json(one) for one in pair)
+    difference = describe_difference(first, second, aspect)
+    return f"two episodes begin with different {' and '.join(pair[0] for pair in pairs)}: {difference}"
 
 
 def _changes_state(environment: Environment, setup: Task, action: Action) -> bool:

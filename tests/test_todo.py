@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 from commands import Commands
 
+from cojax.command import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "todo"
 
 
 def documented() -> list[list[str]]:
-    """The Python commands of the first block of the page, without what stands before the module."""
+    """The commands of the first block of the page, as arguments of `python`."""
     block = re.findall(r"```\n(.*?)```", (ROOT / "docs" / "tools.md").read_text(), re.DOTALL)[0]
-    return [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("python -m")]
+    lines = [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("cojax ")]
+    return [["-m", COMMANDS[name][0], *arguments] for name, *arguments in lines]
 
 
 @pytest.fixture

@@ -1,8 +1,12 @@
 """The warm start's schedule, its demonstrations, and its cache."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
+from learner.tiny_learner import PARAMS, bits, make_learner
+from steady_engine import SteadyEngine
 
 import environments
 from cojax import warm_start
@@ -13,8 +17,9 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
+from cojax.storage.checkpoint import Checkpointer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import Schedule, demonstrate, describe_model, obtain, play_actions, strip_prose
+from cojax.warm_start import Schedule, demonstrate, describe_model, obtain, play_actions, strip_prose, train_policy
 from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
@@ -81,7 +86,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def make():
+def make(checkpointer):
     checks = [{"step": 1, "loss": 0.5, "success": 0.25}]
     return initialize(SMALL, 0), {"checks": checks, "demonstrations": 100, "dropped": 3, "shown": 0}
 
@@ -95,7 +100,7 @@ def test_a_model_is_made_once_for_a_key(cache):
     line = "100 demonstrations (3 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
     assert describe_model(folder) == line
 
-    def never():
+    def never(checkpointer):
         raise AssertionError("made twice")
 
     assert obtain({"seed": 0}, never, SMALL, TOKENIZER) == (folder, False)
@@ -105,7 +110,7 @@ def test_a_model_is_made_once_for_a_key(cache):
 
 
 def test_an_interrupted_warm_start_leaves_nothing(cache):
-    def stop():
+    def stop(checkpointer):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -144,3 +149,52 @@ def test_prose_is_no_part_of_the_code_that_decides_a_warm_start():
     assert strip_prose('"""File."""\n' + documented) == strip_prose(bare)
     assert strip_prose(bare.replace("1", "2")) != strip_prose(bare) != strip_prose(bare.replace("text", "other"))
     assert strip_prose('def f():\n    """Alone."""') == strip_prose("def f():\n    pass")
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path):
+    schedule = Schedule(steps=6, batch_size=2, lengthen=4, check_every=2, target=2.0)
+    demonstrations = [([1, 2, *range(3, 4 + length)], [False, False, *[True] * (1 + length)]) for length in range(8)]
+    learner, engine = make_learner(loss="sft"), SteadyEngine([(3,)], 16, 16)
+
+    def train(checkpointer, stop_at=0):
+        def check(batch_number):
+            if batch_number == stop_at:
+                raise Stopped
+            return batch_number / 10
+
+        state = learner.init(PARAMS, 0)
+        return train_policy(state, learner, engine, demonstrations, check, schedule, seed=3, checkpointer=checkpointer)
+
+    whole, checks, shown = train(None)
+    checkpointer = Checkpointer(tmp_path / "checkpoints", keep=1)
+    for stop_at, saved in ((2, []), (4, [2]), (6, [4])):
+        with pytest.raises(Stopped):
+            train(checkpointer, stop_at)
+        assert checkpointer.steps() == saved
+    resumed, resumed_checks, resumed_shown = train(checkpointer)
+    assert bits(resumed) == bits(whole)
+    assert (resumed_checks, resumed_shown) == (checks, shown)
+    assert [check["step"] for check in resumed_checks] == [2, 4, 6]
+
+
+def test_checkpoints_stay_until_the_model_is_made_and_only_one_process_writes_them(cache):
+    def stop(checkpointer):
+        checkpointer.save(50, {"a": np.zeros(2)}, {})
+        assert obtain({"seed": 0}, lambda other: other is None and make(other), SMALL, TOKENIZER)[1]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        obtain({"seed": 0}, stop, SMALL, TOKENIZER)
+    (model,) = (path for path in (cache / "warm-start").iterdir() if not path.name.startswith("."))
+    shutil.rmtree(model)
+
+    def go_on(checkpointer):
+        assert checkpointer.steps() == [50]
+        return make(checkpointer)
+
+    folder, _ = obtain({"seed": 0}, go_on, SMALL, TOKENIZER)
+    assert list((cache / "warm-start").iterdir()) == [folder]

@@ -31,6 +31,7 @@ from cojax.run.parts import Parts
 from cojax.run.policies import find_held_out
 from cojax.run.processes import read_params
 from cojax.settings.base import settings
+from cojax.storage.checkpoint import Checkpointer
 from cojax.types import Action, Task, content_hash
 
 # The value of warm_start.split that stands for the run's own initial tasks.
@@ -97,7 +98,7 @@ def initial_policy(
             ],
         }
     folder, _ = warm_start.obtain(
-        cache_key, lambda: _train(config, parts, list_pairs, score), parts.model, chat.tokenizer
+        cache_key, functools.partial(_train, config, parts, list_pairs, score), parts.model, chat.tokenizer
     )
     CONSOLE.print(f"warm start: {warm_start.describe_model(folder)}")
     origin = trained.make_origin(model_path, weights_digest, warm_start.read_record(folder))
@@ -170,6 +171,7 @@ def _train(
     parts: Parts,
     find_demonstrations: Callable[[tuple[float, float]], Demonstrations],
     score: Callable[[int], float],
+    checkpointer: Checkpointer | None,
 ) -> tuple[Params, dict[str, Any]]:
     section, model = config.warm_start, parts.model
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
@@ -185,6 +187,8 @@ def _train(
     if learner.lora is None:
         del base_params  # the state holds a copy
     state = rehearse(learner, state, group_sizes)
+    if checkpointer is not None and checkpointer.steps():
+        CONSOLE.print(f"warm start: goes on after batch {checkpointer.steps()[-1]}, where it was stopped")
     with show_bar("warm start", schedule.steps) as advance:
         state, checks, shown_count = warm_start.train_policy(
             state,
@@ -195,6 +199,7 @@ def _train(
             schedule,
             seed=config.seed,
             advance=advance,
+            checkpointer=checkpointer,
             on_check=lambda check: CONSOLE.print(
                 f"warm start: batch {check['step']}, loss {check['loss']:.3f}, dev success {percent(check['success'])}"
             ),

@@ -224,7 +224,8 @@ def _programs(config: ConfigDict, results: dict[str, Any]) -> str:
     if jax.process_count() > 1:
         return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := find_chip(learner.placement.devices)) is None:
-        return "not examined: experiments.compile knows no such device"
+        kind = learner.placement.devices[0].device_kind
+        return f"no forecast is needed for {kind!r}: the next part runs an update"
     group_sizes, agent_count = methods.list_group_sizes(config), methods.agents(config)
     return describe_in_one_line(report(learner, train_state, group_sizes, chip, agents=agent_count))
 

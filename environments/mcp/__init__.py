@@ -68,6 +68,7 @@ def make(
     reuse: bool = False,
     state: str = "",
     errors: str = _ERROR_PATTERN,
+    ids: str = "",
     ignore: str = "*.pyc,*.log,*-journal,*-wal,*-shm",
     affordances: str = "",
     lookups: str = "",
@@ -94,7 +95,6 @@ def make(
     starts_folder = Path(folders).expanduser().absolute() if folders else None
     all_setups = _read_setups(setups, starts_folder)
     bounds = Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_MAX_PROCESSES, values=_MAX_REPLY_VALUES)
-    propose_calls = find_function("affordances", affordances) if affordances else None
     slots = concurrency or (_DEFAULT_URL_EPISODES if url else _DEFAULT_COMMAND_EPISODES)
     if url:
         worker = launch.make_unconfined(url, headers, errors, bounds)
@@ -102,16 +102,16 @@ def make(
         worker = launch.make_confined(command, starts_folder, variables, visible, errors, ignore, bounds)
     try:
         server_offer = ask_offer(worker, all_setups[0])
-        opener = _make_opener(worker, server_offer, all_setups, url, reset, state, slots)
-        reset_name = opener.reset.name if opener.reset else ""
+        opener = _make_opener(worker, server_offer, all_setups, url, reset, state, slots, ids)
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
-            tools=[tool for tool in server_offer.documents if tool["function"]["name"] != reset_name],
+            tools=[tool for tool in server_offer.documents if not opener.is_reset(tool)],
             open=opener,
             setups=all_setups,
-            affordances=propose_calls,
+            affordances=find_function("affordances", affordances) if affordances else None,
             lookups=lookups.split(",") if lookups else server_offer.lookups or None,
+            trials=False,
             instructions=instructions or server_offer.instructions,
             traits=Traits(concurrency=slots, deadline=_CALLS_IN_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )
@@ -125,10 +125,11 @@ def make(
 
 def examine(*, command: str, url: str, headers: str, errors: str, reset: str, reuse: bool, **others: Any) -> None:
     """Raises ValueError for settings that contradict each other, that cannot be read, or that may hold a secret."""
-    try:
-        re.compile(errors)
-    except re.error as error:
-        raise ValueError(f"errors is {errors!r}, which is not a regular expression: {error}") from error
+    for setting, pattern in (("errors", errors), ("ids", others["ids"])):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{setting} is {pattern!r}, which is not a regular expression: {error}") from error
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
     values = {"headers": headers, **others}
@@ -163,6 +164,7 @@ def _make_opener(
     reset_setting: str,
     state: str,
     concurrency: int,
+    ids: str,
 ) -> Opener:
     """The source of worlds.
 
@@ -187,7 +189,9 @@ def _make_opener(
         read = functools.partial(read_answers, state_calls)
     alone = bool(url) and concurrency == 1
     reset_call = reset_calls[0] if reset_calls else None
-    opener = Opener(worker, offer, read, reset=reset_call, max_idle=concurrency, is_lasting=bool(url), is_alone=alone)
+    opener = Opener(
+        worker, offer, read, reset=reset_call, max_idle=concurrency, is_lasting=bool(url), is_alone=alone, ids=ids
+    )
     if state_calls:
         with contextlib.closing(opener(setups[0])) as world:
             for call in state_calls:

@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task
+from ..tools.environment import parse_text
+from ..tools.toolset import find_error
 from ..worker.served import Episodes, PlainEpisode
 from .connection import Address, Connection, Process, import_late_modules
 from .snapshot import take_snapshot
@@ -77,7 +79,7 @@ def _make_episode(
             reply_text, is_success = connection.call(call.name, call.arguments)
         except EOFError as error:
             return Observation((Message("tool", str(error)),), ok=False, done=True)
-        is_error = errors is not None and errors.match(reply_text[:1_000])
+        is_error = errors is not None and (errors.match(reply_text[:1_000]) or find_error(parse_text(reply_text)))
         excess = len(reply_text) - _MAX_ANSWER_CHARS
         reply_text = reply_text if excess <= 0 else f"{reply_text[:_MAX_ANSWER_CHARS]}\n[{excess} characters cut]"
         return Observation((Message("tool", reply_text),), ok=is_success and not is_error)

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,6 +54,49 @@ def word_call(call: Call) -> str:
 Turn = threading.Event
 
 
+class Ids:
+    """The ids and times that a server draws anew, as `pattern` finds them, under names that equal episodes share: #id1
+    is the first one that was shown. An empty pattern finds none."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern) if pattern else None
+        self._name_by_id: dict[str, str] = {}
+
+    def hide(self, value: Any) -> Any:
+        """The JSON value with names in place of ids, also in keys."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self._pattern.sub(lambda match: self._name(match[0]), value)
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(member) for key, member in value.items()}
+        if isinstance(value, list):
+            return [self.hide(member) for member in value]
+        is_id = isinstance(value, (int, float)) and self._pattern.fullmatch(str(value))
+        return self._name(str(value)) if is_id else value
+
+    def hide_in_text(self, text: str) -> str:
+        """The same for an answer, which may be JSON."""
+        value = parse_text(text) if self._pattern else text
+        return self.hide(text) if isinstance(value, str) else json.dumps(self.hide(value), ensure_ascii=False)
+
+    def show(self, value: Any) -> Any:
+        """The JSON value with ids in place of their names."""
+        if isinstance(value, Mapping):
+            return {self.show(key): self.show(member) for key, member in value.items()}
+        if isinstance(value, list):
+            return [self.show(member) for member in value]
+        if not isinstance(value, str) or not self._name_by_id:
+            return value
+        id_by_name = {name: real_id for real_id, name in self._name_by_id.items()}
+        if value in id_by_name and id_by_name[value].isdigit():
+            return int(id_by_name[value])
+        return re.sub(r"#id\d+", lambda match: id_by_name.get(match[0], match[0]), value)
+
+    def _name(self, real_id: str) -> str:
+        return self._name_by_id.setdefault(real_id, f"#id{len(self._name_by_id) + 1}")
+
+
 @dataclasses.dataclass(eq=False)
 class ServerWorld:
     """A world behind a server at an address (`is_lasting`), or of a command.
@@ -64,22 +108,24 @@ class ServerWorld:
     read_state: ReadState
     turn: Turn
     release: Callable[[bool], None]
+    ids: Ids
     is_lasting: bool = False
     _is_usable: bool = dataclasses.field(default=True, init=False)
     _is_closed: bool = dataclasses.field(default=False, init=False)
 
     def call(self, tool_name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded if the server has ended."""
-        observation = self._ask(self.episode.step, Action(calls=(Call(tool_name, arguments),)))
+        call = Call(tool_name, self.ids.show(arguments))
+        observation = self._ask(self.episode.step, Action(calls=(call,)))
         if observation.done:
             self._is_usable = False
             raise LimitExceeded(observation.text)
         if not observation.ok:
-            raise Refused(observation.text)
-        return observation.text
+            raise Refused(self.ids.hide_in_text(observation.text))
+        return self.ids.hide_in_text(observation.text)
 
     def state(self) -> Any:
-        return self.read_state(self._ask(self.episode.state), self.call)
+        return self.ids.hide(self.read_state(self._ask(self.episode.state), self.call))
 
     def retire(self) -> None:
         """Keeps the server from serving another episode, unless it is at an address."""
@@ -172,7 +218,7 @@ class Opener:
 
     If its reset does not lead a server of a command back to its start, a new server replaces it, and none is kept from
     then on. A server at an address (`is_lasting`) begins with a reset, which must lead to the same state each time.
-    With `is_alone`, one world is open at a time, and others wait.
+    With `is_alone`, one world is open at a time, and others wait. `ids` is the pattern of `Ids`.
 
     Raises EnvironmentFailure if a server does not start, offers other tools than `offer`, or is not as at its start.
     """
@@ -184,12 +230,17 @@ class Opener:
     max_idle: int
     is_lasting: bool
     is_alone: bool
+    ids: str = ""
 
     def __post_init__(self) -> None:
         self._idle: list[RunningServer] = []
         self._first_state, self._max_idle = "", self.max_idle if self.reset else 0
         self._lock = threading.Condition()
         self._holder: tuple[int, Turn] | None = None  # the thread whose turn it is
+
+    def is_reset(self, document: Mapping[str, Any]) -> bool:
+        """Whether a tool is the reset."""
+        return self.reset is not None and document["function"]["name"] == self.reset.name
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
         try:
@@ -206,7 +257,7 @@ class Opener:
             self._end_lease(lease)
             raise
         release = functools.partial(self._release_server, server, lease)
-        world = ServerWorld(server[0], self.read_state, lease, release, is_lasting=self.is_lasting)
+        world = ServerWorld(server[0], self.read_state, lease, release, Ids(self.ids), is_lasting=self.is_lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -317,4 +368,4 @@ class Opener:
         return canonical(to_json(self._make_world(episode).state()))
 
     def _make_world(self, episode: ServedEpisode) -> ServerWorld:
-        return ServerWorld(episode, self.read_state, Turn(), lambda is_usable: None)
+        return ServerWorld(episode, self.read_state, Turn(), lambda is_usable: None, Ids(self.ids))

@@ -48,6 +48,7 @@ def make(domain: str = "telecom", instructions: str = "official", user: str = "w
         ),
         fork=World.fork,
         lookups=wheel.lookup_tools,
+        trials=False,
         # The other domains have the generic ones.
         affordances=offers if domain == "telecom" else None,
         phrase=phrase if domain == "telecom" else None,

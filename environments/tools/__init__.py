@@ -35,6 +35,8 @@ Optional:
 `fork`          world → an independent copy; then only actions that work are offered. Plain JSON is always copied.
 `affordances`   world → (name, arguments) of calls worth trying, in place of those from schemas and values seen.
 `lookups`       The names of the tools that never change the world. Without it, tools are tried on the first setups.
+`trials`        Whether each tool is tried on the first setups, to find where the values of its parameters come from.
+                Say False if opening a world is slow; names alone decide then.
 `instructions`  Text of the system message, or setup → text.
 `splits`        Split → tasks to evaluate on; or tasks, which a hash of the setup divides into dev (a fifth) and eval. A
                 task is a `Task`, or {"query", "setup", "solution": [{"name", "arguments"}, …]}. Without it, a run holds

@@ -50,6 +50,7 @@ def make_environment(
         splits=splits,
         judge=lambda task, world, answer, finished: judge(world) if task.id in official_ids else None,
         lookups=(),
+        trials=False,
         ending=ENDING_TOOL,
         traits=make_traits(concurrency),
         **other_arguments,

@@ -10,6 +10,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,11 @@ from cojax.types import (
     Triplet,
     canonical,
     content_hash,
+    to_json,
 )
 from . import wording
 from .arguments import ValueIndex, draw_calls, index_values
+from .sources import Sources, find_sources, read_sources
 from .toolset import DONE_REPLY, Refused, Tool, perform_call, read_tools
 
 _DEFAULT_TRAITS = Traits(worded_alike=True)
@@ -38,6 +41,8 @@ _SPLITS = ("seed", "dev", "eval", "challenge")
 _MAX_SETUPS, _MAX_SOLUTION_ENDS, _MAX_TRIAL_SETUPS, _MAX_TRIAL_CALLS = 100_000, 10_000, 3, 4
 # Seconds for these calls of one tool, unless a single call may take longer.
 _TRIAL_TIMEOUT_S = 10.0
+# Seconds between two looks at trials that are being made.
+_LOOK_PERIOD_S = 0.2
 
 SolutionEnd = tuple[Any, Any, str | None]  # the states in which a solution begins and ends, and its answer
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
@@ -62,6 +67,7 @@ class ToolEnvironment:
         fork: Callable[[Any], Any] | None = None,
         affordances: Callable[[Any], Iterable[tuple[str, Mapping[str, Any]]]] | None = None,
         lookups: Collection[str] | None = None,
+        trials: bool = True,
         instructions: str | Callable[[Any], str] = "",
         splits: Mapping[str, Tasks] | Tasks | None = None,
         phrase: Callable[[Sequence[Triplet]], str | None] | None = None,
@@ -76,15 +82,21 @@ class ToolEnvironment:
         # These are the same in all episodes.
         self._tools, self._ending, self._open_world, self._fork_world = tool_map, end_tool, open, fork
         self._judge, self._propose_calls, self._instructions = judge, affordances, instructions
+        self.tries_freely = trials
         self._documents = tuple(tool.document() for tool in {**tool_map, end_tool.name: end_tool}.values() if tool.name)
         self._phrase, self._lookup_names = phrase, None if lookups is None else frozenset(lookups)
+        if unknown_names := sorted(set(lookups or ()) - tool_map.keys()):
+            raise ValueError(
+                f"lookups names {unknown_names[0]!r}, which is not a tool; the tools are {', '.join(tool_map)}"
+            )
         self._bare_tasks = _make_bare_tasks(name, setups)
         self._tasks_by_split = {**dict.fromkeys(_SPLITS[1:], ()), **_divide(name, splits, end_tool)}
         for task in itertools.chain.from_iterable(self._tasks_by_split.values()):
             _check_calls(task, {*tool_map, end_tool.name})
         self._end_by_solution: dict[str, SolutionEnd] = {}
         self._trial_result_by_tool: dict[str, bool | None] = {}  # None: its trial did not end
-        self._lock, self._trial_lock = threading.Lock(), threading.Lock()
+        self._sources: Sources | None = None
+        self._lock, self._trial_lock, self._sources_lock = threading.Lock(), threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents
@@ -141,13 +153,61 @@ class ToolEnvironment:
             )
         return trial_result
 
+    def find_sources(self) -> Sources:
+        """Where the values of parameters come from, see sources.py; {} without `trials`, and where `affordances` says
+        what to try."""
+        with self._sources_lock:
+            if self._sources is None:
+                tools = [tool for tool in self._tools.values() if tool.name != self._ending.name]
+                is_asked = self.makes_offers and self.tries_freely
+                self._sources = self._try_tools(tools) if is_asked else {}
+            return self._sources
+
+    def _try_tools(self, tools: Sequence[Tool]) -> Sources:
+        """The sources, found on a thread; {} if a call hangs: then names alone decide."""
+        found: list[Sources] = []
+        setups, call_times = self._bare_tasks[:_MAX_TRIAL_SETUPS], [time.monotonic()]
+
+        def note_call() -> None:
+            call_times[0] = time.monotonic()
+
+        thread = threading.Thread(
+            target=lambda: found.append(find_sources(self, tools, setups, note_call)), daemon=True
+        )
+        thread.start()
+        while thread.is_alive() and time.monotonic() - call_times[0] < max(
+            _TRIAL_TIMEOUT_S, self.traits.deadline or 0.0
+        ):
+            thread.join(_LOOK_PERIOD_S)
+        return found[0] if found else {}
+
+    def prepare(self) -> Any:
+        """The sources as JSON, for processes that are forked from this one."""
+        return to_json(self.find_sources())
+
+    def adopt(self, preparation: Any) -> None:
+        self._sources = read_sources(preparation or {})
+
+    @property
+    def makes_offers(self) -> bool:
+        """Whether the calls worth trying are found here, and not by the world's own `affordances`."""
+        return self._propose_calls is None
+
     def _changes_nothing(self, tool_name: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
         any_call_worked = False
-        for task in self._bare_tasks[:_MAX_TRIAL_SETUPS]:
+        # A tool may have something to change only after others were called: a car leaves that was parked.
+        preparations = (False, True) if self.tries_freely else (False,)
+        for task, is_prepared in itertools.product(self._bare_tasks[:_MAX_TRIAL_SETUPS], preparations):
             with contextlib.suppress(EnvironmentFailure), contextlib.closing(self.start(task)) as episode:
                 ask(episode.reset)
-                for call in ask(episode.propose_calls, tool_name)[:_MAX_TRIAL_CALLS]:
+                for other_name in (
+                    [name for name in self._tools if name not in (tool_name, self._ending.name)] if is_prepared else ()
+                ):
+                    for call in ask(episode.propose_calls, other_name):
+                        ask(episode.step, Action(calls=(call,)))
+                trial_calls = ask(episode.propose_calls, tool_name)
+                for call in trial_calls if is_prepared else trial_calls[:_MAX_TRIAL_CALLS]:
                     world_before = ask(episode.state)["world"]
                     any_call_worked |= ask(episode.step, Action(calls=(call,))).ok
                     if ask(episode.state)["world"] != world_before:
@@ -298,7 +358,7 @@ class ToolEpisode:
         self._is_open = self._is_finished = False
         self._tools: Mapping[str, Tool] = environment._tools
         self.answer: str | None = None
-        self._texts: list[str] = []
+        self._texts: list[tuple[str, str]] = []  # (tool, what it returned)
 
     def reset(self) -> tuple[Message, ...]:
         self._world = self._environment._open_world(copy.deepcopy(copy_json(self._task.setup, "the setup")))
@@ -370,7 +430,8 @@ class ToolEpisode:
             return ()
         state = state_of(self._world)
         calls = self._list_calls(state)[:_MAX_OFFERED_CALLS]
-        answers = [text for text in dict.fromkeys(reversed(self._texts)) if len(text) <= _ANSWER_CHARS][:_MAX_ANSWERS]
+        texts = dict.fromkeys(text for _, text in reversed(self._texts))
+        answers = [text for text in texts if len(text) <= _ANSWER_CHARS][:_MAX_ANSWERS]
         if self._environment._ends_by_text:
             return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
         end_name, parameter = self._environment._ending.name, self._environment._ending.first_parameter
@@ -427,7 +488,7 @@ class ToolEpisode:
         if call.name != end_tool.name or self._environment._ends_by_text:
             reply_text = perform_call(self._tools, self._world, call)
             if reply_text != DONE_REPLY:
-                self._texts = [*self._texts, reply_text][-_MAX_KEPT_TEXTS:]
+                self._texts = [*self._texts, (call.name, reply_text)][-_MAX_KEPT_TEXTS:]
             return reply_text
         value = call.arguments.get(end_tool.first_parameter) if end_tool.first_parameter is not None else None
         try:
@@ -468,7 +529,10 @@ class ToolEpisode:
         a first one of each tool, or of the tool `only_tool`, then a second, and so on."""
         if self._environment._propose_calls is not None:
             return [Call(name, copy.deepcopy(args)) for name, args in self._environment._propose_calls(self._world)]
-        value_index = index_values(*(parse_text(text) for text in reversed(self._texts)), state, self._task.setup)
+        shown = [(tool_name, parse_text(text)) for tool_name, text in reversed(self._texts)]
+        # A value that is no object has the name of its tool: what `get_day` returns is a day.
+        named = [value if isinstance(value, (dict, list)) else {tool_name: value} for tool_name, value in shown]
+        value_index = index_values(*named, state, self._task.setup)
         salt = canonical(state)
         tools = [tool for tool in self._tools.values() if only_tool in ("", tool.name)]
         calls_of_tools = [self._draw_calls(tool, value_index, salt) for tool in tools]
@@ -479,7 +543,8 @@ class ToolEpisode:
         if tool.name == self._environment._ending.name:
             return []
         try:
-            calls = list(draw_calls(tool, value_index, _MAX_TRIED_CALLS, rng))
+            sources = self._environment.find_sources().get(tool.name)
+            calls = list(draw_calls(tool, value_index, _MAX_TRIED_CALLS, rng, sources=sources))
         except (TypeError, ValueError, OverflowError, AttributeError):
             return []  # a schema that means nothing
         return [call for call in calls if self._call_works(call)][:_MAX_CALLS_PER_TOOL]

@@ -149,6 +149,7 @@ def make_environment(
             judge=lambda task, world, answer, finished: world.verdict() if task.id in official_ids else None,
             affordances=settings["affordances"],
             lookups=settings["lookups"].split(",") if settings["lookups"] else None,
+            trials=False,
             instructions=settings["instructions"],
             ending=ending,
             traits=Traits(

@@ -65,7 +65,15 @@ class Tool:
             raise
         except Exception as error:
             raise Refused(_explain_error(error)) from error
+        if isinstance(result, Mapping) and (reason := find_error(result)):
+            raise Refused(reason)
         return _write_text(self.name, result)
+
+
+def find_error(result: Any) -> str:
+    """What the key `error` of a result says, "" if there is no such key or it says nothing."""
+    reason = result.get("error") if isinstance(result, Mapping) else None
+    return reason if isinstance(reason, str) else json.dumps(reason, default=str) if reason else ""
 
 
 def read_tools(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, allow_none: bool = False) -> dict[str, Tool]:

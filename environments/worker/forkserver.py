@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +27,10 @@ from . import kernel, view, wire
 from .bounds import Bounds, Layers
 from .client import import_from
 from .sandbox import confine, enclose, leave_scratch, separate, sweep, try_child
-from .served import Operations, describe, environment_operations, episode_operations
+from .served import Operations, Prepared, describe, environment_operations, episode_operations
 
-# The longest message on the control socket, in bytes.
-MAX_PACKET_BYTES = 64 * 2**10
+# The longest message on the control socket, in bytes; seconds that preparing an environment may take.
+MAX_PACKET_BYTES, _PREPARATION_S = 64 * 2**10, 30.0
 
 
 def main(control_descriptor: int) -> None:
@@ -52,6 +53,8 @@ def main(control_descriptor: int) -> None:
             import_from(*package_root)
         module_name, _, function_name = order["module"].partition(":")
         environment = vars(importlib.import_module(module_name))[function_name or "make"](**order["settings"])
+        if isinstance(environment, Prepared):
+            environment.adopt(_prepare_apart(environment))
         ready_reply = {**describe(environment), "layers": layers.status(), "python": platform.python_version()}
     except BaseException as error:
         leave_scratch(layers)
@@ -75,6 +78,29 @@ def _explain_error(error: BaseException) -> str:
     if isinstance(error, ValueError) and frames and Path(frames[-1].filename).is_relative_to(our_folder):
         return message
     return f"{message}\n{''.join(traceback.format_list(frames))[-1_000:]}".rstrip()
+
+
+def _prepare_apart(environment: Prepared) -> Any:
+    """What a child finds out for all episodes, which would otherwise each find it out; None if it takes too long."""
+    read_end, write_end = os.pipe()
+    if not (child_pid := os.fork()):
+        with _exit_after():
+            kernel.die_with_parent()
+            os.close(read_end)
+            with open(write_end, "wb") as stream:
+                stream.write(wire.encode(environment.prepare()))
+    os.close(write_end)
+    reply, end_s = b"", time.monotonic() + _PREPARATION_S
+    with open(read_end, "rb", buffering=0) as pipe, selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(max(0.0, end_s - time.monotonic())) and (chunk := pipe.read(MAX_PACKET_BYTES)):
+            reply += chunk
+    _kill_process(child_pid)
+    os.waitpid(child_pid, 0)
+    try:
+        return wire.decode(reply)
+    except ValueError:
+        return None
 
 
 class _Children:

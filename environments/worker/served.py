@@ -10,12 +10,23 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import Charted, Demonstrated, Environment, EnvironmentFailure, Traits, excuse, running, traits_of
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
 from . import wire
 from .wire import Opening, read
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """An environment that finds out by episodes what all its episodes need: `prepare` does, and returns it as JSON;
+    `adopt` takes it, or None if it could not be found."""
+
+    def prepare(self) -> Any: ...
+
+    def adopt(self, preparation: Any) -> None: ...
+
 
 Operations = dict[str, Callable[..., Any]]
 _T = TypeVar("_T")

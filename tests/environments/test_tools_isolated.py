@@ -123,3 +123,41 @@ def test_what_a_worker_cannot_import_is_named(tmp_path, monkeypatch):
     )
     with pytest.raises(ValueError, match=re.escape(f"no module 'unkeyed' to isolate in {tmp_path} or among")):
         isolate("unkeyed:make")
+
+
+LENDING = """
+from environments.tools import ToolEnvironment
+
+opened = []
+
+def lend(world, book: str, reader: str):
+    world["loans"][book] = reader
+
+def open_library(setup):
+    opened.append(setup)
+    return setup
+
+def count(world) -> int:
+    return len(opened)
+
+def make():
+    setup = {"books": {"emma": 1815, "dracula": 1897}, "readers": ["ann", "bo"], "loans": {}}
+    return ToolEnvironment("library", [lend, count], open_library, [setup])
+"""
+
+
+def test_a_worker_finds_out_once_where_values_come_from(tmp_path, monkeypatch):
+    (tmp_path / "lending.py").write_text(LENDING)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = isolate("lending:make")
+    try:
+        episode = made.start(made.tasks("seed", 1)[0])
+        episode.reset()
+        lent = [action.calls[0].arguments for action in episode.affordances() if action.calls[0].name == "lend"]
+        assert {arguments["book"] for arguments in lent} == {"emma", "dracula"}
+        assert {arguments["reader"] for arguments in lent} == {"ann", "bo"}
+        # Neither this episode nor the process from which it was forked has opened other worlds.
+        assert episode.step(call("count")).text == "1"
+        episode.close()
+    finally:
+        made.close()

@@ -12,7 +12,15 @@ from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Message, Observation, Task, Triplet
 from environments.tools import ToolEnvironment
 from environments.tools import environment as tools_environment
-from environments.tools.arguments import draw_calls, find_candidates, index_values, normalise_name, singularise
+from environments.tools.arguments import (
+    WORDS,
+    ValueIndex,
+    draw_calls,
+    find_candidates,
+    index_values,
+    normalise_name,
+    singularise,
+)
 from environments.tools.toolset import Tool
 from environments.tools.wording import phrase
 
@@ -21,24 +29,71 @@ def offered(schema, *seen, name="title"):
     return find_candidates(name, schema, {}, index_values(*seen), random.Random(0))
 
 
-def test_values_are_seen_under_the_names_of_their_places():
-    seen = index_values(
-        {"items": [{"itemId": 7, "tags": ["red"]}], "files": {"a.txt": {"size": 3}}, "owner": {"name": "Ann"}}
+def test_values_are_indexed_by_their_places():
+    index = index_values(
+        {"items": [{"itemId": 7, "tags": ["red"]}], "files": {"a.txt": {"size": 3}}, "owner": {"name": "Ann"}},
+        {"stock": {"tea": 3, "jam": 2}, "rows": [[1, "Bo"], [2, "Bo"]]},
     )
-    assert seen["item_id"] == (7,)
-    assert seen["item_item_id"] == (7,)
-    assert seen["tag"] == ("red",)
-    assert (seen["file"], seen["file_name"], seen["size"]) == (("a.txt",), ("a.txt",), (3,))
-    assert (seen["name"], seen["owner_name"]) == (("Ann",), ("Ann",))
-    assert seen[""] == ("red", "a.txt", "Ann")
+    assert index.values == {
+        "items/*/item_id": (7,), "items/*/tags/*": ("red",), "files/*": ("a.txt",), "files/*/size": (3,),
+        "owner/name": ("Ann",), "stock/*": ("tea", "jam"), "stock/*=": (3, 2), "rows/*/0": (1, 2), "rows/*/1": ("Bo",),
+    }  # fmt: skip
+    assert index.repeated == {"rows/*/1"}
+    assert index.texts == ("red", "a.txt", "Ann", "tea", "jam", "Bo")
     deep: list = []
     for _ in range(500):
         deep = [deep]
-    assert index_values(deep, None, "", "plain text") == {"": ("plain text",)}
+    assert index_values(deep, None, "", "plain text").values == {"": ("plain text",)}
 
 
 @pytest.mark.parametrize(
-    ("name", "one"), [("items", "item"), ("boxes", "box"), ("cities", "city"), ("address", "address"), ("s", "s")]
+    "table",
+    [
+        {"sku": ["A", "B"], "qty": [1, 2]},
+        {"sku": {"0": "A", "1": "B"}, "qty": {"0": 1, "1": 2}},
+        [{"sku": "A", "qty": 1}, {"sku": "B", "qty": 2}],
+    ],
+)
+def test_a_data_frame_is_its_rows_however_it_is_written(table):
+    assert index_values({"stock": table}).values == {"stock/*/sku": ("A", "B"), "stock/*/qty": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "tool", "values"),
+    [
+        ("book", "lend", ["b1", "b2"]),  # keys of the collection, not the field of a loan
+        ("bookId", "lend", ["b1", "b2"]),
+        ("reader", "lend", ["Ann", "Bo"]),  # the first field with different values
+        ("reader_name", "lend", ["Ann", "Bo"]),
+        ("name", "find_reader", ["Ann", "Bo"]),  # of two names, the one in the tool's name
+        ("name", "find", ["Ann", "Bo", "Main Street"]),
+        ("new_title", "rename", ["Emma", "Ulysses"]),
+    ],
+)
+def test_a_parameter_takes_the_values_of_places_that_have_its_name(name, tool, values):
+    index = index_values(
+        {
+            "loans": [{"book": "b9"}],
+            "books": {"b1": {"title": "Emma"}, "b2": {"title": "Ulysses"}},
+            "readers": [{"town": "Bonn", "name": "Ann"}, {"town": "Bonn", "name": "Bo"}],
+            "branches": [{"name": "Main Street"}],
+        }
+    )
+    found = find_candidates(name, {"type": "string"}, {}, index, random.Random(0), 0, tool)
+    assert [value for value in found if value not in WORDS] == values
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("items", "item"),
+        ("boxes", "box"),
+        ("cities", "city"),
+        ("dishes", "dish"),
+        ("status", "status"),
+        ("address", "address"),
+        ("s", "s"),
+    ],
 )
 def test_a_plural_has_a_singular(name, one):
     assert singularise(name) == one
@@ -75,20 +130,20 @@ def test_values_seen_under_a_matching_name_come_before_new_words():
     assert offered({"type": "string"}, state, name="item")[:2] == ["milk", "tea"]
     assert offered({"type": "string"}, state, name="new_day")[:2] == ["monday", "tuesday"]
     assert offered({"type": "string", "maxLength": 3}, state, name="itemName") == ["tea"]
-    words = offered({}, state, name="anything")
+    words = offered({"type": "string"}, state, name="anything")
     assert set(words[:-2]) == {"milk", "tea", "monday", "tuesday"}
     assert not set(words[-2:]) & set(words[:-2])
 
 
 def test_calls_are_different_and_leave_optional_arguments_out_at_times():
     schema = {"properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3]}}, "required": ["a"]}
-    calls = list(draw_calls(Tool("t", "", schema), {}, 24, random.Random(0)))
+    calls = list(draw_calls(Tool("t", "", schema), ValueIndex(), 24, random.Random(0)))
     assert sorted(map(str, (dict(call.arguments) for call in calls))) == [
         "{'a': 1, 'b': 3}", "{'a': 1}", "{'a': 2, 'b': 3}", "{'a': 2}",
     ]  # fmt: skip
-    assert list(draw_calls(Tool("t", "", {"properties": {}}), {}, 5, random.Random(0))) == [Call("t", {})]
+    assert list(draw_calls(Tool("t", "", {"properties": {}}), ValueIndex(), 5, random.Random(0))) == [Call("t", {})]
     nothing = {"properties": {"a": {"enum": []}}, "required": ["a"]}
-    assert list(draw_calls(Tool("t", "", nothing), {}, 5, random.Random(0))) == []
+    assert list(draw_calls(Tool("t", "", nothing), ValueIndex(), 5, random.Random(0))) == []
 
 
 def test_a_query_does_not_double_with_each_look_up():
@@ -112,14 +167,14 @@ FORK = {"anyOf": [{"$ref": "#/$defs/fork"}] * 60}
 
 
 def test_a_schema_that_holds_itself_ends():
-    found = find_candidates("node", {"$ref": "#/$defs/node"}, {"$defs": {"node": NODE}}, {}, random.Random(0))
+    found = find_candidates("node", {"$ref": "#/$defs/node"}, {"$defs": {"node": NODE}}, ValueIndex(), random.Random(0))
     assert {"name": 1} in found
     assert {"name": 1, "next": {"name": 1}} in found
     endless = {**NODE, "required": ["name", "next"]}
-    assert find_candidates("node", endless, {"$defs": {"node": endless}}, {}, random.Random(0)) == []
-    assert find_candidates("fork", FORK, {"$defs": {"fork": FORK}}, {}, random.Random(0)) == []
+    assert find_candidates("node", endless, {"$defs": {"node": endless}}, ValueIndex(), random.Random(0)) == []
+    assert find_candidates("fork", FORK, {"$defs": {"fork": FORK}}, ValueIndex(), random.Random(0)) == []
     wide = {"type": "object", "properties": {f"p{n}": {"$ref": "#/$defs/wide"} for n in range(60)}}
-    assert find_candidates("wide", wide, {"$defs": {"wide": wide}}, {}, random.Random(0))
+    assert find_candidates("wide", wide, {"$defs": {"wide": wide}}, ValueIndex(), random.Random(0))
 
 
 def test_a_pattern_is_matched_in_linear_time():
@@ -165,8 +220,11 @@ def test_only_what_works_is_offered_and_trying_changes_nothing():
 
 
 def test_a_value_that_was_shown_is_offered_as_an_argument_and_as_an_answer():
-    episode = opened(room())
-    episode.step(Action(calls=(Call("look", {"item": "lamp"}),)))
+    def see_colour(world, item: str) -> str:
+        return look(world, item)
+
+    episode = opened(room([see_colour, hide]))
+    episode.step(Action(calls=(Call("see_colour", {"item": "lamp"}),)))
     calls = names(episode)
     assert Call("finish", {"answer": "red"}) in calls
     assert "red" in {call.arguments["colour"] for call in calls if call.name == "hide"}
@@ -189,13 +247,16 @@ def test_a_world_that_cannot_be_copied_offers_calls_untried():
         def state(self):
             return {"items": self.items}
 
-    def drop(world, item: str) -> None:
-        world.items.remove(item)
+        def call(self, name, arguments):
+            self.items.remove(arguments["item"])
+
+    schema = {"properties": {"item": {"type": "string"}}, "required": ["item"]}
 
     def make(**settings):
-        return ToolEnvironment("room", [drop], World, [{"items": ["lamp"]}], **settings)
+        tools = [{"name": "drop", "parameters": schema}]
+        return ToolEnvironment("room", tools, World, [{"items": ["lamp"]}], **settings)
 
-    assert len(names(opened(make(), {"items": ["lamp"]}))) == 4
+    assert len(names(opened(make(trials=False), {"items": ["lamp"]}))) == 4
     copied = make(fork=lambda world: World({"items": world.items}))
     assert names(opened(copied, {"items": ["lamp"]})) == [Call("drop", {"item": "lamp"}), Call("finish", {})]
 

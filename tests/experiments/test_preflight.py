@@ -173,7 +173,7 @@ def test_programs_are_examined_for_devices_that_have_published_figures(config, m
     )
     assert seen == [(tpu, "state", [4, 4], targets.CHIPS["v5e"], 1)]
     assert preflight._programs(config, {"learner": cpu, "train_state": "state"}) == (
-        "not examined: experiments.compile knows no such device"
+        "no forecast is needed for 'cpu': the next part runs an update"
     )
     with pytest.raises(ValueError, match="not tried, as there is no policy"):
         preflight._programs(config, {})
