@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.attention import tokamax_serves
 from cojax.policy.config import ModelConfig
-from cojax.policy.sharding import ROWS, RULES
+from cojax.policy.sharding import RULES, TOKENS
 
 # The most experts whose numbers, and -1, fit into one byte.
 _MAX_INT8_EXPERTS = 128
@@ -165,7 +165,7 @@ def _mix_over_mesh(
         return jax.lax.psum(output, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
-    rows, wide, tall = PartitionSpec(ROWS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
+    rows, wide, tall = PartitionSpec(TOKENS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
     run = jax.shard_map(mix_shard, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
     return run(x, routing, *matrices)
 
