@@ -23,7 +23,7 @@ from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, evaluate, get_leaf, parameters, to_hf
 from cojax.policy.saved_params import save_params
-from cojax.policy.sharding import ROWS, batch_sharding, count_devices, list_axes, place, shard
+from cojax.policy.sharding import ROWS, TOKENS, batch_sharding, count_devices, list_axes, place, shard
 from cojax.rollout.engine import Weights
 
 _T = TypeVar("_T")
@@ -45,6 +45,11 @@ class Placement:
     def row_shards(self) -> int:
         """The number of parts into which the rows of a micro-batch are split."""
         return count_devices(self.mesh, *ROWS)
+
+    @property
+    def token_shards(self) -> int:
+        """The number of parts into which the tokens of a micro-batch are split."""
+        return count_devices(self.mesh, *TOKENS)
 
     @property
     def batch(self) -> jax.sharding.Sharding:

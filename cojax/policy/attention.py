@@ -140,7 +140,9 @@ def run_splash(
     size = next(size for size in (512, 256, KERNEL_BLOCK) if query.shape[1] % size == 0)
     mask = splash.CausalMask((length, length))
     if part is not None:
-        mask.q_sequence = np.concatenate([index_part(i, part_count, query.shape[1]) for i in range(part_count)])
+        with jax.ensure_compile_time_eval():
+            parts = [index_part(number, part_count, query.shape[1]) for number in range(part_count)]
+            mask.q_sequence = np.concatenate(parts)
     block_sizes = splash.BlockSizes(
         block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size
     )
@@ -181,6 +183,23 @@ KERNELS: Mapping[str, Sequence[Kernel]] = {
     "gpu": ((run_tokamax, tokamax_serves), (run_triton, lambda device, dtype: True)),
     "tpu": ((run_splash, lambda device, dtype: True),),
 }
+
+
+def check_row_length(length: int, count: int, device: jax.Device, dtype: str) -> None:
+    """Raises ValueError for rows that cannot be split over `count` devices, or whose parts no kernel of a card computes."""
+    if count == 1:
+        return
+    if device.platform == "gpu" and not tokamax_serves(device, jnp.dtype(dtype)):
+        raise ValueError(
+            f"mesh.context is {count}, and on a GPU only tokamax has a kernel for parts of rows: it needs a Hopper or "
+            "Blackwell card, JAX 0.11.1, tokamax and --config.model.dtype=bfloat16; set --config.mesh.context=1, or these"
+        )
+    unit = count * (KERNEL_BLOCK if device.platform in KERNELS else 2)
+    if length % unit:
+        raise ValueError(
+            f"learner.row_length is {length}, and mesh.context={count} splits a row into parts of equal work; make it "
+            f"a multiple of {unit}: --config.learner.row_length={-(-length // unit) * unit}"
+        )
 
 
 def packed_attention(

@@ -118,7 +118,7 @@ class Block(nnx.Module):
         x = self.after_attention(x, rotate, attend)
         inputs, feed_forward = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(feed_forward, SparseFeedForward)
-        own_routing = feed_forward.route(inputs)
+        own_routing = feed_forward.route(inputs, mesh)
         routing = own_routing if routes is None else feed_forward.replay(own_routing, routes)
         return x + feed_forward.apply_routing(inputs, routing, mesh), own_routing.experts
 
