@@ -28,7 +28,7 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import is_out_of_memory, make_full_batches
 from cojax.learner.update import TrainState
-from cojax.policy.attention import KERNELS, check_row_length
+from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import choose_chunk, count_states
 from cojax.policy.parameters import parameters
@@ -37,7 +37,7 @@ from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
 from cojax.run.machine import read_facts
-from cojax.run.processes import check_rows
+from cojax.run.processes import check_row_length, check_rows
 from cojax.settings.base import put, settings
 
 _COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "tokamax")
@@ -395,9 +395,8 @@ def find_vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -
 
 def _list_matrix_sizes(learner: Learner) -> tuple[set[int], set[int]]:
     """The sizes of both axes: the whole, and a device's part."""
-    config, mesh_shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
-    vocabulary, width = config.vocab_size, config.hidden_size
-    return {vocabulary, vocabulary // mesh_shape.get("tensor", 1)}, {width, width // count_devices(learner.mesh, *SHARDS)}
+    vocabulary, width, mesh = learner.config.vocab_size, learner.config.hidden_size, learner.mesh
+    return {vocabulary, vocabulary // count_devices(mesh, "tensor")}, {width, width // count_devices(mesh, *SHARDS)}
 
 
 def _find_chunk_size(learner: Learner, row_length: int) -> int:

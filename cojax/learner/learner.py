@@ -24,12 +24,12 @@ from cojax.learner.optimizer import compensate_rounding
 from cojax.learner.placement import ONE_PROCESS, Hosts, Placement, advance_step, fetch, make_weights
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, compute_logprobs
 from cojax.policy.adapters import Lora, add_adapters, initialize_adapters, list_adapted, make_factors, merge
-from cojax.policy.attention import KERNELS, check_row_length
+from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import cast_for_compute, evaluate, hash_leaves, jit_policy, parameters
-from cojax.policy.sharding import count_devices, find_platform
+from cojax.policy.sharding import find_platform
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group, Trajectory
@@ -68,9 +68,10 @@ class Learner:
 
     `reference` is π_ref, stored in its compute dtype; a loss that reads reference log-probs needs it. With `lora` it is
     also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its data and fsdp
-    axes, each row's tokens over its context axis, and the reference is laid out like the parameters. `round_reference` is for learning in rounds
-    (cojax/preference): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard`
-    adds a loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
+    axes, the tokens of each over its context axis, and the reference is laid out like the parameters.
+    `round_reference` is for learning in rounds (cojax/preference): π_ref is `reference` ("initial"), or the policy at
+    the beginning of each round ("round"). `hard` adds a loss of the groups' hard negatives to each update. `hosts` are
+    the processes that compute together.
     """
 
     config: ModelConfig
@@ -331,8 +332,6 @@ def _check_settings(learner: Learner) -> None:
         )
     if learner.lora is not None and learner.reference is None:
         raise ValueError("lora needs a reference, which the adapters are added to; pass reference=params")
-    part_count, device = count_devices(learner.mesh, "context"), learner.placement.devices[0]
-    check_row_length(learner.row_length, part_count, device, learner.config.dtype)
     if learner.micro_rows % (shards := learner.placement.row_shards):
         raise ValueError(
             f"micro_rows is {learner.micro_rows}, but the mesh splits rows {shards} ways; set a multiple of {shards}"

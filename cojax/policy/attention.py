@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,37 +24,18 @@ _HIDDEN_SCORE = -1e30  # a score whose softmax weight is exactly 0
 KERNEL_BLOCK = 128  # tokens; a kernel computes rows, and parts of rows, of a multiple of this
 
 
-class Part(NamedTuple):
-    """Says that queries [B, t, H, S] are part `number` int32[] of their rows, as `split_rows` cuts them.
-
-    `segment_ids` int32[B, t] are those of the queries. Keys and values are those of whole rows.
-    """
-
-    segment_ids: jax.Array
-    number: jax.Array
-
-
-class Visibility(NamedTuple):
-    """What a token sees: segment_ids int32[N, T]; prefix_ids int32[N, t] or None; window int32[] or None.
-
-    If the queries are a part of their rows, `part` holds their segment_ids int32[N, t] and indices int32[t].
-    """
-
-    segment_ids: jax.Array
-    prefix_ids: jax.Array | None
-    window: jax.Array | None
-    part: tuple[jax.Array, jax.Array] | None = None
+# Of queries [B, t, H, S] that are a part of their rows (`split_rows`), while keys and values are those of whole rows:
+# their segment_ids int32[B, t] and the part's number int32[].
+Part = tuple[jax.Array, jax.Array]
+# What a token sees: segment_ids int32[N, T], prefix_ids int32[N, t] or None, window int32[] or None; and if queries are
+# a part of their rows, their segment_ids int32[N, t] and indices int32[t].
+Visibility = tuple[jax.Array, jax.Array | None, jax.Array | None, tuple[jax.Array, jax.Array] | None]
 
 
 def run_tokamax(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    operation: Any = None,
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, operation: Any = None,
     part: Part | None = None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """tokamax's Mosaic kernel. Its forward pass skips the blocks before a token's segment."""
     if operation is None:
         from tokamax._src.ops.attention.pallas_mosaic_gpu import PallasMosaicGpuFlashAttention
@@ -65,7 +46,7 @@ def run_tokamax(
     starts = jax.lax.cummax(jnp.where(is_segment_start, jnp.arange(segment_ids.shape[1]), 0), axis=1)
     if part is None:
         return _attend_tokamax(operation, query, key, value, starts, None)
-    indices = _find_indices(query, key, part)
+    indices = index_part(part[1], key.shape[1] // query.shape[1], query.shape[1])
     return _attend_tokamax(operation, query, key, value, starts[:, indices], indices + 1)
 
 
@@ -125,14 +106,9 @@ def run_triton(
 
 
 def run_splash(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    interpret: bool = False,
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False,
     part: Part | None = None,
-) -> jax.Array:
+) -> jax.Array:  # fmt: skip
     """Splash attention, row by row."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
@@ -141,8 +117,7 @@ def run_splash(
     mask = splash.CausalMask((length, length))
     if part is not None:
         with jax.ensure_compile_time_eval():
-            parts = [index_part(number, part_count, query.shape[1]) for number in range(part_count)]
-            mask.q_sequence = np.concatenate(parts)
+            mask.q_sequence = np.concatenate([index_part(i, part_count, query.shape[1]) for i in range(part_count)])
     block_sizes = splash.BlockSizes(
         block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size, block_q_dq=size, block_kv_dq=size
     )
@@ -155,26 +130,15 @@ def run_splash(
     )
     if part is not None:
         # What the kernel knows of the mask is laid out as [heads, blocks of queries, blocks of keys], or [queries].
-        kernel = jax.tree.map(lambda leaf: _take_part(leaf, min(1, leaf.ndim - 1), part_count, part.number), kernel)
+        split = functools.partial(jnp.split, indices_or_sections=part_count)
+        stacks = jax.tree.map(lambda leaf: jnp.stack(split(leaf, axis=min(1, leaf.ndim - 1))), kernel)
+        kernel = jax.tree.map(lambda stack: jnp.take(stack, part[1], axis=0), stacks)
 
-    def attend_row(
-        query: jax.Array, key: jax.Array, value: jax.Array, own_ids: jax.Array, segment_ids: jax.Array
-    ) -> jax.Array:
+    def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, *segment_ids: jax.Array) -> jax.Array:
         query, key, value = (x.swapaxes(0, 1) for x in (query * head_dim**-0.5, key, value))
-        return kernel(query, key, value, splash.SegmentIds(own_ids, segment_ids)).swapaxes(0, 1)
+        return kernel(query, key, value, splash.SegmentIds(*segment_ids)).swapaxes(0, 1)
 
-    return jax.vmap(attend_row)(query, key, value, segment_ids if part is None else part.segment_ids, segment_ids)
-
-
-def _take_part(x: jax.Array, axis: int, count: int, number: jax.Array) -> jax.Array:
-    """Part `number` of `count` equal ones along the axis."""
-    size = x.shape[axis] // count
-    return jax.lax.dynamic_slice_in_dim(jnp.asarray(x), number * size, size, axis)
-
-
-def _find_indices(query: jax.Array, key: jax.Array, part: Part) -> jax.Array:
-    """int32[t]: the indices of the queries in their rows."""
-    return index_part(part.number, key.shape[1] // query.shape[1], query.shape[1])
+    return jax.vmap(attend_row)(query, key, value, segment_ids if part is None else part[0], segment_ids)
 
 
 # Platform → its kernels, the fastest first, each with whether it serves a device and a dtype.
@@ -183,23 +147,6 @@ KERNELS: Mapping[str, Sequence[Kernel]] = {
     "gpu": ((run_tokamax, tokamax_serves), (run_triton, lambda device, dtype: True)),
     "tpu": ((run_splash, lambda device, dtype: True),),
 }
-
-
-def check_row_length(length: int, count: int, device: jax.Device, dtype: str) -> None:
-    """Raises ValueError for rows that cannot be split over `count` devices, or whose parts no kernel of a card computes."""
-    if count == 1:
-        return
-    if device.platform == "gpu" and not tokamax_serves(device, jnp.dtype(dtype)):
-        raise ValueError(
-            f"mesh.context is {count}, and on a GPU only tokamax has a kernel for parts of rows: it needs a Hopper or "
-            "Blackwell card, JAX 0.11.1, tokamax and --config.model.dtype=bfloat16; set --config.mesh.context=1, or these"
-        )
-    unit = count * (KERNEL_BLOCK if device.platform in KERNELS else 2)
-    if length % unit:
-        raise ValueError(
-            f"learner.row_length is {length}, and mesh.context={count} splits a row into parts of equal work; make it "
-            f"a multiple of {unit}: --config.learner.row_length={-(-length // unit) * unit}"
-        )
 
 
 def packed_attention(
@@ -226,7 +173,7 @@ def packed_attention(
     kernels = [kernel for kernel, supports in KERNELS.get(device.platform, ()) if supports(device, query.dtype)]
     if mesh is not None and count_devices(mesh, "context") > 1:
         kernels = [kernel for kernel in kernels if kernel is not run_triton and query.shape[1] % KERNEL_BLOCK == 0]
-        return _attend_parts(kernels, query, key, value, segment_ids, mesh, window, prefix_ids)
+        return _attend_parts(kernels, mesh, query, key, value, segment_ids, window, prefix_ids)
     if not kernels or query.shape[1] < KERNEL_BLOCK or not (window is None and prefix_ids is None):
         return attend_blockwise(query, key, value, segment_ids, window, prefix_ids)
     length, kernel = query.shape[1], kernels[0]
@@ -242,48 +189,27 @@ def packed_attention(
     return kernel(*inputs)[:, :length]
 
 
-def _attend_parts(
-    kernels: Sequence[Callable[..., jax.Array]],
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array,
-    mesh: Mesh,
-    window: jax.Array | None,
-    prefix_ids: jax.Array | None,
-) -> jax.Array:
+def _attend_parts(kernels: Sequence[Callable[..., jax.Array]], mesh: Mesh, *arrays: Any) -> jax.Array:
     """`packed_attention` of parts of rows by the first kernel, or by `attend_blockwise` where none computes it."""
 
-    def attend(
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        segment_ids: jax.Array,
-        window: jax.Array | None,
-        prefix_ids: jax.Array | None,
-    ) -> jax.Array:
-        part = Part(segment_ids, jax.lax.axis_index("context"))
-        parts = (jax.lax.all_gather(x, "context", tiled=True) for x in (key, value, segment_ids))
-        rows = [join_parts(x, count_devices(mesh, "context")) for x in parts]
+    def attend(query: jax.Array, *arrays: Any) -> jax.Array:
+        *inputs, window, prefix_ids = arrays
+        gathered = (jax.lax.all_gather(x, "context", tiled=True) for x in inputs)
+        key, value, segment_ids = (join_parts(x, count_devices(mesh, "context")) for x in gathered)
+        part = inputs[2], jax.lax.axis_index("context")
         if kernels and window is None and prefix_ids is None:
-            return kernels[0](query, *rows, part=part)
-        return attend_blockwise(query, *rows, window, prefix_ids, part)
+            return kernels[0](query, key, value, segment_ids, part=part)
+        return attend_blockwise(query, key, value, segment_ids, window, prefix_ids, part)
 
     by_head, by_part = PartitionSpec(TOKENS, None, RULES["heads"]), PartitionSpec(TOKENS)
-    in_specs = (by_head, by_head, by_head, by_part, PartitionSpec(), by_part)
-    run = jax.shard_map(attend, mesh=mesh, in_specs=in_specs, out_specs=by_head, check_vma=False)
-    return run(query, key, value, segment_ids, window, prefix_ids)
+    specs = (*[by_head] * 3, by_part, PartitionSpec(), by_part)
+    return jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=by_head, check_vma=False)(*arrays)
 
 
 def attend_blockwise(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    segment_ids: jax.Array,
-    window: jax.Array | None = None,
-    prefix_ids: jax.Array | None = None,
-    part: Part | None = None,
-) -> jax.Array:
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, window: jax.Array | None = None,
+    prefix_ids: jax.Array | None = None, part: Part | None = None,
+) -> jax.Array:  # fmt: skip
     """`packed_attention` in plain XLA, block by block of queries: the weights of a whole row never exist at once.
 
     With a `part`, the queries are those of a part of the rows, and so are `prefix_ids`.
@@ -291,15 +217,15 @@ def attend_blockwise(
     row_count, length, head_count, head_dim = query.shape
     kv_head_count = key.shape[2]
     group_size = head_count // kv_head_count
-    indices = None if part is None else _find_indices(query, key, part)
+    indices = None if part is None else index_part(part[1], key.shape[1] // length, length)
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
     query = query.reshape(row_count, length, kv_head_count, group_size, head_dim).transpose(0, 2, 3, 1, 4)
     query = query.reshape(row_count * kv_head_count, group_size, length, head_dim)
     key, value = (x.transpose(0, 2, 1, 3).reshape(row_count * kv_head_count, -1, head_dim) for x in (key, value))
     # Without the barrier XLA would compute query, key and value anew for every block that reads them.
     repeated_ids = jax.tree.map(lambda ids: jnp.repeat(ids, kv_head_count, axis=0), (segment_ids, prefix_ids))
-    own = None if part is None else (jnp.repeat(part.segment_ids, kv_head_count, 0), indices)
-    visibility = Visibility(*repeated_ids, window, own)
+    own = None if part is None else (jnp.repeat(part[0], kv_head_count, axis=0), indices)
+    visibility = *repeated_ids, window, own
     output = _attend(*jax.lax.optimization_barrier((query, key, value)), visibility)
     output = output.reshape(row_count, kv_head_count, group_size, length, head_dim).transpose(0, 3, 1, 2, 4)
     return output.reshape(row_count, length, head_count, head_dim)
@@ -353,7 +279,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 def _find_key_end(visibility: Visibility, end: int) -> int:
     """How many keys queries before `end` read: those before it, or of whole rows if the queries are a part."""
-    return end if visibility.part is None else visibility.segment_ids.shape[1]
+    return end if visibility[3] is None else visibility[0].shape[1]
 
 
 def _split_queries(length: int) -> Iterator[tuple[int, int]]:

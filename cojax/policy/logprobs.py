@@ -80,13 +80,13 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    parts = tuple(
-        None if x is None else split_rows(x, mesh) for x in (tokens, positions, segment_ids, routes, prefix_ids)
-    )
-    embedded, params = embed_tokens(config, params, parts[0], mesh)
+    split = functools.partial(jax.tree.map, lambda x: split_rows(x, mesh))  # None stays
+    embedded, params = embed_tokens(config, params, split(tokens), mesh)
+    part_routes = split(routes)
     hidden, differing_shares = compute_routed_states(
-        config, params, embedded, *parts[1:4], replay=replay, remat=remat, mesh=mesh, prefix_ids=parts[4]
-    )
+        config, params, embedded, split(positions), split(segment_ids), part_routes, replay=replay, remat=remat,
+        mesh=mesh, prefix_ids=split(prefix_ids),
+    )  # fmt: skip
     if tokens.shape[1] < 2:
         return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
     # The state at t scores the token at t + 1.
@@ -94,8 +94,9 @@ def token_scores(
     if mask is not None:
         chex.assert_equal_shape([tokens, mask])
         has_score &= mask[:, 1:]
-    matrix, state_count, targets = find_scoring_matrix(config, params), count_states(tokens.shape[1], mesh), tokens[:, 1:]
-    chunk = min(chunk or choose_chunk(*tokens.shape, mesh), state_count)
+    matrix, targets = find_scoring_matrix(config, params), tokens[:, 1:]
+    state_count = count_states(tokens.shape[1], mesh)
+    chunk = min(chunk or choose_chunk(tokens.shape[0], tokens.shape[1], mesh), state_count)
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-state_count // chunk) * chunk * config.vocab_size
     keeps_logits = logits_bytes <= MAX_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
@@ -105,11 +106,11 @@ def token_scores(
     matrix = strip_totals(matrix).astype(config.dtype)
     if is_split := count_devices(mesh, "context") > 1:
         # The next token may be in the part of another device.
-        targets, has_score = (split_rows(jnp.pad(x, ((0, 0), (0, 1))), mesh) for x in (targets, has_score))
+        targets, has_score = (split(jnp.pad(x, ((0, 0), (0, 1)))) for x in (targets, has_score))
     scored = slice(None if is_split else -1)
     scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, hidden[:, scored], targets, has_score)
-    if parts[3] is not None and differing_shares is not None:
-        has_routes = has_score & (parts[3][:, scored, 0, 0] >= 0)
+    if part_routes is not None and differing_shares is not None:
+        has_routes = has_score & (part_routes[:, scored, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, differing_shares[:, scored], 0.0), has_routes.astype(jnp.float32)
     if is_split:
         scores = tuple(join_rows(score, mesh)[:, :-1] for score in scores)

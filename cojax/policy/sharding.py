@@ -34,14 +34,9 @@ RULES: Mapping[str, str | tuple[str, ...]] = {
 
 
 def make_mesh(
-    *,
-    data: int = 1,
-    fsdp: int = 1,
-    context: int = 1,
-    tensor: int = 1,
-    expert: int = 1,
+    *, data: int = 1, fsdp: int = 1, context: int = 1, tensor: int = 1, expert: int = 1,
     devices: Sequence[jax.Device] | None = None,
-) -> Mesh:
+) -> Mesh:  # fmt: skip
     """A mesh of the given sizes; one of them may be -1, which takes all remaining devices.
 
     Raises ValueError unless the sizes multiply to the number of devices.
@@ -168,9 +163,8 @@ def join_rows(parts: jax.Array, mesh: Mesh | None) -> jax.Array:
 
 
 def join_parts(parts: jax.Array, count: int, shards: int = 1) -> jax.Array:
-    """[S · C · b, T / C, …] → [S · b, T, …]: rows from their `count` (C) parts, which each of `shards` (S) has apart."""
-    blocks = parts.reshape(shards, count, -1, 2, parts.shape[1] // 2, *parts.shape[2:])
-    blocks = jnp.moveaxis(blocks, 1, 2)
+    """[S · C · b, T / C, …] → [S · b, T, …]: rows from their `count` (C) parts; each of S `shards` has its own rows."""
+    blocks = jnp.moveaxis(parts.reshape(shards, count, -1, 2, parts.shape[1] // 2, *parts.shape[2:]), 1, 2)
     blocks = jnp.concatenate([blocks[:, :, :, 0], blocks[:, :, ::-1, 1]], axis=2)
     return blocks.reshape(-1, count * parts.shape[1], *parts.shape[2:])
 
