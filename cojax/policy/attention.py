@@ -242,7 +242,7 @@ def _attend_fwd(query: jax.Array, key: jax.Array, value: jax.Array, visibility: 
     block_outputs, block_log_sums = [], []
     for start, end in _split_queries(query.shape[2]):
         key_end = _find_key_end(visibility, end)
-        scores = _compute_scores(query, key[:, :key_end], visibility, start, end)
+        scores = _compute_scores(query, key, visibility, start, end)
         max_scores = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - max_scores)
         weight_sum = jnp.sum(weights, axis=-1, keepdims=True)
@@ -264,7 +264,7 @@ def _attend_bwd(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.
             _merge_heads(x[:, :, start:end]) for x in (query, cotangent, cotangent_dots, log_sums)
         )
         key_end = _find_key_end(visibility, end)
-        weights = jnp.exp(_compute_scores(query, key[:, :key_end], visibility, start, end) - block_log_sums)
+        weights = jnp.exp(_compute_scores(query, key, visibility, start, end) - block_log_sums)
         d_scores = weights * (_multiply(block_cotangents, value[:, :key_end], 2) - block_dots) * query.shape[-1] ** -0.5
         weights, d_scores = weights.astype(value.dtype), d_scores.astype(key.dtype)
         d_query_blocks.append(_split_heads(_multiply(d_scores, key[:, :key_end], 1), query))
@@ -294,17 +294,16 @@ def count_block_bytes(length: int) -> int:
 
 
 def _compute_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
-    """float32[N, R · (end − start), K] of queries start … end and K keys; _HIDDEN_SCORE where a query does not see a
-    key."""
-    (batch_size, group_size), key_count = query.shape[:2], key.shape[1]
-    scores = _multiply(_merge_heads(query[:, :, start:end]), key, 2) * query.shape[-1] ** -0.5
+    """float32[N, R · (end − start), K] of queries start … end and the K keys that they read; _HIDDEN_SCORE where a query
+    does not see a key."""
+    (batch_size, group_size), key_count = query.shape[:2], _find_key_end(visibility, end)
+    scores = _multiply(_merge_heads(query[:, :, start:end]), key[:, :key_count], 2) * query.shape[-1] ** -0.5
     segment_ids, prefix_ids, window, part = visibility
-    own_ids, indices = segment_ids[:, start:end], jnp.arange(start, end)
-    if part is not None:
-        own_ids, indices = part[0][:, start:end], part[1][start:end]
-    is_visible = own_ids[:, :, None] == segment_ids[:, None, :key_count]
+    own_ids = segment_ids if part is None else part[0]
+    is_visible = own_ids[:, start:end, None] == segment_ids[:, None, :key_count]
     if prefix_ids is not None:
         is_visible |= prefix_ids[:, start:end, None] == segment_ids[:, None, :key_count]
+    indices = jnp.arange(start, end) if part is None else part[1][start:end]
     is_visible &= indices[:, None] >= jnp.arange(key_count)[None]
     if window is not None:
         is_visible &= indices[:, None] - jnp.arange(key_count)[None] < window

@@ -94,8 +94,7 @@ def token_scores(
     if mask is not None:
         chex.assert_equal_shape([tokens, mask])
         has_score &= mask[:, 1:]
-    matrix, targets = find_scoring_matrix(config, params), tokens[:, 1:]
-    state_count = count_states(tokens.shape[1], mesh)
+    matrix, state_count = find_scoring_matrix(config, params), count_states(tokens.shape[1], mesh)
     chunk = min(chunk or choose_chunk(tokens.shape[0], tokens.shape[1], mesh), state_count)
     # Of the logits of all rows, in whole chunks.
     logits_bytes = 4 * tokens.shape[0] * -(-state_count // chunk) * chunk * config.vocab_size
@@ -104,11 +103,13 @@ def token_scores(
     grad_sum = matrix.total if isinstance(matrix, Summed) else None
     # Cast once, and before the gather, so that devices send each other only the bits that the product reads.
     matrix = strip_totals(matrix).astype(config.dtype)
-    if is_split := count_devices(mesh, "context") > 1:
+    is_split = count_devices(mesh, "context") > 1
+    scored = slice(None if is_split else -1)
+    states, targets = hidden[:, scored], tokens[:, 1:]
+    if is_split:
         # The next token may be in the part of another device.
         targets, has_score = (split(jnp.pad(x, ((0, 0), (0, 1)))) for x in (targets, has_score))
-    scored = slice(None if is_split else -1)
-    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, hidden[:, scored], targets, has_score)
+    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, states, targets, has_score)
     if part_routes is not None and differing_shares is not None:
         has_routes = has_score & (part_routes[:, scored, 0, 0] >= 0)
         scores = *scores, jnp.where(has_routes, differing_shares[:, scored], 0.0), has_routes.astype(jnp.float32)
