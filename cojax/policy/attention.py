@@ -294,8 +294,8 @@ def count_block_bytes(length: int) -> int:
 
 
 def _compute_scores(query: jax.Array, key: jax.Array, visibility: Visibility, start: int, end: int) -> jax.Array:
-    """float32[N, R · (end − start), K] of queries start … end and the K keys that they read; _HIDDEN_SCORE where a query
-    does not see a key."""
+    """float32[N, R · (end − start), K] of queries start … end and the K keys that they read; _HIDDEN_SCORE where a
+    query does not see a key."""
     (batch_size, group_size), key_count = query.shape[:2], _find_key_end(visibility, end)
     scores = _multiply(_merge_heads(query[:, :, start:end]), key[:, :key_count], 2) * query.shape[-1] ** -0.5
     segment_ids, prefix_ids, window, part = visibility

@@ -235,7 +235,7 @@ def config(tmp_path):
 
 def test_a_mesh_that_does_not_divide_target_or_model_is_refused(config, monkeypatch):
     monkeypatch.setattr(targets, "make_devices", lambda target: [jax.devices()[0]] * target.count)
-    with pytest.raises(ValueError, match="fsdp=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
+    with pytest.raises(ValueError, match="fsdp=1 × context=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
         report_target(config, targets.find_target("v5e-4"))
     config.mesh.tensor = 4
     with pytest.raises(ValueError, match="layers/attention/query/kernel has heads=2, which tensor=4 does not divide"):

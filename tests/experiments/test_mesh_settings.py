@@ -75,7 +75,7 @@ def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, 
         ),
         (
             {"data": 8}, {"engine.lanes": 2, "engine.slots": 24},
-            r"engine.slots is 24, .* 8 replicas \(data × fsdp\) of engine.lanes=2, .*; set --config.engine.slots=32$",
+            r"engine.slots is 24, .* 8 replicas \(data × fsdp × context\) of engine.lanes=2, .*; set --config.engine.slots=32$",
         ),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from cojax.policy import logprobs, moe, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, get_leaf, parameters
 from cojax.policy.pretrained import write_model
-from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
+from cojax.policy.sharding import batch_sharding, list_axes, make_mesh, partition, shard
 from cojax.storage.checkpoint import Checkpointer
 
 initialize = functools.cache(transformer.initialize)
@@ -101,7 +101,7 @@ def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
     row = next(row for row in parameters(config) if row.name == row_name)
     leaf = get_leaf(shard(config, initialize(config, 0), mesh), row)
     whole = int(np.prod(leaf.shape))
-    parts = int(np.prod([mesh.shape[axis] for axis in partition(row) if axis]))
+    parts = int(np.prod([mesh.shape[axis] for entry in partition(row) for axis in list_axes(entry)]))
     assert leaf.addressable_shards[0].data.size * parts == whole, (row_name, leaf.sharding)
 
 
