@@ -40,7 +40,6 @@ MESHES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
 SPLIT_ROWS: Sequence[tuple[str, str, int, Mapping[str, int]]] = (
     ("h100x16", "Qwen3-30B-A3B", 32_768, {"fsdp": 4, "context": 4}),
     ("v5e-16", "Qwen3-4B", 32_768, {"fsdp": 4, "context": 2, "tensor": 2}),
-    ("v5p-64", "Qwen3-30B-A3B", 32_768, {"fsdp": 8, "context": 4}),
 )
 # The share of a card that the cells give JAX, as experiments.bench does.
 CARD_MEMORY_SHARE = "0.92"

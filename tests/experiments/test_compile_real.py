@@ -144,7 +144,7 @@ def test_what_fits_h100_with_all_its_weights(
 
 
 def gathered_states(folder: Path, model: ModelConfig, length: int, mesh: dict[str, int]) -> list[tuple[int, ...]]:
-    """The shapes of all-gathers of hidden states or logits in the update: of a row's tokens, or a part's, and a width."""
+    """The shapes of all-gathers of hidden states or logits in the update: tokens of a row or of a part, and a width."""
     (path,) = (folder / "programs").glob("*jit_update*after_optimizations.txt")
     found = program_text.find_collectives(program_text.parse_program(path.read_text()), math.prod(mesh.values()), ())
     widths = {model.hidden_size, model.vocab_size, model.vocab_size // mesh.get("tensor", 1)}
