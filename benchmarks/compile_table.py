@@ -36,6 +36,11 @@ MESHES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
     "v5p-64": ({"fsdp": 16, "tensor": 2}, {"fsdp": 8, "expert": 4}),
     "v5e-64": ({"fsdp": 16, "tensor": 4}, {"fsdp": 16, "expert": 4}),
 }
+# Cells in which a row is split over devices, in addition to those of all combinations: target, model, row length, mesh.
+SPLIT_ROWS: Sequence[tuple[str, str, int, Mapping[str, int]]] = (
+    ("h100x16", "Qwen3-30B-A3B", 32_768, {"fsdp": 4, "context": 4}),
+    ("v5e-16", "Qwen3-4B", 32_768, {"fsdp": 4, "context": 2, "tensor": 2}),
+)
 # The share of a card that the cells give JAX, as experiments.bench does.
 CARD_MEMORY_SHARE = "0.92"
 MAX_SUGGESTIONS = 4  # one after another, for a cell that does not fit
@@ -44,7 +49,10 @@ FITS_BY_STATUS = {0: True, 3: False}  # by the exit status of the command
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One line of the table: a model on a target, as the paper's settings for BFCL train it."""
+    """One line of the table: a model on a target, as the paper's settings for BFCL train it.
+
+    `split_mesh` is a mesh that splits rows; {} stands for the target's own one.
+    """
 
     target: str
     model: str
@@ -52,17 +60,19 @@ class Cell:
     row_length: int
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     suggestion_count: int = 0  # that were followed
+    split_mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def path(self) -> Path:
-        suffix = "-suggested" if self.settings else ""
+        suffix = f"-context-{self.split_mesh['context']}" if self.split_mesh else ""
+        suffix += "-suggested" if self.settings else ""
         if self.suggestion_count > 1:
             suffix += f"-{self.suggestion_count}"
         return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{suffix}.json"
 
     @property
     def mesh(self) -> Mapping[str, int]:
-        return MESHES[self.target][SHAPES[MODELS[self.model]].sparse]
+        return self.split_mesh or MESHES[self.target][SHAPES[MODELS[self.model]].sparse]
 
     def flags(self, folder: str) -> list[str]:
         """The arguments of experiments.compile, with the model in `folder`. Each device has one row at a time."""
@@ -86,7 +96,8 @@ class Cell:
 def list_cells() -> list[Cell]:
     """All lines of the table."""
     combinations = itertools.product(ROW_LENGTHS, MESHES, MODELS, METHODS)
-    return [Cell(target, model, method, length) for length, target, model, method in combinations]
+    cells = [Cell(target, model, method, length) for length, target, model, method in combinations]
+    return cells + [Cell(target, model, "full", length, split_mesh=mesh) for target, model, length, mesh in SPLIT_ROWS]
 
 
 def compile_cell(cell: Cell, timeout_s: float) -> bool:
@@ -194,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns exit status 0, or 1 if a cell ended with an error, which does not stop the others."""
     parser = CommandLineParser("python -m benchmarks.compile_table", __doc__)
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
-    parser.add_argument("--only", choices=tuple(MESHES), help="the cells of this target alone")
+    parser.add_argument("--only", choices=(*MESHES, "h100x16"), help="the cells of this target alone")
     options = parser.parse_args(arguments)
     deadline, has_failed = time.monotonic() + 60 * options.minutes, False
     for cell in list_cells():

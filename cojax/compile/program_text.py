@@ -90,7 +90,8 @@ def find_collectives(program: Program, device_count: int, round_counts: Sequence
         collective = Collective(
             "reduce-scatter" if is_scatter else kind, size, runs, loops, tuple(axes for _, axes in _result(instruction))
         )
-        channel_match = re.search(r"channel_id=(\d+)", instruction.line)
+        # All collectives that JAX itself writes have channel 1; XLA gives each of its own, and its copies, another one.
+        channel_match = re.search(r"channel_id=(?!1\b)(\d+)", instruction.line)
         key = channel_match[1] if channel_match else f"{computation_name}/{instruction.name}"
         if key not in by_channel or (collective.runs, collective.bytes) > (by_channel[key].runs, by_channel[key].bytes):
             by_channel[key] = collective

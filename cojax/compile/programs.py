@@ -30,14 +30,14 @@ from cojax.learner.rehearsal import is_out_of_memory, make_full_batches
 from cojax.learner.update import TrainState
 from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
-from cojax.policy.logprobs import choose_chunk
+from cojax.policy.logprobs import choose_chunk, count_states
 from cojax.policy.parameters import parameters
-from cojax.policy.sharding import check_divides, count_devices, find_platform, make_mesh
+from cojax.policy.sharding import SHARDS, check_divides, count_devices, find_platform, make_mesh
 from cojax.policy.transformer import initialize
 from cojax.run import assemble, checks, methods, policies, trained
 from cojax.run.entries import entry
 from cojax.run.machine import read_facts
-from cojax.run.processes import check_rows
+from cojax.run.processes import check_row_length, check_rows
 from cojax.settings.base import put, settings
 
 _COMPILER_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "tokamax")
@@ -45,6 +45,7 @@ _MEMORY_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _LARGEST_MEMORY_SHARE = 0.92
 _MIN_ROW_LENGTH = 1024
 _LORA_RANK = 16
+_MAX_CONTEXT = 8  # devices over which a suggestion splits a row
 Settings = dict[str, Any]
 # A configuration → its learner, and its abstract first state.
 MakeLearner = Callable[[ConfigDict], tuple[Learner, TrainState]]
@@ -147,7 +148,8 @@ def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[S
     if learner.micro_rows > (row_shards := learner.placement.row_shards):
         yield {"learner.micro_rows": row_shards}
     if config.mesh.data > 1:
-        yield {"mesh.data": 1, "mesh.fsdp": config.mesh.data * config.mesh.fsdp}
+        yield {"mesh.data": 1, "mesh.fsdp": row_shards}
+    yield from _split_rows_further(learner)
     trains_all = learner.lora is None
     if trains_all and not config.optimizer.moments_dtype and learner.config.param_dtype == "float32":
         yield {"optimizer.moments_dtype": "bfloat16"}
@@ -161,6 +163,21 @@ def list_changes(config: ConfigDict, learner: Learner, chip: Chip) -> Iterator[S
         row_length //= 2
     if trains_all:
         yield {"learner.lora.rank": _LORA_RANK}
+
+
+def _split_rows_further(learner: Learner) -> Iterator[Settings]:
+    """Yields changes that split each row over 2, 4, … times as many devices, which hold the same parameters each."""
+    loss, row_shards, factor = learner.objective.loss, learner.placement.row_shards, 2
+    while not (loss.is_paired or loss.needs_groups or learner.hard is not None or row_shards % factor):
+        part_count, shards = factor * count_devices(learner.mesh, "context"), row_shards // factor
+        if part_count > _MAX_CONTEXT:
+            break
+        change = {"mesh.fsdp": shards, "mesh.context": part_count, "learner.micro_rows": shards}
+        change |= {"mesh.data": 1} if count_devices(learner.mesh, "data") > 1 else {}
+        with contextlib.suppress(ValueError):
+            check_row_length(learner.row_length, part_count, learner.placement.devices[0], learner.config.dtype)
+            yield change
+        factor *= 2
 
 
 def estimate_peak(
@@ -178,7 +195,7 @@ def estimate_peak(
                 put(variant_config, setting_name, value)
     variant = make_variant(variant_config)
     update_report = figures["programs"]["update"]
-    tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (base, variant)]
+    tokens = [count_device_tokens(learner) for learner, _ in (base, variant)]
     gradient_bytes = [_count_gradient_bytes(*learner_and_state) for learner_and_state in (base, variant)]
     kernel_bytes = [_count_kernel_bytes(learner) for learner, _ in (base, variant)]
     counted_bytes = update_report["bytes_argument"] + gradient_bytes[0] + kernel_bytes[0]
@@ -187,12 +204,17 @@ def estimate_peak(
     return state_bytes + gradient_bytes[1] + kernel_bytes[1] + activation_bytes * tokens[1] // tokens[0]
 
 
+def count_device_tokens(learner: Learner) -> int:
+    """Tokens of a micro-batch that go through the model on each device."""
+    return learner.micro_rows * learner.row_length // learner.placement.token_shards
+
+
 def _count_kernel_bytes(learner: Learner) -> int:
     """Bytes of a device that the results of attention kernels take, where the backward pass keeps them."""
     config, placement = learner.config, learner.placement
     if learner.remat == "inputs" or find_platform(placement.mesh) not in KERNELS:
         return 0
-    token_count = learner.micro_rows // placement.row_shards * learner.row_length
+    token_count = count_device_tokens(learner)
     width = config.num_attention_heads * config.head_dim // count_devices(placement.mesh, "tensor")
     return config.num_hidden_layers * token_count * width * jnp.dtype(config.dtype).itemsize
 
@@ -307,7 +329,8 @@ def _compile_program(
     assert analysis is not None
     program = program_text.parse_program(executable.as_text() or "")
     row_count, row_length = step_batch.tokens.shape
-    rounds = (row_count // learner.micro_rows, -(-(row_length - 1) // _find_chunk_size(learner, row_length)))
+    state_count = count_states(row_length, learner.mesh)
+    rounds = (row_count // learner.micro_rows, -(-state_count // _find_chunk_size(learner, row_length)))
     collectives = program_text.find_collectives(program, device_count, rounds)
     memory_sizes = {
         "bytes_argument": analysis.argument_size_in_bytes,
@@ -372,9 +395,8 @@ def find_vocabulary_moves(collectives: Sequence[Collective], learner: Learner) -
 
 def _list_matrix_sizes(learner: Learner) -> tuple[set[int], set[int]]:
     """The sizes of both axes: the whole, and a device's part."""
-    config, mesh_shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
-    vocabulary, width = config.vocab_size, config.hidden_size
-    return {vocabulary, vocabulary // mesh_shape.get("tensor", 1)}, {width, width // mesh_shape.get("fsdp", 1)}
+    vocabulary, width, mesh = learner.config.vocab_size, learner.config.hidden_size, learner.mesh
+    return {vocabulary, vocabulary // count_devices(mesh, "tensor")}, {width, width // count_devices(mesh, *SHARDS)}
 
 
 def _find_chunk_size(learner: Learner, row_length: int) -> int:
@@ -386,7 +408,8 @@ def find_logits_arrays(program: Program, learner: Learner, row_length: int) -> l
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
     vocab_sizes, widths = _list_matrix_sizes(learner)
     row_count, chunk = learner.micro_rows // learner.placement.row_shards, _find_chunk_size(learner, row_length)
-    lengths = {row_length, row_length - 1, -(-(row_length - 1) // chunk) * chunk}
+    state_count = count_states(row_length, learner.mesh)
+    lengths = {row_length, row_length - 1, state_count, -(-state_count // chunk) * chunk}
     token_counts = lengths | {row_count * length for length in lengths}
     return [
         axes for axes in program_text.list_array_axes(program)

@@ -68,9 +68,10 @@ class Learner:
 
     `reference` is π_ref, stored in its compute dtype; a loss that reads reference log-probs needs it. With `lora` it is
     also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its data and fsdp
-    axes, and the reference is laid out like the parameters. `round_reference` is for learning in rounds
-    (cojax/preference): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard`
-    adds a loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
+    axes, the tokens of each over its context axis, and the reference is laid out like the parameters.
+    `round_reference` is for learning in rounds (cojax/preference): π_ref is `reference` ("initial"), or the policy at
+    the beginning of each round ("round"). `hard` adds a loss of the groups' hard negatives to each update. `hosts` are
+    the processes that compute together.
     """
 
     config: ModelConfig

@@ -23,7 +23,7 @@ from cojax.learner.update import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, evaluate, get_leaf, parameters, to_hf
 from cojax.policy.saved_params import save_params
-from cojax.policy.sharding import ROWS, count_devices, place, shard
+from cojax.policy.sharding import ROWS, TOKENS, batch_sharding, count_devices, list_axes, place, shard
 from cojax.rollout.engine import Weights
 
 _T = TypeVar("_T")
@@ -47,11 +47,16 @@ class Placement:
         return count_devices(self.mesh, *ROWS)
 
     @property
+    def token_shards(self) -> int:
+        """The number of parts into which the tokens of a micro-batch are split."""
+        return count_devices(self.mesh, *TOKENS)
+
+    @property
     def batch(self) -> jax.sharding.Sharding:
         """The sharding of arrays [M, b, T]."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
-        return NamedSharding(self.mesh, PartitionSpec(None, ROWS))
+        return batch_sharding(self.mesh, None)
 
     def split_batch(self, batch: TrainBatch, row_count: int) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, of `row_count` rows each."""
@@ -101,7 +106,8 @@ class Placement:
         """The same layout, written as the compiler writes it: any other form would compile again."""
         assert self.mesh is not None
         assert isinstance(leaf.sharding, NamedSharding)
-        spec = [axis if axis and self.mesh.shape[axis] > 1 else None for axis in leaf.sharding.spec]
+        names = [tuple(name for name in list_axes(entry) if self.mesh.shape[name] > 1) for entry in leaf.sharding.spec]
+        spec = [entry[0] if len(entry) == 1 else entry or None for entry in names]
         while spec and spec[-1] is None:
             spec.pop()
         return place(leaf, NamedSharding(self.mesh, PartitionSpec(*spec)))

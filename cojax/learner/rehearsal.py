@@ -113,7 +113,7 @@ def _list_micro_rows(learner: Learner) -> list[int]:
     """The learner's `micro_rows` and its halves, as far as each device gets _FULL_TOKENS tokens or more."""
     loss, shards, counts = learner.objective.loss, learner.placement.row_shards, [learner.micro_rows]
     while not (loss.is_paired or loss.needs_groups or learner.hard is not None or counts[-1] % (2 * shards)):
-        if counts[-1] // 2 // shards * learner.row_length < _FULL_TOKENS:
+        if counts[-1] // 2 * learner.row_length // learner.placement.token_shards < _FULL_TOKENS:
             break
         counts.append(counts[-1] // 2)
     return counts

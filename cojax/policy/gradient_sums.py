@@ -6,11 +6,15 @@ the backward pass over the layers carries the sums and adds to them, and no grad
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from cojax.policy.sharding import take_rows
 
 
 @jax.tree_util.register_dataclass
@@ -73,18 +77,26 @@ def _add_gradient_bwd(index: jax.Array | None, cotangents: tuple[jax.Array, jax.
 add_gradient.defvjp(lambda value, total, index: ((value, total), index), _add_gradient_bwd)
 
 
-@jax.custom_vjp
-def look_up(table: jax.Array, total: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """table[rows] and the sum [V, D]; the gradient of each of the rows int32[N] is added to its row of the sum."""
-    return jnp.take(table, rows, axis=0), total
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def look_up(mesh: Mesh | None, table: jax.Array, total: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """table[rows] and the sum [V, D]; the gradient of each of the rows int32[…] is added to its row of the sum.
+
+    With a `mesh`, which splits rows, devices exchange as `take_rows` says.
+    """
+    return jnp.take(table, rows, axis=0) if mesh is None else take_rows(table, rows, mesh), total
 
 
-def _look_up_bwd(rows: jax.Array, cotangents: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array, None]:
+def _look_up_bwd(
+    mesh: Mesh | None, rows: jax.Array, cotangents: tuple[jax.Array, jax.Array]
+) -> tuple[None, jax.Array, None]:
     gradient, grad_sum = cotangents
-    return None, grad_sum.at[rows].add(gradient.astype(grad_sum.dtype)), None
+    if mesh is None:
+        return None, grad_sum.at[rows].add(gradient.astype(grad_sum.dtype)), None
+    add_rows = jax.linear_transpose(functools.partial(take_rows, tokens=rows, mesh=mesh), grad_sum)
+    return None, grad_sum + add_rows(gradient.astype(grad_sum.dtype))[0], None
 
 
-look_up.defvjp(lambda table, total, rows: (look_up(table, total, rows), rows), _look_up_bwd)
+look_up.defvjp(lambda mesh, table, total, rows: (look_up(mesh, table, total, rows), rows), _look_up_bwd)
 
 
 @jax.custom_vjp

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from cojax.policy.config import ModelConfig
 from cojax.policy.gradient_sums import Summed, strip_totals
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, RULES, count_devices, find_platform
+from cojax.policy.sharding import ROWS, RULES, SHARDS, TOKENS, count_devices, find_platform, join_rows, split_rows
 from cojax.policy.transformer import compute_routed_states, embed_tokens, find_scoring_matrix, score_tokens
 
 MAX_KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; beyond this it recomputes them
@@ -69,7 +69,8 @@ def token_scores(
     most such tokens is done. So the memory is B · chunk · V, and other tokens cost nothing here. A backward pass
     computes the logits again, unless B · N · V float32 fit into `MAX_KEPT_BYTES`, where N is T − 1 rounded up to whole
     chunks: then a gradient's forward pass keeps them. On a `mesh`, B and V count a device's own rows and its part of
-    the vocabulary; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
+    the vocabulary, and if it splits rows, T those of its part; the matrix is gathered once, and its gradient is
+    reduced once. `remat` and `mesh` are as in
     `compute_hidden`, `routes`, `replay` and `prefix_ids` as in `compute_routed_states`. Raises ValueError unless
     temperature > 0, and for another `entropy`.
     """
@@ -79,10 +80,12 @@ def token_scores(
         )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
-    embedded, params = embed_tokens(config, params, tokens)
+    split = functools.partial(jax.tree.map, lambda x: split_rows(x, mesh))  # None stays
+    embedded, params = embed_tokens(config, params, split(tokens), mesh)
+    part_routes = split(routes)
     hidden, differing_shares = compute_routed_states(
-        config, params, embedded, positions, segment_ids, routes, replay=replay, remat=remat, mesh=mesh,
-        prefix_ids=prefix_ids,
+        config, params, embedded, split(positions), split(segment_ids), part_routes, replay=replay, remat=remat,
+        mesh=mesh, prefix_ids=split(prefix_ids),
     )  # fmt: skip
     if tokens.shape[1] < 2:
         return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
@@ -91,19 +94,27 @@ def token_scores(
     if mask is not None:
         chex.assert_equal_shape([tokens, mask])
         has_score &= mask[:, 1:]
-    matrix = find_scoring_matrix(config, params)
-    chunk = choose_chunk(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
+    matrix, state_count = find_scoring_matrix(config, params), count_states(tokens.shape[1], mesh)
+    chunk = min(chunk or choose_chunk(tokens.shape[0], tokens.shape[1], mesh), state_count)
     # Of the logits of all rows, in whole chunks.
-    logits_bytes = 4 * tokens.shape[0] * -(-(tokens.shape[1] - 1) // chunk) * chunk * config.vocab_size
+    logits_bytes = 4 * tokens.shape[0] * -(-state_count // chunk) * chunk * config.vocab_size
     keeps_logits = logits_bytes <= MAX_KEPT_BYTES * count_devices(mesh, *ROWS, "tensor")
     setup = _Setup(config, temperature, chunk, entropy, mesh, keeps_logits)
     grad_sum = matrix.total if isinstance(matrix, Summed) else None
     # Cast once, and before the gather, so that devices send each other only the bits that the product reads.
     matrix = strip_totals(matrix).astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, hidden[:, :-1], tokens[:, 1:], has_score)
-    if routes is not None and differing_shares is not None:
-        has_routes = has_score & (routes[:, :-1, 0, 0] >= 0)
-        scores = *scores, jnp.where(has_routes, differing_shares[:, :-1], 0.0), has_routes.astype(jnp.float32)
+    is_split = count_devices(mesh, "context") > 1
+    scored = slice(None if is_split else -1)
+    states, targets = hidden[:, scored], tokens[:, 1:]
+    if is_split:
+        # The next token may be in the part of another device.
+        targets, has_score = (split(jnp.pad(x, ((0, 0), (0, 1)))) for x in (targets, has_score))
+    scores: tuple[jax.Array, ...] = _compute_scores(setup, matrix, grad_sum, states, targets, has_score)
+    if part_routes is not None and differing_shares is not None:
+        has_routes = has_score & (part_routes[:, scored, 0, 0] >= 0)
+        scores = *scores, jnp.where(has_routes, differing_shares[:, scored], 0.0), has_routes.astype(jnp.float32)
+    if is_split:
+        scores = tuple(join_rows(score, mesh)[:, :-1] for score in scores)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
@@ -231,8 +242,8 @@ def _shard_map(setup: _Setup, function: Callable[..., Any], in_layouts: str, out
     axes = _list_scoring_matrix_axes(setup)
     gathered_spec = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
     shard_spec = PartitionSpec(*(RULES[axis] for axis in axes))
-    logits_spec = PartitionSpec(ROWS, None, "tensor")
-    specs = {"r": PartitionSpec(ROWS), "m": gathered_spec, "s": shard_spec, "l": logits_spec, ".": PartitionSpec()}
+    logits_spec = PartitionSpec(TOKENS, None, "tensor")
+    specs = {"r": PartitionSpec(TOKENS), "m": gathered_spec, "s": shard_spec, "l": logits_spec, ".": PartitionSpec()}
     in_specs, out_specs = (tuple(specs[letter] for letter in letters) for letters in (in_layouts, out_layouts))
     return jax.shard_map(function, mesh=setup.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
@@ -244,9 +255,9 @@ def _list_scoring_matrix_axes(setup: _Setup) -> tuple[str, str]:
 
 def _reduce_gradient(setup: _Setup, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
-    if count_devices(setup.mesh, "fsdp") > 1:
+    if shards := tuple(axis for axis in SHARDS if count_devices(setup.mesh, axis) > 1):
         embed_axis = _list_scoring_matrix_axes(setup).index("embed")
-        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed_axis, tiled=True)
+        gradient = jax.lax.psum_scatter(gradient, shards, scatter_dimension=embed_axis, tiled=True)
     gradient = jax.lax.psum(gradient, "data") if count_devices(setup.mesh, "data") > 1 else gradient
     # The barrier keeps the reduction inside the micro-batch loop: libtpu 0.0.42 fails when it tries to move it out.
     return gradient if setup.mesh is None else jax.lax.optimization_barrier(gradient)
@@ -288,11 +299,17 @@ def choose_chunk(rows: int, row_length: int, mesh: Mesh | None) -> int:
 
     The size is 128. On a GPU it is as many as make 1,024 tokens of a device's rows, if that is more: each chunk reads
     and writes the whole float32 gradient of the matrix, which takes longer than the products of a smaller chunk. It is
-    never more than the length − 1 tokens of a row that are scored.
+    never more than `count_states`.
     """
     floor, gpu_tokens = 128, 1024
     size = floor if find_platform(mesh) != "gpu" else max(floor, gpu_tokens * count_devices(mesh, *ROWS) // rows)
-    return min(size, row_length - 1)
+    return min(size, count_states(row_length, mesh))
+
+
+def count_states(row_length: int, mesh: Mesh | None) -> int:
+    """The number of a row's states that a device scores: all but the last, or those of a part."""
+    part_count = count_devices(mesh, "context")
+    return row_length - 1 if part_count == 1 else row_length // part_count
 
 
 def count_chunks(mask: jax.Array, chunk: int) -> jax.Array:

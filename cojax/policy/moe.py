@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.attention import tokamax_serves
 from cojax.policy.config import ModelConfig
-from cojax.policy.sharding import ROWS, RULES
+from cojax.policy.sharding import RULES, TOKENS, count_devices
 
 # The most experts whose numbers, and -1, fit into one byte.
 _MAX_INT8_EXPERTS = 128
@@ -54,11 +54,14 @@ class SparseFeedForward(nnx.Module):
         self.top_k, self.normalise = config.num_experts_per_tok, config.norm_topk_prob
         self.dtype = jnp.dtype(config.dtype)
 
-    def route(self, x: jax.Array) -> Routing:
-        """The routing of [..., D], leading axes flattened to N."""
+    def route(self, x: jax.Array, mesh: Mesh | None = None) -> Routing:
+        """The routing of [..., D], leading axes flattened to N; a mesh that splits rows splits these too."""
         x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         scores = jnp.dot(x, self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
         probabilities = jax.nn.softmax(scores, axis=-1)
+        if mesh is not None and count_devices(mesh, "context") > 1:
+            experts = _choose_locally(mesh, jax.lax.stop_gradient(probabilities), self.top_k)
+            return self.replay(Routing(experts, probabilities, probabilities), experts)
         weights, experts = jax.lax.top_k(probabilities, self.top_k)
         return Routing(experts, self._normalise_weights(weights), probabilities)
 
@@ -76,7 +79,7 @@ class SparseFeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D]; over a mesh each device computes its own experts, and the results are summed."""
-        return self.apply_routing(x, self.route(x), mesh)
+        return self.apply_routing(x, self.route(x, mesh), mesh)
 
     def apply_routing(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D] by the given routing of these tokens."""
@@ -86,6 +89,16 @@ class SparseFeedForward(nnx.Module):
         arguments = flat_x, routing, matrices
         output = compute(*arguments) if mesh is None else _mix_over_mesh(mesh, compute, *arguments)
         return output.reshape(x.shape)
+
+
+def _choose_locally(mesh: Mesh, probabilities: jax.Array, top_k: int) -> jax.Array:
+    """int32[N, k] of the most probable experts: XLA would gather the probabilities of all tokens on each device."""
+
+    def choose(probabilities: jax.Array) -> jax.Array:
+        return jax.lax.top_k(probabilities, top_k)[1]
+
+    spec = PartitionSpec(TOKENS)
+    return jax.shard_map(choose, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)(probabilities)
 
 
 def choose_product(mesh: Mesh | None, dtype: jnp.dtype) -> Product:
@@ -165,7 +178,7 @@ def _mix_over_mesh(
         return jax.lax.psum(output, (_EXPERT, _TENSOR)).astype(x.dtype)
 
     # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
-    rows, wide, tall = PartitionSpec(ROWS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
+    rows, wide, tall = PartitionSpec(TOKENS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
     run = jax.shard_map(mix_shard, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
     return run(x, routing, *matrices)
 

@@ -416,14 +416,15 @@ class Policy:
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise ValueError(f"tokens span {ids.min()}–{ids.max()}; the vocabulary has 0–{self.config.vocab_size - 1}")
         row_count, length = ids.shape
-        # Devices get equally many rows, so padding rows may be needed.
-        row_shard_count = count_devices(self.mesh, *ROWS)
-        padded_ids = np.pad(ids.astype(np.int32), ((0, -row_count % row_shard_count), (0, 0)))
-        positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded_ids.shape)
+        # Devices get equally many rows and tokens of a row, so padding may be needed.
+        part_count = count_devices(self.mesh, "context")
+        padding = -row_count % count_devices(self.mesh, *ROWS), -length % (2 * part_count if part_count > 1 else 1)
+        padded_ids = np.pad(ids.astype(np.int32), [(0, count) for count in padding])
+        positions = np.broadcast_to(np.arange(padded_ids.shape[1], dtype=np.int32), padded_ids.shape)
         batch = (padded_ids, positions, np.ones_like(padded_ids))
         if self.mesh is not None:
             batch = jax.device_put(batch, batch_sharding(self.mesh))
-        return compute(self.config, self.params, *batch, mesh=self.mesh)[:row_count]
+        return compute(self.config, self.params, *batch, mesh=self.mesh)[:row_count, :length]
 
 
 def load(folder_or_hub_id: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Policy:

@@ -22,7 +22,7 @@ from cojax.policy.config import ModelConfig, compute_frequencies
 from cojax.policy.gradient_sums import Summed, add_layer, finish, look_up, read, separate, strip_totals
 from cojax.policy.moe import RouteShape, SparseFeedForward, measure_difference
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import RULES, constrain, find_platform
+from cojax.policy.sharding import RULES, constrain, count_devices, find_platform, join_rows, split_rows, take_rows
 
 # Positions of a cache that a decoding step on a CPU reads at a time: copying smaller blocks takes longer than it saves.
 _CACHE_BLOCK = 512
@@ -118,7 +118,7 @@ class Block(nnx.Module):
         x = self.after_attention(x, rotate, attend)
         inputs, feed_forward = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(feed_forward, SparseFeedForward)
-        own_routing = feed_forward.route(inputs)
+        own_routing = feed_forward.route(inputs, mesh)
         routing = own_routing if routes is None else feed_forward.replay(own_routing, routes)
         return x + feed_forward.apply_routing(inputs, routing, mesh), own_routing.experts
 
@@ -249,20 +249,28 @@ def compute_hidden(
 
     A token sees the earlier tokens of its own segment and itself; segment 0 is padding. `remat` names an entry of
     REMAT, which decides what is kept for the backward pass. With a `mesh`, activations are spread over it and each
-    device computes its own experts; B must be a multiple of data × fsdp.
+    device computes its own experts; B must be a multiple of data × fsdp, and T of 2 · context if that is more than 1.
     """
-    embedded, params = embed_tokens(config, params, tokens)
-    return compute_routed_states(config, params, embedded, positions, segment_ids, None, replay=False, **settings)[0]
+    mesh = settings.get("mesh")
+    tokens, positions, segment_ids = (split_rows(x, mesh) for x in (tokens, positions, segment_ids))
+    embedded, params = embed_tokens(config, params, tokens, mesh)
+    states, _ = compute_routed_states(config, params, embedded, positions, segment_ids, None, replay=False, **settings)
+    return join_rows(states, mesh)
 
 
-def embed_tokens(config: ModelConfig, params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+def embed_tokens(
+    config: ModelConfig, params: Params, tokens: jax.Array, mesh: Mesh | None = None
+) -> tuple[jax.Array, Params]:
     """Embeddings dtype[..., D] of tokens int32[...]; and the parameters for what follows, where the embedding's sum
-    of gradients includes that of these, if its leaf is a Summed."""
+    of gradients includes that of these, if its leaf is a Summed. If the mesh splits rows, tokens are in their parts."""
     chex.assert_type(tokens, int)
     table = params["embed"]["embedding"]
+    mesh = mesh if count_devices(mesh, "context") > 1 else None
     if not isinstance(table, Summed):
+        if mesh is not None:
+            return take_rows(table, tokens, mesh).astype(config.dtype), params
         return embedding_and_head(config, params).embed(tokens), params
-    rows, grad_sum = look_up(table.value, table.total, tokens)
+    rows, grad_sum = look_up(mesh, table.value, table.total, tokens)
     if not config.tie_word_embeddings:  # nothing else reads the table
         rows = finish(rows, [grad_sum])
     return rows.astype(config.dtype), {**params, "embed": {"embedding": Summed(table.value, grad_sum)}}
@@ -286,7 +294,8 @@ def compute_routed_states(
     `embedded` [B, T, D] and `params` are those of `embed_tokens`. `routes` int[B, T, L, k] are the sampler's, -1 where
     they are not known; without them the share is None. With `replay` tokens go through the experts of their routes, and
     each router scores the states that result. A token also sees the segment that `prefix_ids`
-    int32[B, T] names, which comes before its own; 0 is none.
+    int32[B, T] names, which comes before its own; 0 is none. If the mesh splits rows, all arrays are those of their
+    parts (`split_rows`).
     """
     chex.assert_shape(embedded, (*positions.shape, config.hidden_size))
     chex.assert_rank(positions, 2)

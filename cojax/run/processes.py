@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -24,6 +25,7 @@ from cojax.environment import EngineError, EnvironmentFailure, InstallError
 from cojax.learner.placement import ONE_PROCESS, Hosts, gather_arrays
 from cojax.learner.rehearsal import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
+from cojax.policy.attention import KERNEL_BLOCK, KERNELS, tokamax_serves
 from cojax.policy.config import ModelConfig
 from cojax.policy.pretrained import write_model
 from cojax.policy.sharding import list_replicas, make_mesh
@@ -200,12 +202,34 @@ def describe_devices(used_devices: Sequence[jax.Device], all_devices: Sequence[j
 
 
 def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
-    """Raises ValueError for rows that the mesh cannot split evenly."""
+    """Raises ValueError for rows, and tokens of a row, that the mesh cannot split evenly."""
     shard_count = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    if mesh is not None:
+        # A dtype that only the model's folder or this machine decides is taken for the one that kernels compute.
+        dtype = "float32" if config.model.dtype == "float32" else "bfloat16"
+        check_row_length(config.learner.row_length, mesh.shape["context"], mesh.devices.flat[0], dtype)
     if config.learner.micro_rows % shard_count:
         raise ValueError(
             f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shard_count} ways; make it a "
             f"multiple of {shard_count}"
+        )
+
+
+def check_row_length(length: int, count: int, device: jax.Device, dtype: str) -> None:
+    """Raises ValueError for rows that `count` devices cannot split, or whose parts no kernel of a card computes."""
+    if count == 1:
+        return
+    if device.platform == "gpu" and not tokamax_serves(device, jnp.dtype(dtype)):
+        raise ValueError(
+            f"mesh.context is {count}, and of the kernels for GPUs only tokamax's computes parts of rows: it needs a "
+            "Hopper or Blackwell card, JAX 0.11.1 or newer and --config.model.dtype=bfloat16; else set "
+            "--config.mesh.context=1"
+        )
+    unit = count * (KERNEL_BLOCK if device.platform in KERNELS else 2)
+    if length % unit:
+        raise ValueError(
+            f"learner.row_length is {length}, and mesh.context={count} splits a row into parts of equal work; make it "
+            f"a multiple of {unit}: --config.learner.row_length={-(-length // unit) * unit}"
         )
 
 
@@ -230,6 +254,6 @@ def check_mesh(config: ConfigDict) -> None:
             )
     if slots and slots % (divisor := lanes * len(replica_meshes)):
         raise ValueError(
-            f"engine.slots is {slots}, but the mesh has {len(replica_meshes)} replicas (data × fsdp) of "
+            f"engine.slots is {slots}, but the mesh has {len(replica_meshes)} replicas (data × fsdp × context) of "
             f"engine.lanes={lanes}, which hold equally many; set --config.engine.slots={-(-slots // divisor) * divisor}"
         )

@@ -295,12 +295,14 @@ class Settings:
 
         data: number of devices over which rows are split
         fsdp: number of devices over which rows and parameters are split
+        context: number of devices over which the tokens of each row are split, and parameters as by fsdp
         tensor: number of devices over which each matrix is split
         expert: number of devices over which experts are split
         """
 
         data: Devices = 1
         fsdp: Devices = 1
+        context: Devices = 1
         tensor: Devices = 1
         expert: Devices = 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from cojax.compile import program_text, targets
+from cojax.compile import program_text, programs, targets
 from cojax.compile.program_text import Collective
 from cojax.compile.programs import (
     count_device_bytes,
@@ -235,7 +235,7 @@ def config(tmp_path):
 
 def test_a_mesh_that_does_not_divide_target_or_model_is_refused(config, monkeypatch):
     monkeypatch.setattr(targets, "make_devices", lambda target: [jax.devices()[0]] * target.count)
-    with pytest.raises(ValueError, match="fsdp=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
+    with pytest.raises(ValueError, match="fsdp=1 × context=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
         report_target(config, targets.find_target("v5e-4"))
     config.mesh.tensor = 4
     with pytest.raises(ValueError, match="layers/attention/query/kernel has heads=2, which tensor=4 does not divide"):
@@ -272,6 +272,15 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     assert advised(everything - 9_000)["settings"] == {"model.param_dtype": "bfloat16"}
     assert advised(everything - 11_000)["settings"] == {"learner.row_length": 4_096, "engine.max_length": 4_096}
     assert advised(1_000)["settings"] == {}
+
+
+def test_rows_are_split_over_devices_before_anything_gets_less_precise(monkeypatch):
+    made, _ = learner()
+    monkeypatch.setattr(programs, "count_devices", lambda mesh, *axes: {"context": 2, "data": 2}.get(*axes, 1))
+    monkeypatch.setattr(type(made.placement), "row_shards", 8)
+    # Rows of 200 tokens have 8 equal blocks, and no 16.
+    change = {"mesh.fsdp": 4, "mesh.context": 4, "learner.micro_rows": 4, "mesh.data": 1}
+    assert list(programs._split_rows_further(made)) == [change]
 
 
 def test_without_the_results_of_kernels_it_fits(config, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -140,6 +141,39 @@ def test_what_fits_h100_with_all_its_weights(
     assert found["fits"]
     check_speed(found)
     assert DENSE_EXPERTS not in found["kernels"]
+
+
+def gathered_states(folder: Path, model: ModelConfig, length: int, mesh: dict[str, int]) -> list[tuple[int, ...]]:
+    """The shapes of all-gathers of hidden states or logits in the update: tokens of a row or of a part, and a width."""
+    (path,) = (folder / "programs").glob("*jit_update*after_optimizations.txt")
+    found = program_text.find_collectives(program_text.parse_program(path.read_text()), math.prod(mesh.values()), ())
+    widths = {model.hidden_size, model.vocab_size, model.vocab_size // mesh.get("tensor", 1)}
+    gathered = [axes for one in found if one.kind == "all-gather" for axes in one.shapes]
+    assert any({length, length // mesh["context"]} & set(axes) for axes in gathered)  # keys and values
+    return [axes for axes in gathered if {length, length // mesh["context"]} & set(axes) and widths & set(axes)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("shape", "target", "mesh"),
+    [
+        ("4b", "v5e-16", {"fsdp": 4, "context": 2, "tensor": 2}),
+        ("30b-a3b", "v5p-64", {"fsdp": 8, "context": 4}),
+        ("30b-a3b", "h100x16", {"fsdp": 4, "context": 4}),
+    ],
+)
+def test_rows_of_32768_tokens_fit_devices_that_split_them(
+    shape: str, target: str, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    """All weights learn, with parameters and moments in float32; states and logits stay where they are."""
+    model = dataclasses.replace(SHAPES[shape], dtype="bfloat16", param_dtype="bfloat16")
+    if target == "h100x16" and not has_tokamax():
+        pytest.skip("tokamax is missing: it needs Python 3.12 or newer")
+    found = compiled(tmp_path, model, target, length=32_768, settings={"learner.remat": "inputs"}, **mesh)
+    assert found["fits"]
+    assert DENSE_EXPERTS not in found["kernels"]
+    assert gathered_states(tmp_path, model, 32_768, mesh) == []
+    assert all(program["logits_arrays"] == 0 for program in found["programs"].values())
 
 
 @pytest.mark.nightly

@@ -45,7 +45,7 @@ def compiler(monkeypatch):
 
 def test_every_target_has_each_model_whole_and_with_adapters_in_rows_of_two_lengths():
     cells = table.list_cells()
-    assert len(cells) == len({cell.path for cell in cells}) == 4 * 3 * 2 * 2
+    assert len(cells) == len({cell.path for cell in cells}) == 4 * 3 * 2 * 2 + 2
     assert {cell.row_length for cell in cells} == {16_384, 32_768}
 
 
@@ -59,20 +59,20 @@ def test_a_cell_is_a_command_with_one_row_on_each_device():
 
 def test_a_stored_cell_is_not_compiled_again_and_one_that_does_not_fit_is_followed_by_the_suggestion(compiler):
     commands, answers = compiler
-    answers += [(3, TOO_LARGE), (0, FITTING), *[(0, FITTING)] * 11]
+    answers += [(3, TOO_LARGE), (0, FITTING), *[(0, FITTING)] * 12]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
-    assert len(commands) == 13
+    assert len(commands) == 14
     assert "--config.optimizer.moments_dtype=bfloat16" in commands[1]
     assert table.read_result(CELL)["command"][:4] == ["python", "-m", "experiments.compile", "--target=v5e-16"]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
-    assert len(commands) == 13
+    assert len(commands) == 14
 
 
 def test_an_error_is_told_and_the_other_cells_are_compiled(compiler, capsys):
     commands, answers = compiler
-    answers += [(1, {}), *[(0, FITTING)] * 11]
+    answers += [(1, {}), *[(0, FITTING)] * 12]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 1
-    assert len(commands) == 12
+    assert len(commands) == 13
     assert table.read_result(CELL) is None
     assert "error: Qwen3-4B-full-16384 on v5e-16: {}why" in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_the_page_shows_stored_cells_and_those_that_were_not_compiled(compiler):
         "| v5e-16 | Qwen3-4B | full | 16,384 | fsdp 8 × tensor 2 | yes | 1.0 + 2.0 → 3.0 of 16.0 | 6 | 7 | 27 s "
         "(compute) | splash attention | 166 s |\n"
     ) in page
-    assert page.count("not compiled") == 47
+    assert page.count("not compiled") == 49
 
 
 def test_the_page_says_whether_a_suggestion_was_compiled(compiler):
@@ -109,7 +109,7 @@ def test_the_page_says_whether_a_suggestion_was_compiled(compiler):
 def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
     commands, answers = compiler
     further = {**TOO_LARGE, "suggestion": {**TOO_LARGE["suggestion"], "settings": {"learner.row_length": 8192}}}
-    answers += [(3, TOO_LARGE), (3, further), *[(0, FITTING)] * 12]
+    answers += [(3, TOO_LARGE), (3, further), *[(0, FITTING)] * 13]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
     assert {"--config.optimizer.moments_dtype=bfloat16", "--config.learner.row_length=8192"} <= set(commands[2])
     said = "with `optimizer.moments_dtype=bfloat16`, `learner.row_length=8192` it fits, compiled: 3.0"
@@ -118,9 +118,9 @@ def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
 
 def test_suggestions_come_to_an_end(compiler):
     commands, answers = compiler
-    answers += [*[(3, TOO_LARGE)] * (1 + table.MAX_SUGGESTIONS), *[(0, FITTING)] * 11]
+    answers += [*[(3, TOO_LARGE)] * (1 + table.MAX_SUGGESTIONS), *[(0, FITTING)] * 12]
     assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
-    assert len(commands) == 12 + table.MAX_SUGGESTIONS
+    assert len(commands) == 13 + table.MAX_SUGGESTIONS
     assert "`optimizer.moments_dtype=bfloat16` it does not fit either" in table.make_table()
 
 

@@ -75,10 +75,29 @@ def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, 
         ),
         (
             {"data": 8}, {"engine.lanes": 2, "engine.slots": 24},
-            r"engine.slots is 24, .* 8 replicas \(data × fsdp\) of engine.lanes=2, .*; set --config.engine.slots=32$",
+            r"engine.slots is 24, .* 8 replicas \(data × fsdp × context\) of .*; set --config.engine.slots=32$",
         ),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused_with_the_fix(sizes: dict[str, int], settings: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         processes.check_mesh(given(sizes, settings))
+
+
+def test_a_row_must_be_cut_into_equal_blocks() -> None:
+    cpu, tpu = (types.SimpleNamespace(platform=name) for name in ("cpu", "tpu"))
+    processes.check_row_length(24, 4, cpu, "float32")
+    processes.check_row_length(4096, 4, tpu, "bfloat16")
+    processes.check_row_length(25, 1, cpu, "float32")
+    with pytest.raises(ValueError, match=r"row_length is 25, and mesh.context=4 .*: --config.learner.row_length=32$"):
+        processes.check_row_length(25, 4, cpu, "float32")
+    with pytest.raises(ValueError, match=r"multiple of 512: --config.learner.row_length=4608$"):
+        processes.check_row_length(4104, 4, tpu, "bfloat16")
+
+
+def test_a_card_without_a_kernel_for_parts_of_rows_is_refused() -> None:
+    ampere = types.SimpleNamespace(platform="gpu", compute_capability="8.0")
+    with pytest.raises(
+        ValueError, match=r"only tokamax's computes parts of rows: .*; else set --config.mesh.context=1$"
+    ):
+        processes.check_row_length(4096, 2, ampere, "bfloat16")

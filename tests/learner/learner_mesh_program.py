@@ -39,7 +39,12 @@ SPARSE = ModelConfig(
     moe_intermediate_size=24,
     norm_topk_prob=True,
 )
-CASES = {"dense": (DENSE, {"fsdp": 4, "tensor": -1}), "sparse": (SPARSE, {"data": -1, "fsdp": 2, "expert": 2})}
+CASES = {
+    "dense": (DENSE, {"fsdp": 4, "tensor": -1}),
+    "sparse": (SPARSE, {"data": -1, "fsdp": 2, "expert": 2}),
+    "parts": (DENSE, {"context": 4, "fsdp": 2}),
+    "sparse parts": (SPARSE, {"fsdp": 2, "context": 2, "expert": -1}),
+}
 
 
 # Tokens alone; sequences, with a mask over each and the entropy's gradient; pairs, which may lie on two devices.

@@ -11,7 +11,7 @@ from patience import patience
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "parts", "sparse parts"])
 def test_eight_devices_learn_as_one(kind: str, tmp_path: Path) -> None:
     """To 1e-5 of each leaf's norm after two steps; what they save, one device restores."""
     root = Path(__file__).parents[2]

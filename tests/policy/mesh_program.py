@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cojax.policy import logprobs, moe, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params, get_leaf, parameters
 from cojax.policy.pretrained import write_model
-from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
+from cojax.policy.sharding import batch_sharding, list_axes, make_mesh, partition, shard
 from cojax.storage.checkpoint import Checkpointer
 
 initialize = functools.cache(transformer.initialize)
@@ -38,7 +39,13 @@ SPARSE = ModelConfig(
 MESHES = {
     "dense": (DENSE, ({"fsdp": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})),
     "sparse": (SPARSE, ({"fsdp": 8}, {"expert": 8}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "tensor": 2, "expert": 2})),
+    "parts": (DENSE, ({"context": 2}, {"context": 4}, {"fsdp": 2, "context": 2, "tensor": 2})),
+    "sparse parts": (SPARSE, ({"context": 4, "expert": 2}, {"fsdp": 2, "context": 2, "expert": 2})),
 }
+
+
+def mesh_of(sizes: dict[str, int]) -> jax.sharding.Mesh:
+    return make_mesh(**sizes, devices=jax.devices()[: math.prod(sizes.values())])
 
 
 def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -62,7 +69,7 @@ def step(
     """Loss, gradient, and the parameters after SGD at learning rate 1."""
 
     def loss(params: Params) -> jax.Array:
-        scores = logprobs.token_scores(config, params, *rows, chunk=8, remat="layers", mesh=mesh, entropy="gradient")
+        scores = logprobs.token_scores(config, params, *rows, chunk=2, remat="layers", mesh=mesh, entropy="gradient")
         return -(scores.logprobs + 0.1 * scores.entropy).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
@@ -75,7 +82,7 @@ def on_one_device(config: ModelConfig) -> tuple[jax.Array, Params, Params]:
 
 
 def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
-    mesh = make_mesh(**sizes)
+    mesh = mesh_of(sizes)
     placed, rows = shard(config, initialize(config, 0), mesh), jax.device_put(batch(), batch_sharding(mesh))
     found = jax.jit(functools.partial(step, config, mesh=mesh if mesh_aware else None))(placed, rows)
     expected, what = on_one_device(config), f"{sizes}, {mesh_aware=}"
@@ -86,13 +93,13 @@ def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
 
 def check_kept(config: ModelConfig, sizes: dict) -> None:
     """The logits are kept where those of a device's own rows and vocabulary fit, and only there."""
-    mesh = make_mesh(**sizes)
+    mesh, length = mesh_of(sizes), 16 // sizes.get("context", 1)
     rows, vocabulary = 8 // (mesh.shape["data"] * mesh.shape["fsdp"]), config.vocab_size // mesh.shape["tensor"]
     for kept, less in ((True, 0), (False, 1)):
-        logprobs.MAX_KEPT_BYTES = 4 * rows * 16 * vocabulary - less
+        logprobs.MAX_KEPT_BYTES = 4 * rows * length * vocabulary - less
         placed = shard(config, initialize(config, 0), mesh)
         program = str(jax.make_jaxpr(functools.partial(step, config, mesh=mesh))(placed, batch()))
-        assert (f"f32[{rows},16,{vocabulary}]" in program) == kept, (sizes, kept)
+        assert (f"f32[{rows},{length},{vocabulary}]" in program) == kept, (sizes, kept)
 
 
 def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
@@ -101,7 +108,7 @@ def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
     row = next(row for row in parameters(config) if row.name == row_name)
     leaf = get_leaf(shard(config, initialize(config, 0), mesh), row)
     whole = int(np.prod(leaf.shape))
-    parts = int(np.prod([mesh.shape[axis] for axis in partition(row) if axis]))
+    parts = int(np.prod([mesh.shape[axis] for entry in partition(row) for axis in list_axes(entry)]))
     assert leaf.addressable_shards[0].data.size * parts == whole, (row_name, leaf.sharding)
 
 
@@ -134,7 +141,7 @@ def check_load(config: ModelConfig, sizes: dict, folder: Path) -> None:
         leaf = get_leaf(policy.params, row)
         assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, partition(row)), leaf.ndim), row.name
         np.testing.assert_array_equal(np.asarray(leaf), np.asarray(get_leaf(alone, row)), err_msg=row.name)
-    tokens = batch()[0][:3]
+    tokens = batch()[0][:3, :15]
     np.testing.assert_allclose(policy.logits(tokens), cojax.load(folder / "one").logits(tokens), atol=2e-5)
     policy.save(folder / "two")
     for name in ("model.safetensors", "config.json"):
@@ -156,7 +163,7 @@ if __name__ == "__main__":
         for bytes_kept in (0, 2**20):
             logprobs.MAX_KEPT_BYTES = bytes_kept
             check_update(model, sizes, mesh_aware=True)
-        if number == len(meshes) - 1:
+        if number == len(meshes) - 1 and "context" not in sizes:
             check_update(model, sizes, mesh_aware=False)
         check_kept(model, sizes)
     check_shares(model, meshes[-1], "layers/feed_forward/gate" + ("" if model.sparse else "/kernel"))
@@ -165,4 +172,4 @@ if __name__ == "__main__":
     if model.sparse:
         moe.mix = grouped
         jax.clear_caches()
-        check_update(model, {"fsdp": 2, "tensor": 2, "expert": 2}, mesh_aware=True)
+        check_update(model, meshes[-1], mesh_aware=True)

@@ -26,11 +26,11 @@ if __name__ == "__main__":
     batch = (tokens, *one_segment(tokens))
     score = jax.jit(lambda params, batch: token_logprobs(config, params, *batch, chunk=8))
     alone = np.asarray(score(params, batch))
-    for sizes in ({"tensor": 2, "fsdp": 2}, {"data": 2, "tensor": 2}):
+    for sizes in ({"tensor": 2, "fsdp": 2}, {"data": 2, "tensor": 2}, {"context": 2, "tensor": 2}):
         mesh = make_mesh(**sizes)
         placed = shard(config, params, mesh)
         kernel = placed["layers"]["feed_forward"]["gate"]["kernel"]
-        share = 32 // mesh.shape["fsdp"], 40 // mesh.shape["tensor"]
+        share = 32 // mesh.shape["fsdp"] // mesh.shape["context"], 40 // mesh.shape["tensor"]
         assert kernel.addressable_shards[0].data.shape == (2, *share), kernel.sharding
         spread = np.asarray(score(placed, jax.device_put(batch, batch_sharding(mesh))))
         np.testing.assert_allclose(spread, alone, atol=1e-5, rtol=0)

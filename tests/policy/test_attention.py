@@ -1,6 +1,7 @@
 """Packed attention against JAX's own dense one, and the accelerators' kernels against it."""
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from cojax.compile.targets import CHIPS, lowered_for
-from cojax.policy import attention
+from cojax.policy import attention, sharding
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
 
@@ -59,6 +60,47 @@ def test_what_tokamax_is_told_of_segments_is_their_mask() -> None:
         results(told, arrays, segments), results(attention.attend_blockwise, arrays, segments), strict=True
     ):
         np.testing.assert_allclose(found, expected, atol=5e-6)
+
+
+def told_of_parts(kernel: Callable, count: int) -> Callable:
+    """The kernel on each of a row's parts, as devices call it, with the keys and values of whole rows."""
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array) -> jax.Array:
+        mesh = types.SimpleNamespace(shape={"data": 1, "fsdp": 1, "context": count})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(sharding, "constrain", lambda x, mesh: x)
+            queries, own = (sharding.split_rows(x, mesh).reshape(count, 2, -1, *x.shape[2:]) for x in (query, segments))
+        parts = [kernel(queries[i], key, value, segments, part=(own[i], jnp.int32(i))) for i in range(count)]
+        return sharding.join_parts(jnp.concatenate(parts), count)
+
+    return attend
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_parts_of_rows_see_what_their_rows_do(count: int) -> None:
+    arrays, segments = rows(length=72, heads=4, groups=2, size=8)
+    told = told_of_parts(attention.attend_blockwise, count)
+    expected = results(attention.attend_blockwise, arrays, segments)
+    for found, each in zip(results(told, arrays, segments), expected, strict=True):
+        np.testing.assert_allclose(found, each, atol=5e-6)
+
+
+def test_splash_computes_parts_of_rows() -> None:
+    arrays, segments = rows(length=256, heads=2, groups=1, size=16)
+    told = told_of_parts(functools.partial(attention.run_splash, interpret=True), 2)
+    expected = results(attention.attend_blockwise, arrays, segments)
+    for found, each in zip(results(told, arrays, segments), expected, strict=True):
+        np.testing.assert_allclose(found, each, atol=5e-6)
+
+
+def test_what_tokamax_is_told_of_parts_is_their_mask() -> None:
+    base = pytest.importorskip("tokamax._src.ops.attention.base")
+    arrays, segments = rows(length=72, heads=4, groups=2, size=8)
+    operation = base.DotProductAttention(vjp=base.DotProductAttentionVjp())
+    told = told_of_parts(functools.partial(attention.run_tokamax, operation=operation), 2)
+    expected = results(attention.attend_blockwise, arrays, segments)
+    for found, each in zip(results(told, arrays, segments), expected, strict=True):
+        np.testing.assert_allclose(found, each, atol=5e-6)
 
 
 def test_tokamax_serves_hopper_and_blackwell_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from patience import patience
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "parts", "sparse parts"])
 def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
     """To 1e-5 of each leaf's norm; checkpoints move between meshes; in a process that has eight devices."""
     _run("mesh_program.py", kind, str(tmp_path))
@@ -22,6 +22,13 @@ def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
 def test_the_scoring_matrix_is_moved_once(kind: str) -> None:
     """By the text of the compiled program, no loop gathers the vocabulary matrix or reduces its gradient."""
     _run("collectives_program.py", kind)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["dense", "sparse", "losses"])
+def test_rows_split_over_devices(kind: str) -> None:
+    """By the text of the compiled update only keys and values of whole rows are gathered; every loss is the same."""
+    _run("context_program.py", kind)
 
 
 def _run(program: str, *arguments: str) -> None:

@@ -24,13 +24,16 @@ def test_log_probs_do_not_depend_on_the_mesh(commands: Commands) -> None:
 
 def test_partition_follows_the_rules() -> None:
     rows = {row.name: partition(row) for row in parameters(ModelConfig(61, 32, 40, 2, 4, 2, 16))}
-    assert rows["layers/attention/query/kernel"] == PartitionSpec(None, "fsdp", "tensor", None)
-    assert rows["layers/feed_forward/down/kernel"] == PartitionSpec(None, "tensor", "fsdp")
+    width = ("fsdp", "context")
+    assert rows["layers/attention/query/kernel"] == PartitionSpec(None, width, "tensor", None)
+    assert rows["layers/feed_forward/down/kernel"] == PartitionSpec(None, "tensor", width)
     assert rows["layers/attention/query_norm/scale"] == PartitionSpec(None, None)
 
 
 def test_sizes_must_multiply_to_the_devices() -> None:
-    with pytest.raises(ValueError, match=r"data=2 × fsdp=1 × tensor=3 × expert=1 makes 6 devices, but there are 1"):
+    with pytest.raises(
+        ValueError, match=r"data=2 × fsdp=1 × context=1 × tensor=3 × expert=1 makes 6 devices, but there are 1"
+    ):
         make_mesh(data=2, tensor=3, devices=jax.devices()[:1])
 
 
