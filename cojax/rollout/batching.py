@@ -1,4 +1,4 @@
-"""Continuous batching over fixed slots: decides which requests share a forward, and computes the forwards.
+"""Continuous batching over fixed slots: decides which requests share a forward. `Forwards` computes them.
 
 A request's new prompt tokens, except the last, are prefilled in chunks, without logits. Decoding begins with the
 prompt's last token, and feeds one token at a time for all slots together. Requests join and leave between any two
@@ -16,25 +16,20 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
-from cojax.policy.parameters import jit_policy
-from cojax.policy.sharding import Mesh, constrain
-from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.forwards import Calls
 
 _MIN_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
 _ALIGNMENT = 64  # positions; of rows of other lengths, an accelerator loads single numbers in place of vectors
-_STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
+STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
@@ -50,6 +45,7 @@ class Session:
     cache_length: int = 0
     version: int | None = None
     reported_count: int = 0
+    batcher: "Batcher | None" = None  # whose slot it has
     request: "Request | None" = None
 
 
@@ -76,9 +72,10 @@ class Request:
 
 
 class Batcher:
-    """Owns the device arrays, the slots and the running requests.
+    """Owns the slots of a replica and the running requests.
 
-    `computed` and `reused` count the prompt tokens that were prefilled, and those that were copied instead.
+    `plan` names what is computed next, and `take` takes its result, one after the other. `computed` and `reused` count
+    the prompt tokens that were prefilled, and those that were copied instead.
     """
 
     def __init__(
@@ -89,14 +86,12 @@ class Batcher:
         row_count: int,
         chunk_sizes: Sequence[int],
         with_routes: bool,
-        mesh: Mesh | None,
     ) -> None:
-        self._config, self._slot_count, self._routes, self._mesh = config, slot_count, with_routes, mesh
-        self._cache_length = -(-cache_length // _ALIGNMENT) * _ALIGNMENT
+        self._config, self._slot_count, self._routes = config, slot_count, with_routes
+        self._cache_length = align(cache_length)
         self._row_count, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
-        self._cache = transformer.make_cache(config, slot_count, self._cache_length, mesh)
-        self._params: Params = {}
         self._version: int | None = None
+        self._take_result: Callable[[Any], list[Request]] = lambda result: []
         self._free_slots = list(range(slot_count))  # the one freed first comes first
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
@@ -107,12 +102,16 @@ class Batcher:
         self._steps_since_prefill = 0
 
     @property
+    def free_slot_count(self) -> int:
+        return len(self._free_slots)
+
+    @property
     def is_busy(self) -> bool:
         return bool(self._prefilling or self._decoding or self._waiting_requests)
 
-    def load_weights(self, version: int, params: Params) -> None:
-        """Takes other weights, between requests. Caches of the old weights are dropped, and their tokens fed again."""
-        self._version, self._params = version, params
+    def begin_version(self, version: int) -> None:
+        """Begins with other weights, between requests. Caches of old ones are dropped; their tokens are fed again."""
+        self._version = version
         self._prefixes = Prefixes()
 
     def admit(self, request: Request) -> None:
@@ -183,30 +182,32 @@ class Batcher:
                 self._prefixes.pending.difference_update(request.chunk_names[request.chunk_index :])
         self._start_waiting_requests()
 
-    def wait(self) -> None:
-        """Waits until the devices have finished their work."""
-        for layer in self._cache:
-            layer.value.block_until_ready()
+    def plan(self) -> Calls:
+        """What is computed next, () if nothing is to be computed. `take` must get its result before the next plan."""
+        if not (self._prefilling or self._decoding):
+            self._take_result = lambda result: []
+            return ()
+        return (*self._plan_copies(), self._plan_prefill() if self._prefill_is_due() else self._plan_decode())
 
-    def forward(self) -> list[Request]:
-        """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
-        self._copy_prefixes()
-        if self._prefill_is_due():
-            self._prefill()
-            return []
-        return self._decode()
+    def take(self, result: Any) -> list[Request]:
+        """Takes the result of the last plan; returns the requests that it completed.
 
-    def _copy_prefixes(self) -> None:
-        """Makes the copies that admitted requests need; each program makes at most as many as there are slots.
+        Raises FloatingPointError for log-probabilities that are not finite.
+        """
+        return self._take_result(result)
+
+    def _plan_copies(self) -> Calls:
+        """The copies that admitted requests need; each program makes at most as many as there are slots.
 
         A copy may be longer than needed: the rest of its target is stale anyway.
         """
+        calls: Calls = ()
         while self._copies:
             due_copies, self._copies = self._copies[: self._slot_count], self._copies[self._slot_count :]
             slot_pairs = np.zeros((2, self._slot_count), np.int32)
             slot_pairs[:, : len(due_copies)] = np.array([copy[:2] for copy in due_copies], np.int32).T
-            span = max(span for *_, span in due_copies)
-            self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(due_copies)), span)
+            calls += (("copy", *slot_pairs, np.int32(len(due_copies)), max(span for *_, span in due_copies)),)
+        return calls
 
     def _prefill_is_due(self) -> bool:
         """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.
@@ -226,7 +227,7 @@ class Batcher:
         """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
         return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._cache_length)
 
-    def _prefill(self) -> None:
+    def _plan_prefill(self) -> tuple[Any, ...]:
         chunk, span = shape = self._choose_shape(self._prefilling[0])
         requests = [request for request in self._prefilling if self._choose_shape(request) == shape][: self._row_count]
         tokens = np.full((self._row_count, chunk), -1, np.int32)
@@ -243,9 +244,10 @@ class Batcher:
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
-        self._cache, routes = prefill(
-            self._config, self._params, self._cache, tokens, first_positions, slots, span, self._routes, self._mesh
-        )
+        self._take_result = functools.partial(self._take_prefill, requests, tokens)
+        return "prefill", tokens, first_positions, slots, span
+
+    def _take_prefill(self, requests: Sequence[Request], tokens: np.ndarray, routes: Any) -> list[Request]:
         for row, request in enumerate(requests):
             # Of this row alone: a chunk that a slot holds keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
@@ -255,24 +257,26 @@ class Batcher:
                 request.chunk_index += 1
         self._steps_since_prefill = 0
         self._start_waiting_requests()
+        return []
 
-    def _decode(self) -> list[Request]:
+    def _plan_decode(self) -> tuple[Any, ...]:
         inputs = np.zeros((2, self._slot_count), np.int32)
         inputs[1] = self._cache_length  # idle slots write nothing
-        draw_settings = np.zeros((_STEPS_PER_CALL, 2, self._slot_count), np.float32)
+        draw_settings = np.zeros((STEPS_PER_CALL, 2, self._slot_count), np.float32)
         for request in self._decoding:
             slot, count = request.session.slot_index, len(request.new_tokens)
             inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
-            next_uniforms = request.uniforms[count : count + _STEPS_PER_CALL]
+            next_uniforms = request.uniforms[count : count + STEPS_PER_CALL]
             draw_settings[: len(next_uniforms), 0, slot] = next_uniforms
             draw_settings[:, 1, slot] = request.sampling.temperature
-        steps = min(_STEPS_PER_CALL, max(len(request.uniforms) - len(request.new_tokens) for request in self._decoding))
+        steps = min(STEPS_PER_CALL, max(len(request.uniforms) - len(request.new_tokens) for request in self._decoding))
         if self._prefilling:
             steps = min(steps, max(1, _DECODES_PER_PREFILL - self._steps_since_prefill))
-        next_tokens, next_logprobs, self._cache, routes = decode(
-            self._config, self._params, self._cache, inputs, draw_settings, np.int32(steps), self._routes, self._mesh
-        )
-        tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
+        self._take_result = functools.partial(self._take_decode, steps)
+        return "decode", inputs, draw_settings, np.int32(steps)
+
+    def _take_decode(self, steps: int, result: tuple[Any, Any, Any]) -> list[Request]:
+        (tokens, logprobs), routes = (np.asarray(array).tolist() for array in result[:2]), result[2]
         for request in self._decoding:
             for step in range(steps):
                 self._take_token(request, tokens[step], logprobs[step], (routes, step))
@@ -311,6 +315,11 @@ class Batcher:
         session = request.session
         reported_count, session.reported_count = session.reported_count, session.cache_length
         return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - reported_count) :])
+
+
+def align(length: int) -> int:
+    """The length of a cache for conversations of `length` tokens."""
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 def name_chunks(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[bytes, ...]:
@@ -356,177 +365,6 @@ class Prefixes:
             if not self.holders[chunk_name]:
                 del self.holders[chunk_name]
         del self._chunks_by_slot[slot_index][kept_count:]
-
-
-def prefill(
-    config: ModelConfig,
-    params: Params,
-    cache: tuple[Cache, ...],
-    tokens: np.ndarray,
-    start_positions: np.ndarray,
-    slots: np.ndarray,
-    span: int,
-    with_routes: bool = False,
-    mesh: Mesh | None = None,
-) -> tuple[tuple[Cache, ...], jax.Array | None]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
-
-    Returns the cache and, if `with_routes`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
-    marks an unused row. Every position must be below `span`. `mesh` is as in `compute_cached_states`.
-
-    Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
-    size and span.
-    """
-    length, layers = cache[0].key.shape[-1], params["layers"]
-    embedding_params = {param_name: arrays for param_name, arrays in params.items() if param_name != "layers"}
-    x, positions = _embed_tokens(config, embedding_params, tokens, start_positions, length, mesh)
-    new_cache, layer_routes = [], []
-    windows = config.layer_windows or (None,) * len(layers)
-    for layer_number, (layer, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
-        last = layer_number == len(layers)
-        x, layer, routes = _run_layer(config, arrays, layer, x, positions, slots, span, window, last, with_routes, mesh)
-        new_cache.append(layer)
-        if routes is not None:
-            layer_routes.append(routes)
-    return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None
-
-
-@functools.partial(jit_policy, static_argnames=("config", "length", "mesh"))
-def _embed_tokens(
-    config: ModelConfig, end_params: Params, tokens: jax.Array, starts: jax.Array, length: int, mesh: Mesh | None
-) -> tuple[jax.Array, jax.Array]:
-    positions = jnp.where(tokens < 0, length, starts[:, None] + jnp.arange(tokens.shape[1]))
-    return constrain(transformer.embedding_and_head(config, end_params).embed(jnp.maximum(tokens, 0)), mesh), positions
-
-
-@functools.partial(
-    jit_policy, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old_cache"
-)
-def _run_layer(
-    config: ModelConfig,
-    arrays: Params,
-    old_cache: Cache,
-    x: jax.Array,
-    positions: jax.Array,
-    slots: jax.Array,
-    span: int,
-    window: jax.Array | int | None,
-    is_last: bool,
-    with_routes: bool,
-    mesh: Mesh | None,
-) -> tuple[jax.Array | None, Cache, jax.Array | None]:
-    """Runs one layer. Nobody reads the output of the last layer (`is_last`), so it is not computed."""
-    x, new_cache, routes = transformer.run_cached_layer(
-        config, arrays, old_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
-    )
-    return None if is_last else x, new_cache, routes
-
-
-@functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
-def copy_prefixes(
-    cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, copy_count: jax.Array, span: int
-) -> tuple[Cache, ...]:
-    """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
-
-    sources and targets are int32[N]. Only the first `copy_count`, int32[], are copied, so one program serves any number
-    of copies up to N.
-    """
-
-    def move(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
-        # One slice: a slice of a slice would make XLA copy the whole cache.
-        prefix = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
-        return jax.lax.dynamic_update_slice(array, prefix, (targets[index], 0, 0, 0))
-
-    def copy_layers(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        return tuple(Cache(move(index, key, width, span), move(index, value, span, width)) for key, value in cache)
-
-    width = cache[0].key.shape[2]
-    return jax.lax.fori_loop(0, copy_count, copy_layers, cache)
-
-
-@functools.partial(jit_policy, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
-def decode(
-    config: ModelConfig,
-    params: Params,
-    cache: tuple[Cache, ...],
-    inputs: jax.Array,
-    draw_settings: jax.Array,
-    steps: jax.Array,
-    with_routes: bool = False,
-    mesh: Mesh | None = None,
-) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Feeds one token to every slot and samples the next, `steps` int32[] times one after another, N at most.
-
-    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. draw_settings
-    float32[N, 2, S] holds a uniform random number and the temperature for each step. Returns the sampled tokens
-    int32[N, S], their log-probabilities float32[N, S], the cache and, if `with_routes`, the routes of the tokens fed,
-    int[N, S, L, k]; 0 beyond `steps`. `mesh` is as in `compute_cached_states`.
-    """
-
-    def run_step(cache: tuple[Cache, ...], tokens: jax.Array, positions: jax.Array, settings: jax.Array) -> Any:
-        hidden, cache, routes = transformer.compute_cached_states(
-            config, params, cache, tokens[:, None], positions[:, None], with_routes=with_routes, mesh=mesh
-        )
-        # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the
-        # matrix.
-        logits = transformer.compute_logits(config, params, hidden[:, 0])
-        scores = constrain(constrain(logits, mesh, "vocabulary"), mesh)
-        return cache, (*sample(scores, *settings), None if routes is None else routes[:, 0])
-
-    def add_step(index: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        cache, tokens, positions, results = carry
-        cache, step_results = run_step(cache, tokens, positions, draw_settings[index])
-        results = jax.tree.map(lambda buffer, row: buffer.at[index].set(row), results, step_results)
-        return cache, step_results[0], positions + 1, results
-
-    shapes = jax.eval_shape(run_step, cache, *inputs, draw_settings[0])[1]
-    results = jax.tree.map(lambda row: jnp.zeros((len(draw_settings), *row.shape), row.dtype), shapes)
-    cache, _, _, (tokens, logprobs, routes) = jax.lax.fori_loop(0, steps, add_step, (cache, *inputs, results))
-    return tokens, logprobs, cache, routes
-
-
-def sample(scores: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverse-CDF sampling of float32[S, V] logits / temperature: the first token i with Σ_{j≤i} p_j > u · Σ_j p_j.
-
-    uniforms, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
-    """
-    is_greedy = temperature == 0
-    logits = scores / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    max_logit = jnp.max(logits, axis=-1)
-    weights = jnp.exp(logits - max_logit[:, None])
-    drawn_tokens, weight_sum = _draw_tokens(weights, uniforms)
-    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1), drawn_tokens).astype(jnp.int32)
-    token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, token_logits - max_logit - jnp.log(weight_sum)
-
-
-def _draw_tokens(weights: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The token drawn from each row of float32[S, V], and the row's sum float32[S].
-
-    The token's block is found first, then the token within the block: a cumulative sum over the vocabulary is slow.
-    """
-    vocabulary_size = weights.shape[-1]
-    block_size = max(1, math.isqrt(vocabulary_size))
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary_size % block_size))).reshape(weights.shape[0], -1, block_size)
-    block_sums = jnp.sum(blocks, axis=-1)
-    cumulative_sums = jnp.cumsum(block_sums, axis=-1)
-    weight_sum = cumulative_sums[:, -1]
-    block_index = _first_above(cumulative_sums, block_sums, uniforms * weight_sum)
-    block_weights = jnp.take_along_axis(blocks, block_index[:, None, None], axis=1)[:, 0]
-    sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block_index[:, None], axis=1)[:, 0]
-    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniforms * weight_sum - sum_before)
-    return block_index * block_size + index_in_block, weight_sum
-
-
-def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """int32[S]: the first index whose cumulative sum exceeds the target.
-
-    If rounding leaves no such index, it is the last one with a weight above 0. An index of weight 0 is never returned.
-    """
-    is_possible = weights > 0
-    is_above = (cumulative_weights > target[:, None]) & is_possible
-    last_possible = weights.shape[-1] - 1 - jnp.argmax(is_possible[:, ::-1], axis=-1)
-    return jnp.where(jnp.any(is_above, axis=-1), jnp.argmax(is_above, axis=-1), last_possible)
 
 
 def draw_uniforms(seed: Sequence[int], token_count: int) -> np.ndarray:

@@ -18,11 +18,13 @@ the same to rounding only.
 """
 
 import collections
+import dataclasses
 import functools
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +32,45 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.environment import EngineError, waiting
+from cojax.learner.placement import ONE_PROCESS, Hosts, to_host
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import Parameter, choose_dtype
 from cojax.policy.sharding import check_divides, list_replicas, partition
 from cojax.policy.transformer import Params, unstack
-from cojax.rollout.batching import Batcher, Request, Session, draw_uniforms
+from cojax.rollout.batching import Batcher, Request, Session, align, draw_uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, check_prompt
+from cojax.rollout.forwards import Calls, Forwards
+from cojax.rollout.replicas import LedForwards, ReplicaForwards, is_on, spread, spread_leaves, view
 from cojax.settings.tree import Settings
 
 
-class Lane:
-    """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
+class LaneForwards(Protocol):
+    """Computes for the batchers of a lane, with weights `params`. Only the lane's thread uses it."""
 
-    def __init__(self, batcher: Batcher, busy_time: BusyTime, on_failure: Callable[[str], None]) -> None:
+    params: Params
+
+    def run_all(self, plans: Sequence[Calls]) -> Sequence[Any]:
+        """Runs the plan of each batcher, and returns its result."""
+
+    def wait(self) -> None:
+        """Waits until the devices have finished their work."""
+
+
+class Lane:
+    """Serves sessions on the slots of its batchers. The thread calls `on_failure` with the reason of a failure."""
+
+    def __init__(
+        self,
+        batchers: Sequence[Batcher],
+        forwards: LaneForwards,
+        busy_time: BusyTime,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._busy, self._on_failure = busy_time, on_failure
-        self.batcher = batcher  # used by the thread; others only read its counts
+        # Used by the thread; others only read the counts.
+        self.batchers, self.forwards = batchers, forwards
         # Shared with callers, under the lock.
         self._condition = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -145,7 +169,12 @@ class Lane:
         try:
             while self._admit_requests():
                 with self._busy:
-                    requests = self.batcher.forward()
+                    results = self.forwards.run_all([batcher.plan() for batcher in self.batchers])
+                    requests = [
+                        request
+                        for batcher, result in zip(self.batchers, results, strict=True)
+                        for request in batcher.take(result)
+                    ]
                 if requests:
                     self._deliver(requests)
         except BaseException as error:  # of any type: callers would wait for ever
@@ -156,28 +185,42 @@ class Lane:
         with self._condition:
             while not self._failure:
                 if self._is_resting:
-                    self.batcher.wait()
+                    self.forwards.wait()
                     self._is_idle = True
                     self._condition.notify_all()
                     self._condition.wait()
                     continue
-                self.batcher.drop_aborted()
+                for batcher in self.batchers:
+                    batcher.drop_aborted()
                 for session in self._released_sessions:
-                    self.batcher.free_slot(session)
+                    if session.batcher is not None:
+                        session.batcher.free_slot(session)
                 self._released_sessions.clear()
-                if self._pending_weights is not None and not self.batcher.is_busy:
-                    version, params, future = self._pending_weights
-                    self.batcher.load_weights(version, params)
+                if self._pending_weights is not None and not self._is_busy:
+                    version, self.forwards.params, future = self._pending_weights
+                    for batcher in self.batchers:
+                        batcher.begin_version(version)
                     self._pending_weights = None
                     future.set_result(None)
                     self._condition.notify_all()
                 while self._queue and self._pending_weights is None:
                     if not (request := self._queue.popleft()).result.done():
-                        self.batcher.admit(request)
-                if self.batcher.is_busy:
+                        self._admit(request)
+                if self._is_busy:
                     return True
                 self._condition.wait()
             return False
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(batcher.is_busy for batcher in self.batchers)
+
+    def _admit(self, request: Request) -> None:
+        """Admits the request to its session's batcher, which is the one with most free slots at the first request."""
+        session = request.session
+        if session.batcher is None:
+            session.batcher = max(self.batchers, key=lambda batcher: batcher.free_slot_count)
+        session.batcher.admit(request)
 
     def _deliver(self, requests: list[Request]) -> None:
         with self._condition:
@@ -221,34 +264,59 @@ class LocalEngine:
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
         mesh: Mesh | None = None,
+        hosts: Hosts = ONE_PROCESS,
     ) -> None:
         check_length(max_length, config.max_position_embeddings)
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
+        self._mesh, self._hosts = mesh, hosts
         self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else list_replicas(mesh)
-        self._has_device_groups = mesh is not None and mesh.size > len(self._replicas)
+        self._is_spread = hosts is not ONE_PROCESS
+        self._has_device_groups = self._is_spread or (mesh is not None and mesh.size > len(self._replicas))
         if self._has_device_groups and lanes > 1:
             raise ValueError(
-                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1"
+                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, and so have several "
+                "processes, so set it to 1"
             )
-        lane_count = lanes * len(self._replicas)
-        if slots % lane_count:
+        batcher_count = lanes * len(self._replicas)
+        if slots % batcher_count:
             on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
-            raise ValueError(f"slots {slots} is no multiple of lanes {lane_count}{on}; every lane holds equally many")
+            raise ValueError(
+                f"slots {slots} is no multiple of lanes {batcher_count}{on}; every lane holds equally many"
+            )
         if mesh is not None:
             check_divides(config, mesh)
         if routes:
             RouteShape.of(config)
+        if routes and self._is_spread:
+            raise ValueError("several processes do not report which experts tokens went through; leave routes unset")
         self._config, self._max_length, self.tells_routes, self.slots = config, max_length, routes, slots
         self._busy = BusyTime()
         # Guarded by the lock. If a lane's lock is needed too, this one is taken first.
         self._lock = threading.Lock()
         self._has_weights, self._failure = False, ""
         self._lane_by_session: dict[str, int] = {}  # session → index of its lane
-        self._free_slots = [slots // lane_count] * lane_count
+        own_slots = slots // batcher_count
+        batchers = [
+            Batcher(config, own_slots, max_length, prefill_rows, prefill_chunks, routes) for _ in range(batcher_count)
+        ]
+        if self._is_spread:
+            assert mesh is not None
+            with hosts.operation("build_engine", json.dumps(dataclasses.asdict(config)), own_slots, align(max_length)):
+                own = ReplicaForwards(config, own_slots, align(max_length), mesh)
+            self._lanes = [Lane(batchers, LedForwards(own, hosts), self._busy, self._stop)]
+        else:
+            self._lanes = [
+                Lane(
+                    [batcher],
+                    Forwards(config, own_slots, align(max_length), routes, self._replicas[index % len(self._replicas)]),
+                    self._busy,
+                    self._stop,
+                )
+                for index, batcher in enumerate(batchers)
+            ]
+        self._free_slots = [slots // len(self._lanes)] * len(self._lanes)
         self._waiting_events: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
-        make = functools.partial(Batcher, config, slots // lane_count, max_length, prefill_rows, prefill_chunks, routes)
-        self._lanes = [Lane(make(replica), self._busy, self._stop) for _ in range(lanes) for replica in self._replicas]
 
     @property
     def busy_seconds(self) -> float:
@@ -258,12 +326,12 @@ class LocalEngine:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that were computed so far. The last token of each prompt does not count: it is decoded."""
-        return sum(lane.batcher.computed for lane in self._lanes)
+        return sum(batcher.computed for lane in self._lanes for batcher in lane.batchers)
 
     @property
     def reused_tokens(self) -> int:
         """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
-        return sum(lane.batcher.reused for lane in self._lanes)
+        return sum(batcher.reused for lane in self._lanes for batcher in lane.batchers)
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` and returns once they are in use.
@@ -287,7 +355,30 @@ class LocalEngine:
             future.result()
 
     def _make_copies(self, weights: Weights) -> list[Params]:
-        """A copy for each replica, as `unstack` returns it. Arrays go straight from host to devices."""
+        """A copy for each replica, as `unstack` returns it; several processes have one of all replicas.
+
+        Arrays of the learner's mesh go from device to device, others straight from the host to the devices.
+        """
+        params = weights.params() if self._mesh is not None and weights.params is not None else None
+        if self._mesh is not None and params is not None and is_on(params, self._mesh):
+            with self._hosts.operation("spread", params) as record:
+                copies, is_finite = record(spread(self._config, self._mesh, params))
+        elif self._mesh is not None and self._is_spread:
+            table = parameters.parameters(self._config)
+            host_params = parameters.from_hf(self._config, weights.arrays(), choose_dtype, lambda row, leaf: leaf)
+            leaves: Any = tuple(parameters.get_leaf(host_params, row) for row in table)
+            with self._hosts.operation("spread_leaves", leaves) as record:
+                copies, is_finite = record(spread_leaves(self._config, self._mesh, leaves))
+        else:
+            return self._place_copies(weights)
+        if not to_host(is_finite):
+            raise ValueError(f"weights version {weights.version} is not finite; training has diverged")
+        if self._is_spread:
+            return [copies]
+        return [view(copies, replica) for replica in self._replicas if replica is not None]
+
+    def _place_copies(self, weights: Weights) -> list[Params]:
+        """A copy for each replica of weights that come as arrays on the host."""
 
         def place_array(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
             has_layers = row.axes[0] == "layers"

@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import warm_start
+from cojax.learner.placement import ONE_PROCESS, Hosts
 from cojax.learner.rehearsal import GIB, measure_free_bytes
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
@@ -49,12 +50,11 @@ _T = TypeVar("_T")
 _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 
 
-def build_local(config: ConfigDict, model: ModelConfig) -> Engine:
-    """Builds the engine in this process, on the learner's mesh."""
-    engine_settings, mesh = settings(config.engine, "name", "slots"), make_mesh_of(config)
-    return LocalEngine(
-        model, slots=choose_slot_count(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings
-    )
+def build_local(config: ConfigDict, model: ModelConfig, hosts: Hosts = ONE_PROCESS) -> Engine:
+    """Builds the engine in this process, or in all of `hosts`, on the learner's mesh."""
+    engine_settings, mesh, routes = settings(config.engine, "name", "slots"), make_mesh_of(config), asks_routes(config)
+    slot_count = choose_slot_count(config, model)
+    return LocalEngine(model, slots=slot_count, routes=routes, mesh=mesh, hosts=hosts, **engine_settings)
 
 
 def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
