@@ -1,6 +1,7 @@
 """Builds a run's objects from its configuration. The objects themselves never see a ConfigDict."""
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ _MAX_TASKS = 100_000
 def build_parts(config: ConfigDict, together: Together = ALONE) -> Parts:
     """Builds environment, tokenizer, model shape and engine of a configuration that cojax/run/checks.py has checked.
 
-    The local engine samples on the devices of all processes `together`; other engines know of process 0 alone.
+    An engine whose maker has a parameter `hosts` samples on the devices of all processes `together`.
 
     Raises ValueError or OSError, with what to do about it.
     """
@@ -78,8 +79,9 @@ def build_parts(config: ConfigDict, together: Together = ALONE) -> Parts:
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = make_mesh_of(config)
     find_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
-    arguments = (together.hosts,) if config.engine.name == "local" else ()
-    engine = entry(config, "engine.name").function(config, model, *arguments)
+    make_engine = entry(config, "engine.name").function
+    reads_hosts = "hosts" in inspect.signature(make_engine).parameters
+    engine = make_engine(config, model, **({"hosts": together.hosts} if reads_hosts else {}))
     check_routes(config, engine)
     evaluation = config.evaluation
     return Parts(
