@@ -12,24 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cojax.policy import transformer
+from cojax.policy import cached, transformer
+from cojax.policy.cached import Cache
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import jit_policy
 from cojax.policy.sharding import Mesh, constrain
-from cojax.policy.transformer import Cache, Params
+from cojax.policy.transformer import Params
 
 # What a forward computes: the names of programs of `Forwards`, each with its arguments. The last one gives the result.
 Calls = tuple[tuple[Any, ...], ...]
 
 
 class Forwards:
-    """The arrays of one replica. `calls` name the methods `copy`, `prefill` and `decode`."""
+    """The arrays of one replica. `calls` name its methods `copy`, `save`, `restore`, `forget`, `prefill`, `decode`."""
 
     def __init__(
-        self, config: ModelConfig, slot_count: int, cache_length: int, with_routes: bool, mesh: Mesh | None
+        self, config: ModelConfig, page_count: int, page_length: int, with_routes: bool, mesh: Mesh | None
     ) -> None:
         self._config, self._routes, self.mesh = config, with_routes, mesh
-        self._cache = transformer.make_cache(config, slot_count, cache_length, mesh)
+        self._cache = cached.make_cache(config, page_count, page_length, mesh)
+        # Pages of conversations that had to make room, on the host: by key, each array's layout and its parts.
+        self._saved: dict[int, list[tuple[tuple[int, ...], jax.sharding.Sharding, list[np.ndarray]]]] = {}
         self.params: Params = {}
 
     def run_all(self, plans: Sequence[Calls]) -> Sequence[Any]:
@@ -44,20 +47,47 @@ class Forwards:
         return result
 
     def copy(self, sources: np.ndarray, targets: np.ndarray, copy_count: np.int32, span: int) -> None:
-        """Runs `copy_prefixes`."""
-        self._cache = copy_prefixes(self._cache, sources, targets, copy_count, span)
+        """Runs `copy_pages`."""
+        self._cache = copy_pages(self._cache, sources, targets, copy_count, span)
 
-    def prefill(self, tokens: np.ndarray, first_positions: np.ndarray, slots: np.ndarray, span: int) -> Any:
+    def save(self, key: int, pages: np.ndarray) -> None:
+        """Copies pages to the host, where `key` names them."""
+        arrays = jax.tree.leaves(take_pages(self._cache, pages))
+        self._saved[key] = [
+            (array.shape, array.sharding, [np.asarray(shard.data) for shard in array.addressable_shards])
+            for array in arrays
+        ]
+
+    def restore(self, key: int, pages: np.ndarray) -> None:
+        """Copies saved pages back, to these pages, and forgets them."""
+        arrays = [
+            jax.make_array_from_single_device_arrays(
+                shape,
+                sharding,
+                jax.device_put(parts, sorted(sharding.addressable_devices, key=lambda device: device.id)),
+            )
+            for shape, sharding, parts in self._saved.pop(key)
+        ]
+        tree = jax.tree.unflatten(jax.tree.structure(self._cache), arrays)
+        self._cache = put_pages(self._cache, tree, pages)
+
+    def forget(self, key: int) -> None:
+        """Forgets saved pages."""
+        del self._saved[key]
+
+    def prefill(self, tokens: np.ndarray, first_positions: np.ndarray, pages: np.ndarray, span: int) -> Any:
         """Runs `prefill`; returns the routes of its tokens, or None."""
         self._cache, routes = prefill(
-            self._config, self.params, self._cache, tokens, first_positions, slots, span, self._routes, self.mesh
+            self._config, self.params, self._cache, tokens, first_positions, pages, span, self._routes, self.mesh
         )
         return routes
 
-    def decode(self, inputs: np.ndarray, draw_settings: np.ndarray, steps: np.int32) -> tuple[Any, Any, Any]:
+    def decode(
+        self, inputs: np.ndarray, draw_settings: np.ndarray, steps: np.int32, pages: np.ndarray | None
+    ) -> tuple[Any, Any, Any]:
         """Runs `decode`; returns tokens, log-probabilities and routes."""
         tokens, logprobs, self._cache, routes = decode(
-            self._config, self.params, self._cache, inputs, draw_settings, steps, self._routes, self.mesh
+            self._config, self.params, self._cache, inputs, draw_settings, steps, pages, self._routes, self.mesh
         )
         return tokens, logprobs, routes
 
@@ -73,27 +103,28 @@ def prefill(
     cache: tuple[Cache, ...],
     tokens: np.ndarray,
     start_positions: np.ndarray,
-    slots: np.ndarray,
+    pages: np.ndarray,
     span: int,
     with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
+    """Writes tokens int32[R, C] to pages int32[R, N] of R conversations, from position start int32[R] on.
 
-    Returns the cache and, if `with_routes`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
-    marks an unused row. Every position must be below `span`. `mesh` is as in `compute_cached_states`.
+    Returns the cache, whose old arrays are donated, and, if `with_routes`, the tokens' routes int[R, C, L, k]. A
+    negative token is padding. Every position must be below `span`, which N pages hold. `pages` and `mesh` are as in
+    `compute_cached_states`.
 
     Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
     size and span.
     """
-    length, layers = cache[0].key.shape[-1], params["layers"]
+    length, layers = pages.shape[1] * cache[0].key.shape[-1], params["layers"]
     embedding_params = {param_name: arrays for param_name, arrays in params.items() if param_name != "layers"}
     x, positions = _embed_tokens(config, embedding_params, tokens, start_positions, length, mesh)
     new_cache, layer_routes = [], []
     windows = config.layer_windows or (None,) * len(layers)
     for layer_number, (layer, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
         last = layer_number == len(layers)
-        x, layer, routes = _run_layer(config, arrays, layer, x, positions, slots, span, window, last, with_routes, mesh)
+        x, layer, routes = _run_layer(config, arrays, layer, x, positions, pages, span, window, last, with_routes, mesh)
         new_cache.append(layer)
         if routes is not None:
             layer_routes.append(routes)
@@ -117,7 +148,7 @@ def _run_layer(
     old_cache: Cache,
     x: jax.Array,
     positions: jax.Array,
-    slots: jax.Array,
+    pages: jax.Array,
     span: int,
     window: jax.Array | int | None,
     is_last: bool,
@@ -125,17 +156,17 @@ def _run_layer(
     mesh: Mesh | None,
 ) -> tuple[jax.Array | None, Cache, jax.Array | None]:
     """Runs one layer. Nobody reads the output of the last layer (`is_last`), so it is not computed."""
-    x, new_cache, routes = transformer.run_cached_layer(
-        config, arrays, old_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
+    x, new_cache, routes = cached.run_cached_layer(
+        config, arrays, old_cache, x, positions, pages, span, window, with_routes=with_routes, mesh=mesh
     )
     return None if is_last else x, new_cache, routes
 
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
-def copy_prefixes(
+def copy_pages(
     cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, copy_count: jax.Array, span: int
 ) -> tuple[Cache, ...]:
-    """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
+    """Copies keys and values of the first `span` positions from page to page, one copy after another.
 
     sources and targets are int32[N]. Only the first `copy_count`, int32[], are copied, so one program serves any number
     of copies up to N.
@@ -153,6 +184,18 @@ def copy_prefixes(
     return jax.lax.fori_loop(0, copy_count, copy_layers, cache)
 
 
+@jax.jit
+def take_pages(cache: tuple[Cache, ...], pages: jax.Array) -> tuple[Cache, ...]:
+    """Copies of pages int32[N]; a page ≥ P gives any one."""
+    return jax.tree.map(lambda array: array.at[pages].get(mode="clip"), cache)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def put_pages(cache: tuple[Cache, ...], content: tuple[Cache, ...], pages: jax.Array) -> tuple[Cache, ...]:
+    """Writes what `take_pages` returned to pages int32[N]; a page ≥ P is left out."""
+    return jax.tree.map(lambda array, copy: array.at[pages].set(copy, mode="drop"), cache, content)
+
+
 @functools.partial(jit_policy, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
 def decode(
     config: ModelConfig,
@@ -161,20 +204,22 @@ def decode(
     inputs: jax.Array,
     draw_settings: jax.Array,
     steps: jax.Array,
+    pages: jax.Array | None = None,
     with_routes: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Feeds one token to every slot and samples the next, `steps` int32[] times one after another, N at most.
 
-    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. draw_settings
+    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. pages int32[S, …]
+    are those of each slot's conversation; None means that each slot has the page of its number. draw_settings
     float32[N, 2, S] holds a uniform random number and the temperature for each step. Returns the sampled tokens
     int32[N, S], their log-probabilities float32[N, S], the cache and, if `with_routes`, the routes of the tokens fed,
     int[N, S, L, k]; 0 beyond `steps`. `mesh` is as in `compute_cached_states`.
     """
 
     def run_step(cache: tuple[Cache, ...], tokens: jax.Array, positions: jax.Array, settings: jax.Array) -> Any:
-        hidden, cache, routes = transformer.compute_cached_states(
-            config, params, cache, tokens[:, None], positions[:, None], with_routes=with_routes, mesh=mesh
+        hidden, cache, routes = cached.compute_cached_states(
+            config, params, cache, tokens[:, None], positions[:, None], pages, with_routes=with_routes, mesh=mesh
         )
         # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the
         # matrix.

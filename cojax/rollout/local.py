@@ -34,16 +34,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cojax.environment import EngineError, waiting
 from cojax.learner.placement import ONE_PROCESS, Hosts, to_host
 from cojax.policy import parameters
+from cojax.policy.cached import unstack
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import Parameter, choose_dtype
 from cojax.policy.sharding import check_divides, list_replicas, partition
-from cojax.policy.transformer import Params, unstack
-from cojax.rollout.batching import Batcher, Request, Session, align, draw_uniforms
+from cojax.policy.transformer import Params
+from cojax.rollout.batching import Batcher, Request, Session, draw_uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, check_prompt
 from cojax.rollout.forwards import Calls, Forwards
+from cojax.rollout.pages import CacheShape
 from cojax.rollout.replicas import LedForwards, ReplicaForwards, is_on, spread, spread_leaves, view
 from cojax.settings.tree import Settings
+
+_PATIENCE_S = 10.0  # seconds without any forward, after which a waiting request's clock runs again
 
 
 class LaneForwards(Protocol):
@@ -69,6 +73,7 @@ class Lane:
         on_failure: Callable[[str], None],
     ) -> None:
         self._busy, self._on_failure = busy_time, on_failure
+        self._forward_count = 0
         # Used by the thread; others only read the counts.
         self.batchers, self.forwards = batchers, forwards
         # Shared with callers, under the lock.
@@ -111,11 +116,11 @@ class Lane:
             self._is_resting = False
             self._condition.notify_all()
 
-    def submit(self, prompt: list[int], sampling: Sampling, uniforms: np.ndarray, session: str) -> Future[Completion]:
+    def submit(self, prompt: list[int], sampling: Sampling, uniforms: np.ndarray, session: str) -> Request:
         """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
 
-        Raises ValueError, or EngineError when the lane is down; the future raises it when the session is released or
-        the lane goes down.
+        Raises ValueError, or EngineError when the lane is down; the request's future raises it when the session is
+        released or the lane goes down.
         """
         with self._condition:
             self._raise_if_down()
@@ -130,7 +135,16 @@ class Lane:
             request = session_state.request = Request(session_state, prompt, sampling, uniforms)
             self._queue.append(request)
             self._condition.notify_all()
-        return request.result
+        return request
+
+    def wait_for_start(self, request: Request) -> None:
+        """Waits while others run before the request, which may find no page; their deadlines bound this."""
+        is_moving = True
+        while is_moving and not request.started.is_set():
+            forward_count = self._forward_count
+            with waiting():
+                request.started.wait(_PATIENCE_S)
+            is_moving = self._forward_count > forward_count
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
@@ -139,7 +153,7 @@ class Lane:
             if session_state is None:
                 return
             if session_state.request is not None:
-                _abort_request(session_state.request.result, f"session {session!r} was released while generating")
+                _abort_request(session_state.request, f"session {session!r} was released while generating")
             self._released_sessions.append(session_state)
             self._condition.notify_all()
 
@@ -149,9 +163,9 @@ class Lane:
             self._failure = self._failure or reason
             for session_state in self._sessions.values():
                 if session_state.request is not None:
-                    _abort_request(session_state.request.result, self._failure)
-            if self._pending_weights is not None:
-                _abort_request(self._pending_weights[-1], self._failure)
+                    _abort_request(session_state.request, self._failure)
+            if self._pending_weights is not None and not self._pending_weights[-1].done():
+                self._pending_weights[-1].set_exception(EngineError(self._failure))
             self._condition.notify_all()
 
     def join(self) -> None:
@@ -175,6 +189,7 @@ class Lane:
                         for batcher, result in zip(self.batchers, results, strict=True)
                         for request in batcher.take(result)
                     ]
+                self._forward_count += 1
                 if requests:
                     self._deliver(requests)
         except BaseException as error:  # of any type: callers would wait for ever
@@ -233,10 +248,11 @@ class Lane:
                 request.result.set_result(request.completion)
 
 
-def _abort_request(future: Future[Any], reason: str) -> None:
+def _abort_request(request: Request, reason: str) -> None:
     """Wakes the caller; the thread drops an aborted request before its next forward. The lock must be held."""
-    if not future.done():
-        future.set_exception(EngineError(reason))
+    if not request.result.done():
+        request.result.set_exception(EngineError(reason))
+    request.started.set()
 
 
 class LocalEngine:
@@ -260,6 +276,7 @@ class LocalEngine:
         slots: int = 128,
         lanes: int = Settings.engine.lanes,
         max_length: int = 320,
+        cache_tokens: int | None = None,
         prefill_rows: int = Settings.engine.prefill_rows,
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
@@ -297,22 +314,20 @@ class LocalEngine:
         self._has_weights, self._failure = False, ""
         self._lane_by_session: dict[str, int] = {}  # session → index of its lane
         own_slots = slots // batcher_count
+        shape = CacheShape.of(own_slots, max_length, None if cache_tokens is None else cache_tokens // batcher_count)
         batchers = [
-            Batcher(config, own_slots, max_length, prefill_rows, prefill_chunks, routes) for _ in range(batcher_count)
+            Batcher(config, own_slots, shape, prefill_rows, prefill_chunks, routes) for _ in range(batcher_count)
         ]
         if self._is_spread:
             assert mesh is not None
-            with hosts.operation("build_engine", json.dumps(dataclasses.asdict(config)), own_slots, align(max_length)):
-                own = ReplicaForwards(config, own_slots, align(max_length), mesh)
+            sizes = own_slots, shape.page_count, shape.page_length
+            with hosts.operation("build_engine", json.dumps(dataclasses.asdict(config)), *sizes):
+                own = ReplicaForwards(config, *sizes, mesh)
             self._lanes = [Lane(batchers, LedForwards(own, hosts), self._busy, self._stop)]
         else:
+            make = functools.partial(Forwards, config, shape.page_count, shape.page_length, routes)
             self._lanes = [
-                Lane(
-                    [batcher],
-                    Forwards(config, own_slots, align(max_length), routes, self._replicas[index % len(self._replicas)]),
-                    self._busy,
-                    self._stop,
-                )
+                Lane([batcher], make(self._replicas[index % len(self._replicas)]), self._busy, self._stop)
                 for index, batcher in enumerate(batchers)
             ]
         self._free_slots = [slots // len(self._lanes)] * len(self._lanes)
@@ -330,7 +345,7 @@ class LocalEngine:
 
     @property
     def reused_tokens(self) -> int:
-        """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
+        """Prompt tokens whose keys and values another conversation has computed, in whole prefill chunks."""
         return sum(batcher.reused for lane in self._lanes for batcher in lane.batchers)
 
     def load(self, weights: Weights) -> None:
@@ -407,8 +422,9 @@ class LocalEngine:
             if session not in self._lane_by_session:
                 raise EngineError(self._failure or f"session {session!r} was released while it waited for a slot")
             lane = self._lanes[self._lane_by_session[session]]
-            future = lane.submit(tokens, sampling, uniforms, session)
-        return future.result()
+            request = lane.submit(tokens, sampling, uniforms, session)
+        lane.wait_for_start(request)
+        return request.result.result()
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""

@@ -14,10 +14,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.learner.placement import Hosts, to_host
+from cojax.policy.cached import unstack
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters, with_leaf
 from cojax.policy.sharding import ROWS, SAMPLING_AXES, list_replicas, partition, shard
-from cojax.policy.transformer import Params, unstack
+from cojax.policy.transformer import Params
 from cojax.rollout.batching import STEPS_PER_CALL
 from cojax.rollout.forwards import Calls, Forwards
 
@@ -75,13 +76,13 @@ def view(params: Params, replica: Mesh) -> Params:
 class ReplicaForwards:
     """The forwards of the replicas that this process takes part in. All processes call `run` together."""
 
-    def __init__(self, config: ModelConfig, slot_count: int, cache_length: int, mesh: Mesh) -> None:
-        """`slot_count` is the number of slots of each replica."""
+    def __init__(self, config: ModelConfig, slot_count: int, page_count: int, page_length: int, mesh: Mesh) -> None:
+        """Slots and pages are those of each replica."""
         self._mesh, self._slot_count = mesh, slot_count
         self._params: Params = {}
         self._replica_count = len(list_replicas(mesh))
         self._own_forwards = {
-            index: Forwards(config, slot_count, cache_length, False, replica)
+            index: Forwards(config, page_count, page_length, False, replica)
             for index, replica in enumerate(list_replicas(mesh))
             if any(device.process_index == jax.process_index() for device in replica.devices.flat)
         }

@@ -27,9 +27,9 @@ from cojax import warm_start
 from cojax.learner.placement import ONE_PROCESS, Hosts
 from cojax.learner.rehearsal import GIB, measure_free_bytes
 from cojax.policy import parameters
+from cojax.policy.cached import make_cache
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import SAMPLING_AXES, copies, list_replicas
-from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine

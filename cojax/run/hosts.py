@@ -270,10 +270,10 @@ def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         operation_by_name["init"] = init
 
-    def build_engine(shape_text: str, slot_count: int, cache_length: int) -> None:
+    def build_engine(shape_text: str, slot_count: int, page_count: int, page_length: int) -> None:
         model, mesh = parse_shape(shape_text), processes.make_mesh_of(config)
         assert mesh is not None
-        forwards = ReplicaForwards(model, slot_count, cache_length, mesh)
+        forwards = ReplicaForwards(model, slot_count, page_count, page_length, mesh)
         operation_by_name.update(
             forward=forwards.run,
             spread=functools.partial(spread, model, mesh),
