@@ -16,9 +16,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import environments
+from cojax.learner.placement import Hosts
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.learner.placement import Hosts
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights, check_prompt
 from cojax.run import policies
 from cojax.run.engines import build_local

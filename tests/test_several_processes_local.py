@@ -56,7 +56,9 @@ def assert_equals_while_tokens_agree(workdir: Path, alone: Path) -> None:
         # Each replica spans two of the processes.
         pytest.param(4, 1, TENSOR, marks=NIGHTLY),
         pytest.param(4, 2, ("learner.micro_rows=8",), marks=NIGHTLY),
-        pytest.param(2, 2, ("warm_start.steps=4", "warm_start.check_every=4", "warm_start.batch_size=4"), marks=NIGHTLY),
+        pytest.param(
+            2, 2, ("warm_start.steps=4", "warm_start.check_every=4", "warm_start.batch_size=4"), marks=NIGHTLY
+        ),
     ],
 )
 def test_processes_sample_as_one_process_with_as_many_devices(processes, devices, settings, cache, tmp_path):

@@ -1,20 +1,22 @@
-"""The in-process JAX engine: a KV cache and continuous batching over fixed slots; results depend on the request only.
+"""The in-process JAX engine: a paged KV cache and continuous batching; results depend on the request only.
 
 The slots are divided among lanes. Each lane is a thread with its own arrays. XLA runs the small forwards of decoding on
-one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
-its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
+one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot from its first
+`generate` to its `release`, and its cache in pages, so each call feeds only new tokens. Requests join between any two
+forwards.
 
-The prefix that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
-whole prefill chunks. It stays as long as any slot holds it, even a free one.
+The prefix that prompts share (system message, tools, the group's query) is computed once in each lane, and shared in
+whole prefill chunks. It stays as long as any page holds it, even a free one.
 
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
 on one machine type, one mesh, one number of threads, lanes and slots, and one set of versions.
 
 On a mesh each replica (`sharding.list_replicas`) has a copy of the weights, spread over its devices by the
-rules of training, and its own lanes. Lanes of different replicas share no device. All this was measured on CPU devices
-only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would then be
-the same to rounding only.
+rules of training, and its own lanes. Lanes of different replicas share no device. Several processes have one lane, in
+process 0, which has all of them compute its forwards together (`cojax.rollout.replicas`). All this was measured on CPU
+devices only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would
+then be the same to rounding only.
 """
 
 import collections
@@ -258,7 +260,8 @@ def _abort_request(request: Request, reason: str) -> None:
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    It holds `slots` conversations, the same number in each lane; further conversations wait for a release. There are
+    It holds `slots` conversations, the same number in each lane; further conversations wait for a release. All together
+    they hold at most `cache_tokens` tokens, by default all that they can have; further requests wait for pages. There are
     `lanes` lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
     a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
     `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
@@ -313,25 +316,27 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._has_weights, self._failure = False, ""
         self._lane_by_session: dict[str, int] = {}  # session → index of its lane
+        self._waiting_events: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
         own_slots = slots // batcher_count
         shape = CacheShape.of(own_slots, max_length, None if cache_tokens is None else cache_tokens // batcher_count)
-        batchers = [
-            Batcher(config, own_slots, shape, prefill_rows, prefill_chunks, routes) for _ in range(batcher_count)
-        ]
-        if self._is_spread:
-            assert mesh is not None
-            sizes = own_slots, shape.page_count, shape.page_length
-            with hosts.operation("build_engine", json.dumps(dataclasses.asdict(config)), *sizes):
-                own = ReplicaForwards(config, *sizes, mesh)
-            self._lanes = [Lane(batchers, LedForwards(own, hosts), self._busy, self._stop)]
-        else:
-            make = functools.partial(Forwards, config, shape.page_count, shape.page_length, routes)
-            self._lanes = [
-                Lane([batcher], make(self._replicas[index % len(self._replicas)]), self._busy, self._stop)
-                for index, batcher in enumerate(batchers)
-            ]
+        make = functools.partial(Batcher, config, own_slots, shape, prefill_rows, prefill_chunks, routes)
+        self._lanes = self._make_lanes([make() for _ in range(batcher_count)], own_slots, shape)
         self._free_slots = [slots // len(self._lanes)] * len(self._lanes)
-        self._waiting_events: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
+
+    def _make_lanes(self, batchers: Sequence[Batcher], slot_count: int, shape: CacheShape) -> list[Lane]:
+        """A lane for each batcher, whose slots these are; several processes have one for all batchers."""
+        sizes = shape.page_count, shape.page_length
+        if self._is_spread:
+            assert self._mesh is not None
+            shape_text = json.dumps(dataclasses.asdict(self._config))
+            with self._hosts.operation("build_engine", shape_text, slot_count, *sizes):
+                own = ReplicaForwards(self._config, slot_count, *sizes, self._mesh)
+            return [Lane(batchers, LedForwards(own, self._hosts), self._busy, self._stop)]
+        make = functools.partial(Forwards, self._config, *sizes, self.tells_routes)
+        return [
+            Lane([batcher], make(self._replicas[index % len(self._replicas)]), self._busy, self._stop)
+            for index, batcher in enumerate(batchers)
+        ]
 
     @property
     def busy_seconds(self) -> float:

@@ -42,9 +42,9 @@ class CacheShape:
             page_count = min(page_count, token_count // page_length)
         if page_count < (least := length // page_length if length > _LONGEST_PAGE else slot_count):
             raise ValueError(
-                f"the cache has {token_count} tokens for {slot_count} conversations of {max_length}; expected at least "
-                f"{least * page_length}: all of conversations of at most {_LONGEST_PAGE} tokens must fit, and one of "
-                "longer ones"
+                f"cache_tokens gives each of the engine's caches {token_count} tokens for {slot_count} conversations "
+                f"of {max_length}; expected at least {least * page_length}: one conversation must fit, and all if they "
+                f"have at most {_LONGEST_PAGE} tokens"
             )
         return cls(page_count, page_length, length // page_length)
 

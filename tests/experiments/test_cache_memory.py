@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax.evaluation import evaluate
+from cojax.policy.cached import make_cache
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import MESH_AXES
-from cojax.policy.cached import make_cache
 from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import FREE_SETTINGS

@@ -9,9 +9,9 @@ import pytest
 from references import cached_hidden_states, hidden_states, initialize, one_segment, reference
 
 from cojax.policy import cached, transformer
+from cojax.policy.cached import Cache, make_cache, unstack
 from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
-from cojax.policy.cached import Cache, make_cache, unstack
 from cojax.policy.transformer import compute_logits, make_block, make_rotation
 
 CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)

@@ -115,7 +115,7 @@ def test_the_shape_of_a_cache() -> None:
     assert CacheShape.of(64, 32_768, 209_715) == CacheShape(3_276, 64, 512)
     assert CacheShape.of(2, 600, 10**6) == CacheShape(20, 64, 10)
     for slots, length, tokens in ((4, 300, 1_279), (4, 600, 639)):
-        with pytest.raises(ValueError, match=f"the cache has {tokens} tokens for 4 conversations of {length}"):
+        with pytest.raises(ValueError, match=f"caches {tokens} tokens for 4 conversations of {length}"):
             CacheShape.of(slots, length, tokens)
 
 

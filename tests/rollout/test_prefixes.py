@@ -17,9 +17,9 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params
 from cojax.rollout import batching, forwards
-from cojax.rollout.pages import Pages, count_leading, name_chunks
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
+from cojax.rollout.pages import Pages, count_leading, name_chunks
 from cojax.types import Message
 
 CONFIG = ModelConfig(101, 32, 48, 1, 4, 2, 16, max_position_embeddings=512)
