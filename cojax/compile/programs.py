@@ -219,7 +219,7 @@ _BYTES_BY_UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclasses.dataclass(frozen=True)
 class EngineSizes:
-    """Bytes that the local engine takes of each device: of weights, and of each of `token_count` tokens of all caches."""
+    """Bytes that the local engine takes of each device, for weights and for a token; all caches hold `token_count`."""
 
     weight_bytes: int
     token_bytes: float

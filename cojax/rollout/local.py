@@ -260,9 +260,9 @@ def _abort_request(request: Request, reason: str) -> None:
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    It holds `slots` conversations, the same number in each lane; further conversations wait for a release. All together
-    they hold at most `cache_tokens` tokens, by default all that they can have; further requests wait for pages. There are
-    `lanes` lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
+    It holds `slots` conversations, the same number in each lane; further ones wait for a release. Together they hold at
+    most `cache_tokens` tokens, by default all that they can have; further requests wait for pages. There are `lanes`
+    lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
     a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
     `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
 

@@ -35,7 +35,7 @@ from cojax.run import assemble, engines, methods, policies, trained
 from cojax.run.changes import read_fork
 from cojax.run.entries import reads_initial
 from cojax.run.parts import Parts
-from cojax.run.processes import Together, read_params
+from cojax.run.processes import ALONE, Together, read_params
 from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
@@ -130,7 +130,7 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
 
 
 def build_parts(
-    config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None, together: Together
+    config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None, together: Together = ALONE
 ) -> Parts:
     """Calls `assemble.build_parts`; a run resumed from `checkpoint` keeps the slots of its local engine.
 
