@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from same_runs import assert_same_run, episodes, lines, untimed
+from same_runs import assert_same_run, episodes, untimed
 from several_processes import Processes
 from test_several_processes import LEARNED, assert_equals, assert_same_record, count, has, saves
+
+from cojax.run.processes import check_processes
+from experiments import desk
 
 pytestmark = pytest.mark.real
 NIGHTLY = pytest.mark.nightly
@@ -93,16 +97,24 @@ def test_the_same_layout_repeats_to_the_bit_also_after_kills_at_five_moments(kil
     assert_same_run(run(workdir, cache, 2, 2, *LOCAL), unbroken)
 
 
-def test_settings_with_which_processes_cannot_sample_are_refused_in_one_line(cache, tmp_path):
-    for setting, said in (
-        ("staleness=1", "staleness is 1, but several processes sample by engine.name=local: they sample and update in"),
-        ("engine.lanes=2", "engine.lanes is 2, but several processes sample by engine.name=local: each replica"),
-    ):
-        refused = Processes(tmp_path / setting, cache, 2, *LOCAL, setting)
-        assert refused.wait(timeout=200) == [1, 1]
-        assert all(said in printed for printed in refused.printed())
-        assert not lines_of(tmp_path / setting)
-
-
-def lines_of(workdir: Path) -> list[dict]:
-    return lines(workdir / "metrics.jsonl") if (workdir / "metrics.jsonl").exists() else []
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        (
+            "staleness",
+            1,
+            "staleness is 1, but several processes sample by engine.name=local: they sample and update in",
+        ),
+        ("engine.lanes", 2, "engine.lanes is 2, but several processes sample by engine.name=local: each replica"),
+        ("learner.routes", "replayed", "set --config.learner.routes=own, or sample on servers"),
+    ],
+)
+def test_settings_with_which_processes_cannot_sample_are_refused_in_one_line(setting, value, said):
+    config = desk.get_config()
+    config.update_from_flattened_dict(
+        {"engine.lanes": 1, "mesh.fsdp": -1, "distributed.coordinator": "host:1", "distributed.processes": 2}
+    )
+    check_processes(config)
+    config.update_from_flattened_dict({setting: value})
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check_processes(config)
