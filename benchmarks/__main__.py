@@ -105,6 +105,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "lanes": {**_COUNT_OPTION, "help": "threads that the engine decodes in"},
     "prompt-length": {**_COUNT_OPTION, "help": "tokens a prompt; one prompt for all texts of a row of an update"},
     "completion-length": {**_COUNT_OPTION, "help": "tokens sampled a conversation, or of each answer of an update"},
+    "max-length": {**_COUNT_OPTION, "help": "tokens of the longest conversation; more than 512 are cut into pages"},
     "prefill-rows": {**_COUNT_OPTION, "help": "conversations that are prefilled at a time"},
     "prefill-chunk": {**_COUNT_OPTION, "help": "tokens of each that are prefilled at a time"},
     "trajectories": {"type": parse_counts, "metavar": "N,N,…", "help": "how many, one after another"},

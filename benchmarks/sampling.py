@@ -34,18 +34,21 @@ def decode(
     lanes: int | None = None,
     prompt_length: int = 128,
     completion_length: int = 128,
+    max_length: int = 0,
     prefill_rows: int = 16,
     prefill_chunk: int = 64,
     repeats: int = 3,
 ) -> list[Row]:
     """`batch` conversations sample `completion_length` tokens each after a prompt that is already cached.
 
+    A `max_length` above 512 cuts the cache into pages, and `milliseconds_per_step` says what a token of all
+    conversations costs with them and without.
     `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's bandwidth over the time that decode
     took. It is meaningful only for a model far larger than the processor's caches. `share_of_bound` is the same for the
     longer of reading and computing, and `share_of_nominal` that at the vendor's rates (`machine.compute_shares`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.choose_lanes(batch, lanes)
-    job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
+    job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk, max_length)
     return [_make_decode_row(job, _play_job(job, repeats))]
 
 
@@ -172,6 +175,7 @@ def _make_decode_row(job: _Job, timings: _Timings) -> Row:
         "completion_tokens": job.batch * completion_length,
         "decode_seconds": seconds,
         "tokens_per_second": seconds.map(lambda value: job.batch * completion_length / value),
+        "milliseconds_per_step": seconds.map(lambda value: 1e3 * value / completion_length),
         "engine_busy_share": Spread(tuple(timings.busy_shares[1:])),
         "read_gb_per_token": read_bytes / completion_length / job.batch / 1e9,
         "bandwidth_gb_per_second": bandwidth / 1e9,

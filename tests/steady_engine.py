@@ -5,6 +5,7 @@ It takes actions from a list, by chance. It still reads all weights that it is g
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -15,10 +16,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 import environments
+from cojax.learner.placement import Hosts
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import Completion, Sampling, Weights, check_prompt
+from cojax.rollout.engine import Completion, Engine, Sampling, Weights, check_prompt
 from cojax.run import policies
+from cojax.run.engines import build_local
 from cojax.types import Trajectory
 
 # The variable that names the file for the sums of weights, one line a version.
@@ -66,6 +69,44 @@ def steady(config: ConfigDict, model: ModelConfig) -> SteadyEngine:
     demonstrations = environment.demonstrations(100, 0, (0.0, 0.0))
     actions = {chat.encode_action(action): None for _, actions in demonstrations for action in written(chat, actions)}
     return SteadyEngine(sorted(actions), model.vocab_size, config.engine.max_length)
+
+
+class ScheduledEngine:
+    """The local engine samples as it would, and then the steady engine's completion is taken in place of its own."""
+
+    def __init__(self, local: Engine, steady: SteadyEngine) -> None:
+        self._local, self._steady, self._calls = local, steady, itertools.count()
+
+    @property
+    def busy_seconds(self) -> float:
+        return self._local.busy_seconds
+
+    def load(self, weights: Weights) -> None:
+        self._local.load(weights)
+        self._steady.load(weights)
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
+        call = f"{session}, call {next(self._calls)}"
+        try:
+            sampled = self._local.generate(prompt, sampling, session=call, seed=seed)
+        finally:
+            self._local.release(call)
+        steady = self._steady.generate(prompt, sampling, session=session, seed=seed)
+        assert sampled.weights_version == steady.weights_version
+        return steady
+
+    def release(self, session: str) -> None:
+        pass
+
+    def rest(self) -> None:
+        self._local.rest()
+
+    def close(self) -> None:
+        self._local.close()
+
+
+def scheduled(config: ConfigDict, model: ModelConfig, hosts: Hosts) -> ScheduledEngine:
+    return ScheduledEngine(build_local(config, model, hosts), steady(config, model))
 
 
 def written(chat: Chat, actions):

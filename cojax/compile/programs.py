@@ -4,6 +4,7 @@ The report gives the memory that the compiled programs take of each device, the 
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import itertools
 import math
@@ -32,9 +33,9 @@ from cojax.policy.attention import KERNELS
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import choose_chunk, count_states
 from cojax.policy.parameters import parameters
-from cojax.policy.sharding import SHARDS, check_divides, count_devices, find_platform, make_mesh
+from cojax.policy.sharding import SHARDS, check_divides, count_devices, find_platform, list_replicas, make_mesh
 from cojax.policy.transformer import initialize
-from cojax.run import assemble, checks, methods, policies, trained
+from cojax.run import assemble, checks, engines, methods, policies, trained
 from cojax.run.entries import entry
 from cojax.run.machine import read_facts
 from cojax.run.processes import check_row_length, check_rows
@@ -64,9 +65,15 @@ def report_target(config: ConfigDict, target: Target) -> dict[str, Any]:
     check_rows(config, mesh)
     check_divides(model_config, mesh)
     learner, abstract_state = make_outline(config, model_config, mesh)
-    figures = report(
-        learner, abstract_state, methods.list_group_sizes(config), target.chip, agents=methods.agents(config)
-    )
+    engine = None
+    if config.engine.name == "local":
+        weight_bytes, token_bytes = engines.count_sampling_bytes(model_config, mesh)
+        least_count = len(list_replicas(mesh)) * config.engine.max_length
+        engine = EngineSizes(weight_bytes, token_bytes, config.engine.cache_tokens or least_count)
+        if config.engine.slots and not config.engine.cache_tokens:
+            engine = dataclasses.replace(engine, token_count=config.engine.slots * config.engine.max_length)
+    group_sizes, agent_count = methods.list_group_sizes(config), methods.agents(config)
+    figures = report(learner, abstract_state, group_sizes, target.chip, agents=agent_count, engine=engine)
     if not figures["fits"]:
         devices = list(mesh.devices.flat)
         figures["suggestion"] = suggestion(
@@ -232,15 +239,34 @@ _PREFIXES: Mapping[str, str] = targets.TARGET_TABLES["kernels"]
 _BYTES_BY_UNIT = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
+@dataclasses.dataclass(frozen=True)
+class EngineSizes:
+    """Bytes that the local engine takes of each device, for weights and for a token; all caches hold `token_count`."""
+
+    weight_bytes: int
+    token_bytes: float
+    token_count: int
+
+    @property
+    def cache_bytes(self) -> int:
+        return round(self.token_bytes * self.token_count)
+
+
 def report(
-    learner: Learner, state: TrainState, group_sizes: Sequence[int], chip: Chip, *, agents: int = 1
+    learner: Learner,
+    state: TrainState,
+    group_sizes: Sequence[int],
+    chip: Chip,
+    *,
+    agents: int = 1,
+    engine: EngineSizes | None = None,
 ) -> dict[str, Any]:
     """The report of all programs of a step, compiled for the batch of the memory rehearsal.
 
     `state` is a state or an abstract one; `group_sizes` are as in `rehearse`. Memory holds the states of
-    `agents` agents. Bytes are those of one device. Collectives, FLOPs and the bound are those of a step, or of an
-    update where a step is a round. If a program does not fit, the compiler may refuse it: then `bytes_peak` is the
-    compiler's figure, and the program's collectives are missing.
+    `agents` agents, and the `engine` if it samples on the same devices. Bytes are those of one device. Collectives,
+    FLOPs and the bound are those of a step, or of an update where a step is a round. If a program does not fit, the
+    compiler may refuse it: then `bytes_peak` is the compiler's figure, and the program's collectives are missing.
     """
     step_batch, pairs = make_full_batches(learner, group_sizes)
     frozen = None if learner.lora is None else learner.reference
@@ -248,6 +274,7 @@ def report(
     arguments_by_program = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
     arguments_by_program["pairs"] = arguments_by_program["old"]
     resident_bytes = count_device_bytes((state, learner.reference)) + (agents - 1) * count_device_bytes(state)
+    engine_bytes = 0 if engine is None else engine.weight_bytes + engine.cache_bytes
     batches = [learner.placement.outline_batch(x, learner.micro_rows) for x in (step_batch, pairs) if x is not None]
     batch_bytes = count_device_bytes(batches)
     device_count = len(learner.placement.devices)
@@ -258,7 +285,7 @@ def report(
         argument_bytes = count_device_bytes(arguments_by_program[name])
         program_report = _compile_program(lowering, learner, step_batch, device_count, argument_bytes + batch_bytes)
         programs[name] = {**program_report, "bytes_beside": resident_bytes - argument_bytes}
-    peak_bytes = max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
+    peak_bytes = engine_bytes + max(program["bytes_peak"] + program["bytes_beside"] for program in programs.values())
     refusals = [program["refused"] for program in programs.values() if program["refused"]]
     sums_by_kind = _sum_collectives(programs, learner)
     held_bytes = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
@@ -274,6 +301,7 @@ def report(
         "bytes_temporary": max(program["bytes_temporary"] for program in programs.values()),
         "bytes_peak": peak_bytes,
         "bytes_limit": chip.limit,
+        **(_describe_engine(engine, chip.limit - peak_bytes) if engine is not None else {}),
         "collectives": sums_by_kind,
         "kernels": find_families(kernel for program in programs.values() for kernel in program["kernels"]),
         "silent_remat": sum(program.get("silent_remat", 0) for program in programs.values()),
@@ -284,6 +312,16 @@ def report(
         "bound_seconds": max(bound_seconds.values()),
         "parameters": count_parameters(learner.config),
         "programs": programs,
+    }
+
+
+def _describe_engine(engine: EngineSizes, spare_bytes: int) -> dict[str, int]:
+    """What the engine takes, and how many tokens all caches could hold with the bytes that are spare or missing."""
+    return {
+        "bytes_engine_weights": engine.weight_bytes,
+        "bytes_cache": engine.cache_bytes,
+        "cache_tokens": engine.token_count,
+        "cache_tokens_fitting": max(0, int((spare_bytes + engine.cache_bytes) / engine.token_bytes)),
     }
 
 
@@ -440,6 +478,11 @@ def render_table(figures: Mapping[str, Any]) -> Table:
     table.add_row("fits", "yes" if figures["fits"] else "no")
     for name in ("argument", "temporary", "peak", "limit"):
         table.add_row(name, f"{figures[f'bytes_{name}'] / GIB:.2f} GiB")
+    if "cache_tokens" in figures:
+        weights_gib, cache_gib = figures["bytes_engine_weights"] / GIB, figures["bytes_cache"] / GIB
+        table.add_row("engine", f"weights {weights_gib:.2f} GiB, cache {cache_gib:.2f} GiB: both are part of the peak")
+        fitting_count = figures["cache_tokens_fitting"]
+        table.add_row("cache", f"{figures['cache_tokens']:,} tokens on all devices; {fitting_count:,} would fit")
     for kind, sums in figures["collectives"].items():
         table.add_row(kind, f"{sums['count']:,} a step, {sums['bytes'] / GIB:,.1f} GiB sent by each device")
     table.add_row("kernels", ", ".join(figures["kernels"]) or "none")

@@ -2,9 +2,11 @@
 
 Arrays that are spread over all hosts cannot be sent: each process holds its own part. A command therefore names such an
 argument by the command whose result it was. Before the next operation, the others drop the results that process 0 no
-longer holds. Arrays that only process 0 has travel by a collective of all devices.
+longer holds. Of arrays that only process 0 has, small ones travel within the command, others by a collective of all
+devices.
 """
 
+import base64
 import collections
 import contextlib
 import dataclasses
@@ -40,11 +42,12 @@ ArrayDescription = tuple[str, Sequence[int]]
 
 
 class Lead:
-    """`Hosts` of process 0. Only the main thread, which runs all collectives, may use it."""
+    """`Hosts` of process 0. Operations of several threads run one after another, in one order in all processes."""
 
     def __init__(self, wire: Wire, other_count: int) -> None:
         self._wire, self._other_count = wire, other_count
         self._command_number = 0
+        self._lock = threading.Lock()  # held by the thread whose operation runs
         # By all arrays of a result: two results may share some, as a policy with merged adapters does with its base.
         self._results: dict[_LeafIds, tuple[ResultKey, list[weakref.ref[Any]]]] = {}
         # Filled by any thread that drops a result.
@@ -54,12 +57,11 @@ class Lead:
 
     @contextlib.contextmanager
     def operation(self, operation_name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
-        """As `Hosts.operation`. Raises RuntimeError on any thread but the main one."""
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
-                f"{operation_name} was called on the thread {threading.current_thread().name!r}; what all processes "
-                "compute together must be called on the main thread: read the arrays of Weights within Engine.load"
-            )
+        """As `Hosts.operation`."""
+        with self._lock:
+            yield from self._run_operation(operation_name, *arguments)
+
+    def _run_operation(self, operation_name: str, *arguments: Any) -> Iterator[Callable[[_T], _T]]:
         host_arrays: list[np.ndarray] = []
         argument_specs = [self._encode(argument, host_arrays) for argument in arguments]
         freed_keys = [self._freed_keys.popleft() for _ in range(len(self._freed_keys))]
@@ -72,16 +74,19 @@ class Lead:
             return result
 
         self.busy_since = time.monotonic()
+        content = _join_bytes(host_arrays)
+        is_small = content.size <= _SMALL_BYTES
         try:
             self._wire.send(
                 {
                     "kind": "run", "operation": operation_name, "number": serial, "arguments": argument_specs,
                     "freed": freed_keys, "data": [describe_array(array) for array in host_arrays],
+                    "content": base64.b64encode(content.tobytes()).decode() if is_small else None,
                 }
             )  # fmt: skip
             self._await_others()
-            if host_arrays:
-                send_arrays(host_arrays)
+            if not is_small:
+                _send_bytes(content)
             yield record_result
         finally:
             self.busy_since = None
@@ -161,7 +166,7 @@ class Follower:
         if operation_name not in self.operations:
             raise WireError(f"process 0 wants {operation_name!r}, which this process does not know")
         self._wire.send({"kind": "at", "number": command["number"]})
-        arrays = receive_arrays(command["data"]) if command["data"] else []
+        arrays = _receive_arrays(command["data"], command["content"])
         result = self.operations[operation_name](*(self._decode(argument, arrays) for argument in command["arguments"]))
         jax.block_until_ready(result)
         outputs = result if isinstance(result, tuple) else (result,)
@@ -188,9 +193,14 @@ def describe_array(array: np.ndarray) -> ArrayDescription:
     return array.dtype.name, list(array.shape)
 
 
-def send_arrays(arrays: Sequence[np.ndarray]) -> None:
-    """In process 0: sends the bytes of arrays, which the others receive by `receive_arrays` at the same time."""
-    content = np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays])
+def _join_bytes(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The bytes of all arrays, one after another."""
+    empty = np.zeros(0, np.uint8)
+    return np.concatenate([empty, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays)])
+
+
+def _send_bytes(content: np.ndarray) -> None:
+    """In process 0: sends bytes, which the others receive by `_receive_arrays` at the same time."""
     for start, size in _split_bytes(content.size):
         part = np.zeros(size, np.uint8)
         content_part = content[start : start + size]
@@ -198,13 +208,16 @@ def send_arrays(arrays: Sequence[np.ndarray]) -> None:
         multihost_utils.broadcast_one_to_all(part, is_source=True)
 
 
-def receive_arrays(descriptions: Sequence[ArrayDescription]) -> list[np.ndarray]:
-    """In every other process: the arrays that process 0 sends."""
+def _receive_arrays(descriptions: Sequence[ArrayDescription], base64_text: str | None) -> list[np.ndarray]:
+    """In every other process: the arrays of a command, which may hold their bytes as text."""
     byte_counts = [math.prod(shape) * jnp.dtype(dtype_name).itemsize for dtype_name, shape in descriptions]
-    content = np.empty(sum(byte_counts), np.uint8)
-    for start, size in _split_bytes(content.size):
-        part = multihost_utils.broadcast_one_to_all(np.zeros(size, np.uint8), is_source=False)
-        content[start : start + size] = part[: content.size - start]
+    if base64_text is not None:
+        content = np.frombuffer(base64.b64decode(base64_text), np.uint8)
+    else:
+        content = np.empty(sum(byte_counts), np.uint8)
+        for start, size in _split_bytes(content.size):
+            part = multihost_utils.broadcast_one_to_all(np.zeros(size, np.uint8), is_source=False)
+            content[start : start + size] = part[: content.size - start]
     arrays, start = [], 0
     for (dtype_name, shape), byte_count in zip(descriptions, byte_counts, strict=True):
         # A copy is aligned as its dtype requires.

@@ -216,7 +216,8 @@ def make_weights(
     """The policy for an engine. One of several processes that computes alone gets no `save`: Orbax waits for all."""
     is_alone = hosts is ONE_PROCESS and jax.process_count() > 1
     save = None if is_alone else functools.partial(_save_policy, config, make_policy, hosts)
-    return Weights(version, functools.partial(gather_arrays, config, make_policy, hosts), None, hash_policy, save)
+    arrays = functools.partial(gather_arrays, config, make_policy, hosts)
+    return Weights(version, arrays, None, hash_policy, save, make_policy)
 
 
 def _save_policy(config: ModelConfig, make_policy: Callable[[], Params], hosts: Hosts, folder: str, dtype: str) -> None:

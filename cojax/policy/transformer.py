@@ -8,25 +8,22 @@ training, the row and a cache in sampling.
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from cojax.policy.adapters import merge_layer
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig, compute_frequencies
 from cojax.policy.gradient_sums import Summed, add_layer, finish, look_up, read, separate, strip_totals
-from cojax.policy.moe import RouteShape, SparseFeedForward, measure_difference
+from cojax.policy.moe import SparseFeedForward, measure_difference
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import RULES, constrain, count_devices, find_platform, join_rows, split_rows, take_rows
+from cojax.policy.sharding import constrain, count_devices, join_rows, split_rows, take_rows
 
-# Positions of a cache that a decoding step on a CPU reads at a time: copying smaller blocks takes longer than it saves.
-_CACHE_BLOCK = 512
-_HIDDEN_SCORE = -1e30
 Attend = Callable[..., jax.Array]  # query, key, value → mixed values
 Rotate = Callable[[jax.Array], jax.Array]
 
@@ -331,168 +328,6 @@ def compute_routed_states(
     modules = embedding_and_head(config, {**params, "final_norm": read(params["final_norm"])})
     hidden = modules.final_norm(finish(x, totals).reshape(*batch_shape, -1))
     return hidden, None if routes is None else jnp.mean(differing_shares, axis=0).reshape(batch_shape)
-
-
-class Cache(NamedTuple):
-    """Keys and values of one layer: [S, kv_heads, head_dim, T] and [S, kv_heads, T, head_dim] for S slots.
-
-    Positions run along the last axis of the keys, so that both products read memory in order.
-    """
-
-    key: jax.Array
-    value: jax.Array
-
-
-def make_cache(config: ModelConfig, slot_count: int, length: int, mesh: Mesh | None = None) -> tuple[Cache, ...]:
-    """An empty cache per layer, with its heads split over the tensor axis of a `mesh`.
-
-    Stale entries have weight 0, but must be finite: 0 · NaN is not 0.
-    """
-    head_count, head_dim = config.num_key_value_heads, config.head_dim
-    device = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, RULES["kv_heads"]))
-    zeros = functools.partial(jnp.zeros, dtype=jnp.dtype(config.dtype), device=device)
-    return tuple(
-        Cache(zeros((slot_count, head_count, head_dim, length)), zeros((slot_count, head_count, length, head_dim)))
-        for _ in range(config.num_hidden_layers)
-    )
-
-
-def unstack(config: ModelConfig, params: Params) -> Params:
-    """The same parameters with `layers` as a tuple of L trees, for `compute_cached_states`.
-
-    A leaf of layers is an array [L, ...] or a list of L arrays.
-    """
-    map_leaves = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, list))
-    layers = tuple(map_leaves(lambda x, i=i: x[i], params["layers"]) for i in range(config.num_hidden_layers))
-    return {**params, "layers": layers}
-
-
-def compute_cached_states(
-    config: ModelConfig,
-    params: Params,
-    cache: tuple[Cache, ...],
-    tokens: jax.Array,
-    positions: jax.Array,
-    slots: jax.Array | None = None,
-    span: int | None = None,
-    *,
-    with_routes: bool = False,
-    mesh: Mesh | None = None,
-) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
-
-    With `with_routes`, a sparse model also returns the tokens' routes, int[R, C, L, k]; otherwise they are None. tokens
-    and positions are int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot,
-    in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless.
-    A row of `slots` attends to the first `span` positions; `span` must exceed each of the row's positions. With a
-    `mesh`, one of `list_replicas`, parameters and cache are laid out over it, and each device computes its own heads
-    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be
-    copied every step.
-    """
-    modules = embedding_and_head(config, params)
-    x = constrain(modules.embed(tokens), mesh)
-    new_cache, token_routes = [], []
-    windows = config.layer_windows or (None,) * len(cache)
-    for layer_cache, arrays, window in zip(cache, params["layers"], windows, strict=True):
-        x, new_layer_cache, routes = run_cached_layer(
-            config, arrays, layer_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
-        )
-        new_cache.append(new_layer_cache)
-        if routes is not None:
-            token_routes.append(routes)
-    return modules.final_norm(x), tuple(new_cache), jnp.stack(token_routes, axis=2) if with_routes else None
-
-
-def run_cached_layer(
-    config: ModelConfig,
-    arrays: Params,
-    old_cache: Cache,
-    x: jax.Array,
-    positions: jax.Array,
-    slots: jax.Array | None,
-    span: int | None,
-    window: jax.Array | int | None,
-    *,
-    with_routes: bool,
-    mesh: Mesh | None,
-) -> tuple[jax.Array, Cache, jax.Array | None]:
-    """One layer of `compute_cached_states` with parameters `arrays`: its output dtype[R, C, D], its new cache, and its
-    routes int[R, C, k] or None. `window` is the layer's window; None means none."""
-    cache_slots = jnp.arange(x.shape[0]) if slots is None else slots
-    new_cache = old_cache
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        nonlocal new_cache
-        # Write before reading: the other order would make XLA copy the whole cache.
-        keys = old_cache.key.at[cache_slots[:, None], :, :, positions].set(key, mode="drop")
-        values = old_cache.value.at[cache_slots[:, None], :, positions].set(value, mode="drop")
-        new_cache = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
-        if slots is None:
-            uses_blocks = find_platform(mesh) == "cpu" and keys.shape[-1] > _CACHE_BLOCK
-            return (_attend_blocks if uses_blocks else _attend_cache)(query, new_cache, positions, window)
-        span_cache = Cache(new_cache.key[..., :span], new_cache.value[:, :, :span])
-        slot_cache = Cache(*(cache_entries.at[slots].get(mode="clip") for cache_entries in span_cache))
-        return _attend_cache(query, slot_cache, positions, window)
-
-    block, rotate, routes = make_block(config, arrays), make_rotation(config, positions), None
-    if with_routes:
-        x, experts = block.call_with_routes(x, rotate, attend, mesh=mesh)
-        routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
-    else:
-        x = block(x, rotate, attend, mesh)
-    return constrain(x, mesh), new_cache, routes
-
-
-def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
-    """Softmax over the cache's whole fixed length; positions after the query's have weight exactly 0."""
-    rows, chunk, heads, head_dim = query.shape
-    kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
-    query = query.reshape(rows, chunk, kv_heads, -1, head_dim) * head_dim**-0.5
-    query = jnp.moveaxis(query, 1, 3).reshape(rows, kv_heads, -1, head_dim)
-    scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
-    scores = scores.reshape(rows, kv_heads, -1, chunk, length)
-    is_visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
-    if window is not None:
-        is_visible &= (positions[..., None] - jnp.arange(length) < window)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(is_visible, scores, _HIDDEN_SCORE), axis=-1).reshape(rows, kv_heads, -1, length)
-    output = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
-    return jnp.moveaxis(output.reshape(rows, kv_heads, -1, chunk, head_dim), 3, 1).reshape(rows, chunk, heads, head_dim)
-
-
-def _attend_blocks(query: jax.Array, cache: Cache, positions: jax.Array, window: jax.Array | int | None) -> jax.Array:
-    """`_attend_cache` by blocks of positions, up to the last block that a row uses: positions int32[R, 1].
-
-    The blocks after a row's own change no bit of its result: their weights are exactly 0. So it does not depend on the
-    other rows, whose positions decide how many blocks are read.
-    """
-    rows, chunk, heads, head_dim = query.shape
-    kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
-    query = query.reshape(rows, kv_heads, -1, head_dim) * head_dim**-0.5
-    last_position = jnp.max(jnp.where(positions < length, positions, 0))
-
-    def add_block(index: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        max_scores, weight_sum, output = carry
-        start = jnp.minimum(index * _CACHE_BLOCK, length - _CACHE_BLOCK)  # the last block overlaps the one before it
-        key = jax.lax.dynamic_slice_in_dim(cache.key, start, _CACHE_BLOCK, axis=3)
-        value = jax.lax.dynamic_slice_in_dim(cache.value, start, _CACHE_BLOCK, axis=2)
-        scores = jnp.einsum("rkqh,rkht->rkqt", query, key, preferred_element_type=jnp.float32)
-        key_positions = start + jnp.arange(_CACHE_BLOCK)
-        distance = (positions - key_positions)[:, None, None]
-        is_visible = (key_positions >= index * _CACHE_BLOCK) & (distance >= 0)
-        if window is not None:
-            is_visible &= distance < window
-        scores = jnp.where(is_visible, scores, _HIDDEN_SCORE)
-        new_max = jnp.maximum(max_scores, jnp.max(scores, axis=-1, keepdims=True))
-        # A row that has seen nothing yet has max_scores = _HIDDEN_SCORE, and exp(0) would count what is hidden.
-        weights = jnp.where(is_visible, jnp.exp(scores - new_max), 0.0)
-        scale = jnp.exp(max_scores - new_max)
-        product = jnp.einsum("rkqt,rkth->rkqh", weights.astype(value.dtype), value, preferred_element_type=jnp.float32)
-        return new_max, weight_sum * scale + jnp.sum(weights, axis=-1, keepdims=True), output * scale + product
-
-    zeros = jnp.zeros((*query.shape[:-1], 1))
-    carry = zeros + _HIDDEN_SCORE, zeros, jnp.zeros(query.shape, jnp.float32)
-    _, weight_sum, output = jax.lax.fori_loop(0, last_position // _CACHE_BLOCK + 1, add_block, carry)
-    return (output / weight_sum).astype(query.dtype).reshape(rows, chunk, heads, head_dim)
 
 
 def compute_logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:

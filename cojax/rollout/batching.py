@@ -1,55 +1,56 @@
-"""Continuous batching over fixed slots: decides which requests share a forward, and computes the forwards.
+"""Continuous batching over fixed slots: decides which requests share a forward. `Forwards` computes them.
 
 A request's new prompt tokens, except the last, are prefilled in chunks, without logits. Decoding begins with the
 prompt's last token, and feeds one token at a time for all slots together. Requests join and leave between any two
 forwards. How requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend
 only on the request. A batcher has no locks: only one thread calls it.
 
-A chunk that another slot holds is copied instead of computed. A request waits for a chunk that another request is about
-to compute. Both give the same bits: the keys and values of a whole chunk depend only on the tokens up to its end and on
-how they are cut, and a chunk's name is a digest of both. A slot keeps its chunks after its session is released, until
-another session overwrites them.
+A conversation takes pages of the cache as it grows, and shares those of its prompt's beginning (`cojax.rollout.pages`).
+If no page is free, conversations between two requests make room first, then the requests that began last: their pages
+are copied to the host and back, which changes no bit. A request waits for pages in the order of arrival, and for a
+chunk that another request is about to compute.
 """
 
 import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Container, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
-from cojax.policy.parameters import jit_policy
-from cojax.policy.sharding import Mesh, constrain
-from cojax.policy.transformer import Cache, Params
 from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.forwards import Calls
+from cojax.rollout.pages import CacheShape, Pages, Prefix, count_leading, name_chunks
 
 _MIN_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
-_ALIGNMENT = 64  # positions; of rows of other lengths, an accelerator loads single numbers in place of vectors
-_STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
+STEPS_PER_CALL = 4  # of decoding, at most: a call takes a millisecond of the host
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A growing conversation: its tokens, the first `cache_length` of which its slot caches, under weights `version`.
+    """A growing conversation: its tokens, the first `cache_length` of which its pages cache, under weights `version`.
 
-    `reported_count` is the number of tokens whose routes earlier completions reported.
+    `saved_key` names the content of the pages on the host if they had to make room. `reported_count` is the number of
+    tokens whose routes earlier completions reported.
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     slot_index: int = -1
+    pages: list[int] = dataclasses.field(default_factory=list)
+    saved_key: int | None = None
     cache_length: int = 0
     version: int | None = None
     reported_count: int = 0
+    batcher: "Batcher | None" = None  # whose slot it has
     request: "Request | None" = None
 
 
@@ -57,8 +58,9 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `chunk_names` name the prompt's whole chunks; they are () if part of the prompt is cached already. The chunks from
-    index `chunk_index` on are still to be computed. Another thread may end `result` early, which aborts the request.
+    `chunk_names` name the prompt's whole chunks, which end at `chunk_ends`; both are () if part of the prompt is cached
+    already. The chunks from index `chunk_index` on are still to be computed. `start_number` counts the requests that
+    began before. Another thread may end `result` early, which aborts the request.
     """
 
     session: Session
@@ -67,7 +69,10 @@ class Request:
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     chunk_names: tuple[bytes, ...] = ()
+    chunk_ends: tuple[int, ...] = ()
     chunk_index: int = 0
+    start_number: int = -1
+    started: threading.Event = dataclasses.field(default_factory=threading.Event)
     new_tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if reported
@@ -76,137 +81,253 @@ class Request:
 
 
 class Batcher:
-    """Owns the device arrays, the slots and the running requests.
+    """Owns the slots of a replica and the running requests.
 
-    `computed` and `reused` count the prompt tokens that were prefilled, and those that were copied instead.
+    `plan` names what is computed next, and `take` takes its result, one after the other. `computed` and `reused` count
+    the prompt tokens that were prefilled, and those that were shared instead; `saved` counts the times that a
+    conversation made room for others.
     """
 
     def __init__(
         self,
         config: ModelConfig,
         slot_count: int,
-        cache_length: int,
+        shape: CacheShape,
         row_count: int,
         chunk_sizes: Sequence[int],
         with_routes: bool,
-        mesh: Mesh | None,
     ) -> None:
-        self._config, self._slot_count, self._routes, self._mesh = config, slot_count, with_routes, mesh
-        self._cache_length = -(-cache_length // _ALIGNMENT) * _ALIGNMENT
+        self._config, self._slot_count, self._shape, self._routes = config, slot_count, shape, with_routes
         self._row_count, self._chunk_sizes = row_count, tuple(sorted(chunk_sizes))
-        self._cache = transformer.make_cache(config, slot_count, self._cache_length, mesh)
-        self._params: Params = {}
         self._version: int | None = None
-        self._free_slots = list(range(slot_count))  # the one freed first comes first
-        self._prefixes = Prefixes()
-        self.computed = self.reused = 0
-        self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
+        self._take_result: Callable[[Any], list[Request]] = lambda result: []
+        self._sessions: set[Session] = set()
+        self._free_slots = collections.deque(range(slot_count))  # if conversations have several pages
+        self._pages = Pages(shape.page_count, shape.page_length)
+        self._idle_sessions: dict[Session, None] = {}  # with pages but without a request; least recently used first
+        self.computed = self.reused = self.saved = 0
+        self._due_calls: list[tuple[Any, ...]] = []  # before the next forward, in this order
+        self._queue: collections.deque[Request] = collections.deque()  # for pages
         self._waiting_requests: list[Request] = []  # for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
+        self._start_count = 0
         self._steps_since_prefill = 0
 
     @property
-    def is_busy(self) -> bool:
-        return bool(self._prefilling or self._decoding or self._waiting_requests)
+    def free_slot_count(self) -> int:
+        return self._slot_count - len(self._sessions)
 
-    def load_weights(self, version: int, params: Params) -> None:
-        """Takes other weights, between requests. Caches of the old weights are dropped, and their tokens fed again."""
-        self._version, self._params = version, params
-        self._prefixes = Prefixes()
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._prefilling or self._decoding or self._waiting_requests or self._queue)
+
+    def begin_version(self, version: int) -> None:
+        """Begins with other weights, between requests. Caches of old ones are dropped; their tokens are fed again."""
+        self._version = version
+        self._pages.forget_chunks()
+        for session in self._idle_sessions:
+            self._drop_cache(session)
+        self._idle_sessions.clear()
 
     def admit(self, request: Request) -> None:
         """Admits the request. If its session has no slot, one must be free."""
         session = request.session
+        self._sessions.add(session)
+        self._idle_sessions.pop(session, None)
         if session.version != self._version:
-            session.version, session.cache_length = self._version, 0
+            self._drop_cache(session)
+            session.version = self._version
         request.chunks.extend(split_chunks(len(request.prompt) - 1 - session.cache_length, self._chunk_sizes))
         if not session.cache_length:
             request.chunk_names = name_chunks(request.prompt[:-1], request.chunks)
+            request.chunk_ends = tuple(itertools.accumulate(request.chunks))[: len(request.chunk_names)]
             request.chunk_index = len(request.chunk_names)
-        if session.slot_index < 0:
-            session.slot_index = self._take_slot(request.chunk_names)
-        self._start_request(request)
+        if self._shape.is_cut and session.slot_index < 0:
+            session.slot_index = self._free_slots.popleft()
+        self._queue.append(request)
+        self._start_requests()
 
-    def _take_slot(self, chunk_names: Sequence[bytes]) -> int:
-        """Takes a free slot: one that holds the prompt's longest prefix in any slot, otherwise the one freed first."""
-        held_count = count_leading(chunk_names, self._prefixes.holders)
-        holders = self._prefixes.holders[chunk_names[held_count - 1]] if held_count else {}
-        slot = next((slot for slot in self._free_slots if slot in holders), self._free_slots[0])
-        self._prefixes.drop(slot, held_count if slot in holders else 0)
-        return self._free_slots.pop(self._free_slots.index(slot))
+    def _start_requests(self) -> None:
+        """Starts requests in order, until one finds no pages. Chunks that some page holds are shared.
 
-    def _start_request(self, request: Request) -> None:
-        """Starts the request: copies the chunks that some slot has, then prefills the rest.
-
-        If another request is about to compute further chunks of the same prompt, this one waits for them instead.
+        If another request is about to compute further chunks of the same prompt, a request waits for them instead.
         """
-        held_count = count_leading(request.chunk_names, self._prefixes.holders)
-        if count_leading(request.chunk_names, self._prefixes.pending) > held_count:
-            self._waiting_requests.append(request)
-            return
-        request.chunk_index = held_count
-        if held_count:
-            self._reuse_chunks(request)
-        self._prefixes.pending.update(request.chunk_names[held_count:])
-        (self._prefilling if request.chunks else self._decoding).append(request)
+        pages = self._pages
+        while self._queue:
+            request = self._queue[0]
+            names = () if request.session.cache_length else request.chunk_names
+            held_count = count_leading(names, pages.holders)
+            if held_count < len(names) and names[held_count] in pages.pending:
+                self._waiting_requests.append(self._queue.popleft())
+                continue
+            if not self._take_pages(request, held_count):
+                return
+            self._queue.popleft()
+            if request.start_number < 0:
+                request.start_number, self._start_count = self._start_count, self._start_count + 1
+            pages.pending.update(request.chunk_names[request.chunk_index :])
+            (self._prefilling if request.chunks else self._decoding).append(request)
+            request.started.set()
 
-    def _reuse_chunks(self, request: Request) -> None:
-        """Gives the request's slot the chunks before `chunk_index`, which some slot holds."""
-        session, digests, holders = request.session, request.chunk_names[: request.chunk_index], self._prefixes.holders
-        source_slot = next(iter(holders[digests[-1]]))
-        session.cache_length = sum(request.chunks.popleft() for _ in digests)
+    def _take_pages(self, request: Request, held_count: int) -> bool:
+        """Gives the request's session pages for its prompt, and what is held of it; False if there are not enough."""
+        session, pages = request.session, self._pages
+        names, ends = request.chunk_names[:held_count], request.chunk_ends[:held_count]
+        prefix = pages.find_prefix(names, ends) if held_count else Prefix()
+        shared_pages = list(prefix.full_pages)
+        takes_last = prefix.last_page >= 0 and pages.is_free(prefix.last_page)
+        if takes_last:
+            shared_pages.append(prefix.last_page)
+        for page in shared_pages:
+            pages.share(page)
+        position_count = max(len(request.prompt), session.cache_length + 1)
+        new_count = max(0, pages.count_for(position_count) - len(shared_pages) - len(session.pages))
+        if not self._make_room(new_count):
+            pages.release(shared_pages)
+            return False
+        if takes_last:
+            pages.drop(prefix.last_page, names)
+        session.pages += shared_pages + (new_pages := pages.take(new_count))
+        if prefix.last_page >= 0 and not takes_last:
+            span = min(self._choose_span(ends[-1]), self._shape.page_length)
+            self._due_calls.append(("copy", prefix.last_page, new_pages[0], span))
+        if session.saved_key is not None:
+            self._due_calls.append(("restore", session.saved_key, self._name_cached_pages(session)))
+            session.saved_key = None
+        if not self._shape.is_cut:
+            session.slot_index = session.pages[0]
+        if not session.cache_length:
+            self._reuse_chunks(request, held_count, prefix)
+        return True
+
+    def _reuse_chunks(self, request: Request, held_count: int, prefix: Prefix) -> None:
+        """Notes that the session's pages hold the first chunks."""
+        session, request.chunk_index = request.session, held_count
+        for index, routes in enumerate(prefix.routes):
+            request.chunks.popleft()
+            request.routes.append(routes)
+            self._pages.add(request.chunk_names[index], self._list_chunk_pages(request, index), routes)
+            session.cache_length = request.chunk_ends[index]
         self.reused += session.cache_length
-        if session.slot_index not in holders[digests[-1]]:
-            self._copies.append((source_slot, session.slot_index, self._choose_span(session.cache_length)))
-        for chunk_name in digests:
-            request.routes.append(holders[chunk_name][source_slot])
-            self._prefixes.add(session.slot_index, chunk_name, holders[chunk_name][source_slot])
+
+    def _list_chunk_pages(self, request: Request, index: int) -> tuple[int, ...]:
+        """The session's pages in which a chunk lies."""
+        start, end = request.chunk_ends[index - 1] if index else 0, request.chunk_ends[index]
+        length = self._shape.page_length
+        return tuple(request.session.pages[start // length : (end - 1) // length + 1])
+
+    def _make_room(self, page_count: int) -> bool:
+        """Whether so many pages are free, if need be after idle conversations have made room."""
+        while self._pages.free_count < page_count and self._idle_sessions:
+            session = next(iter(self._idle_sessions))
+            del self._idle_sessions[session]
+            self._save(session)
+        return self._pages.free_count >= page_count
+
+    def _save(self, session: Session) -> None:
+        """Has the content of the session's pages copied to the host, and frees them."""
+        if session.cache_length:
+            session.saved_key = self.saved
+            self._due_calls.append(("save", session.saved_key, self._name_cached_pages(session)))
+            self.saved += 1
+        self._pages.release(session.pages)
+        session.pages.clear()
+
+    def _name_cached_pages(self, session: Session) -> np.ndarray:
+        """The session's pages that hold its cache, int32[N], filled up with no page to a power of two."""
+        pages = session.pages[: self._pages.count_for(session.cache_length)]
+        padding_count = (1 << (len(pages) - 1).bit_length()) - len(pages)
+        return np.array(pages + [self._shape.page_count] * padding_count, np.int32)
+
+    def _preempt(self, request: Request) -> None:
+        """Stops a running request, which goes on when there are pages again."""
+        (self._decoding if request in self._decoding else self._prefilling).remove(request)
+        self._pages.pending.difference_update(request.chunk_names[request.chunk_index :])
+        self._save(request.session)
+        self._queue.appendleft(request)
+        self._queue.extend(self._waiting_requests)  # it computes no chunk for them now
+        self._waiting_requests.clear()
 
     def _start_waiting_requests(self) -> None:
-        """Starts waiting requests whose chunks some slot has by now, or never will as the other request is gone."""
-        requests, self._waiting_requests = self._waiting_requests, []
-        for request in requests:
-            self._start_request(request)
+        """Starts waiting requests whose chunks some page has by now, or never will as the other request is gone."""
+        self._queue.extend(self._waiting_requests)
+        self._waiting_requests.clear()
+        self._start_requests()
+
+    def _drop_cache(self, session: Session) -> None:
+        """Frees the session's pages, and forgets what they hold of it."""
+        if session.saved_key is not None:
+            self._due_calls.append(("forget", session.saved_key))
+        self._pages.release(session.pages)
+        session.pages.clear()
+        session.saved_key, session.cache_length = None, 0
+        if not self._shape.is_cut:
+            session.slot_index = -1
 
     def free_slot(self, session: Session) -> None:
-        """Frees the session's slot."""
+        """Frees the session's slot and pages."""
+        self._drop_cache(session)
+        self._idle_sessions.pop(session, None)
+        self._sessions.discard(session)
         if session.slot_index >= 0:
             self._free_slots.append(session.slot_index)
             session.slot_index = -1
 
     def drop_aborted(self) -> None:
         """Drops requests that were aborted."""
-        for requests in (self._waiting_requests, self._prefilling, self._decoding):
+        for requests in (self._queue, self._waiting_requests, self._prefilling, self._decoding):
             for request in [request for request in requests if request.result.done()]:
                 requests.remove(request)
-                self._prefixes.pending.difference_update(request.chunk_names[request.chunk_index :])
+                self._pages.pending.difference_update(request.chunk_names[request.chunk_index :])
+                if request.session.pages:
+                    self._idle_sessions[request.session] = None
         self._start_waiting_requests()
 
-    def wait(self) -> None:
-        """Waits until the devices have finished their work."""
-        for layer in self._cache:
-            layer.value.block_until_ready()
+    def plan(self) -> Calls:
+        """What is computed next, () if nothing is to be computed. `take` must get its result before the next plan."""
+        self._start_requests()
+        forward = None
+        if self._decoding and not self._prefill_is_due():
+            forward = self._plan_decode()
+        if forward is None and self._prefilling:
+            forward = self._plan_prefill()
+        if forward is None:
+            self._take_result = lambda result: []
+        return (*self._plan_due_calls(), *([forward] if forward else []))
 
-    def forward(self) -> list[Request]:
-        """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
-        self._copy_prefixes()
-        if self._prefill_is_due():
-            self._prefill()
-            return []
-        return self._decode()
+    def take(self, result: Any) -> list[Request]:
+        """Takes the result of the last plan; returns the requests that it completed.
 
-    def _copy_prefixes(self) -> None:
-        """Makes the copies that admitted requests need; each program makes at most as many as there are slots.
+        Raises FloatingPointError for log-probabilities that are not finite.
+        """
+        return self._take_result(result)
+
+    def _plan_due_calls(self) -> Calls:
+        """What comes before the forward. Copies that follow one another are one call, of one for each slot at most.
 
         A copy may be longer than needed: the rest of its target is stale anyway.
         """
-        while self._copies:
-            due_copies, self._copies = self._copies[: self._slot_count], self._copies[self._slot_count :]
-            slot_pairs = np.zeros((2, self._slot_count), np.int32)
-            slot_pairs[:, : len(due_copies)] = np.array([copy[:2] for copy in due_copies], np.int32).T
-            span = max(span for *_, span in due_copies)
-            self._cache = copy_prefixes(self._cache, *slot_pairs, np.int32(len(due_copies)), span)
+        calls: list[tuple[Any, ...]] = []
+        copies: list[tuple[int, int, int]] = []
+
+        def add_copies() -> None:
+            if copies:
+                pairs = np.zeros((2, self._slot_count), np.int32)
+                pairs[:, : len(copies)] = np.array([copy[:2] for copy in copies], np.int32).T
+                calls.append(("copy", *pairs, np.int32(len(copies)), max(span for *_, span in copies)))
+                copies.clear()
+
+        for name, *arguments in self._due_calls:
+            if name == "copy":
+                copies.append((arguments[0], arguments[1], arguments[2]))
+            if name != "copy" or len(copies) == self._slot_count:
+                add_copies()
+            if name != "copy":
+                calls.append((name, *arguments))
+        add_copies()
+        self._due_calls.clear()
+        return tuple(calls)
 
     def _prefill_is_due(self) -> bool:
         """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.
@@ -224,61 +345,85 @@ class Batcher:
 
     def _choose_span(self, position_count: int) -> int:
         """Positions to attend to for the first `position_count`: a power of two, or all. Each has its own program."""
-        return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._cache_length)
+        return min(max(_MIN_SPAN, 1 << (position_count - 1).bit_length()), self._shape.length)
 
-    def _prefill(self) -> None:
+    def _plan_prefill(self) -> tuple[Any, ...]:
         chunk, span = shape = self._choose_shape(self._prefilling[0])
         requests = [request for request in self._prefilling if self._choose_shape(request) == shape][: self._row_count]
         tokens = np.full((self._row_count, chunk), -1, np.int32)
         first_positions = np.zeros(self._row_count, np.int32)
-        slots = np.full(self._row_count, self._slot_count, np.int32)
+        pages = np.full((self._row_count, -(-span // self._shape.page_length)), self._shape.page_count, np.int32)
         for row, request in enumerate(requests):
             session = request.session
+            row_pages = session.pages[: pages.shape[1]]
+            pages[row, : len(row_pages)] = row_pages
             ids = request.prompt[session.cache_length : min(session.cache_length + chunk, len(request.prompt) - 1)]
             tokens[row, : len(ids)] = ids
-            first_positions[row], slots[row] = session.cache_length, session.slot_index
+            first_positions[row] = session.cache_length
             session.cache_length += len(ids)
             self.computed += len(ids)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
-        self._cache, routes = prefill(
-            self._config, self._params, self._cache, tokens, first_positions, slots, span, self._routes, self._mesh
-        )
+        self._take_result = functools.partial(self._take_prefill, requests, tokens)
+        return "prefill", tokens, first_positions, pages, span
+
+    def _take_prefill(self, requests: Sequence[Request], tokens: np.ndarray, routes: Any) -> list[Request]:
         for row, request in enumerate(requests):
-            # Of this row alone: a chunk that a slot holds keeps its routes in memory.
+            # Of this row alone: a chunk that pages hold keeps its routes in memory.
             row_routes = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
             request.routes.append(row_routes)
             if request.chunk_index < len(request.chunk_names):
-                self._prefixes.add(request.session.slot_index, request.chunk_names[request.chunk_index], row_routes)
-                request.chunk_index += 1
+                index, request.chunk_index = request.chunk_index, request.chunk_index + 1
+                self._pages.add(request.chunk_names[index], self._list_chunk_pages(request, index), row_routes)
         self._steps_since_prefill = 0
         self._start_waiting_requests()
+        return []
 
-    def _decode(self) -> list[Request]:
+    def _plan_decode(self) -> tuple[Any, ...] | None:
+        """A call of `decode` for all requests that find pages; None if none does."""
+        steps = min(STEPS_PER_CALL, max(len(request.uniforms) - len(request.new_tokens) for request in self._decoding))
+        if self._prefilling:
+            steps = min(steps, max(1, _DECODES_PER_PREFILL - self._steps_since_prefill))
+        self._grow(steps)
+        if not self._decoding:
+            return None
         inputs = np.zeros((2, self._slot_count), np.int32)
-        inputs[1] = self._cache_length  # idle slots write nothing
-        draw_settings = np.zeros((_STEPS_PER_CALL, 2, self._slot_count), np.float32)
+        inputs[1] = self._shape.length  # idle slots write nothing
+        draw_settings = np.zeros((STEPS_PER_CALL, 2, self._slot_count), np.float32)
+        pages = np.full((self._slot_count, self._shape.row_pages), self._shape.page_count, np.int32)
         for request in self._decoding:
             slot, count = request.session.slot_index, len(request.new_tokens)
             inputs[:, slot] = (request.new_tokens[-1] if count else request.prompt[-1]), request.session.cache_length
-            next_uniforms = request.uniforms[count : count + _STEPS_PER_CALL]
+            next_uniforms = request.uniforms[count : count + STEPS_PER_CALL]
             draw_settings[: len(next_uniforms), 0, slot] = next_uniforms
             draw_settings[:, 1, slot] = request.sampling.temperature
-        steps = min(_STEPS_PER_CALL, max(len(request.uniforms) - len(request.new_tokens) for request in self._decoding))
-        if self._prefilling:
-            steps = min(steps, max(1, _DECODES_PER_PREFILL - self._steps_since_prefill))
-        next_tokens, next_logprobs, self._cache, routes = decode(
-            self._config, self._params, self._cache, inputs, draw_settings, np.int32(steps), self._routes, self._mesh
-        )
-        tokens, logprobs = np.asarray(next_tokens).tolist(), np.asarray(next_logprobs).tolist()
+            pages[slot, : len(request.session.pages)] = request.session.pages
+        self._take_result = functools.partial(self._take_decode, steps)
+        return "decode", inputs, draw_settings, np.int32(steps), pages if self._shape.is_cut else None
+
+    def _grow(self, steps: int) -> None:
+        """Gives all decoding requests pages for the next `steps`. Where none is free, those that began last stop."""
+        for request in sorted(self._decoding, key=lambda request: request.start_number):
+            session, length_limit = request.session, len(request.prompt) + len(request.uniforms)
+            while request in self._decoding:
+                end = min(session.cache_length + steps, length_limit)
+                new_count = max(0, self._pages.count_for(end) - len(session.pages))
+                if self._make_room(new_count):
+                    session.pages += self._pages.take(new_count)
+                    break
+                self._preempt(max(self._decoding + self._prefilling, key=lambda other: other.start_number))
+
+    def _take_decode(self, steps: int, result: tuple[Any, Any, Any]) -> list[Request]:
+        (tokens, logprobs), routes = (np.asarray(array).tolist() for array in result[:2]), result[2]
         for request in self._decoding:
             for step in range(steps):
                 self._take_token(request, tokens[step], logprobs[step], (routes, step))
                 if request.completion is not None:  # what its slot computed after that is dropped
                     break
         self._steps_since_prefill += steps
+        self._idle_sessions.update((request.session, None) for request in self._decoding if request.completion)
         requests, self._decoding = self._decoding, [request for request in self._decoding if request.completion is None]
         return [request for request in requests if request.completion is not None]
 
@@ -311,222 +456,6 @@ class Batcher:
         session = request.session
         reported_count, session.reported_count = session.reported_count, session.cache_length
         return RouteShape.of(self._config).encode(routes[len(routes) - (session.cache_length - reported_count) :])
-
-
-def name_chunks(tokens: Sequence[int], chunk_sizes: Sequence[int]) -> tuple[bytes, ...]:
-    """The names of the whole chunks among those of `chunk_sizes` into which `tokens` are cut, from the first one on."""
-    digests: list[bytes] = []
-    digest, end = b"", 0
-    for chunk_size in chunk_sizes:
-        chunk, end = tokens[end : end + chunk_size], end + chunk_size
-        if end <= len(tokens):
-            digest = hashlib.sha256(digest + np.asarray(chunk, np.int32).tobytes()).digest()
-            digests.append(digest)
-    return tuple(digests)
-
-
-def count_leading(chunk_names: Sequence[bytes], held_names: Container[bytes]) -> int:
-    """The number of leading chunks of a prompt up to the last whose name is in `held_names`; 0 if none is."""
-    return next((count for count in range(len(chunk_names), 0, -1) if chunk_names[count - 1] in held_names), 0)
-
-
-class Prefixes:
-    """Which slots hold which chunks (`holders`), and which chunks some request is about to compute (`pending`).
-
-    `holders` maps a chunk to its slots and these to its routes, None for a model without routes. A slot that holds a
-    chunk holds all before it in the prompt.
-    """
-
-    def __init__(self) -> None:
-        self.pending: set[bytes] = set()
-        self.holders: dict[bytes, dict[int, Any]] = {}
-        self._chunks_by_slot: dict[int, list[bytes]] = collections.defaultdict(list)
-
-    def add(self, slot_index: int, chunk_name: bytes, routes: Any) -> None:
-        """The slot now holds the next chunk of its prompt."""
-        self.pending.discard(chunk_name)
-        if slot_index not in self.holders.setdefault(chunk_name, {}):
-            self.holders[chunk_name][slot_index] = routes
-            self._chunks_by_slot[slot_index].append(chunk_name)
-
-    def drop(self, slot_index: int, kept_count: int = 0) -> None:
-        """The slot will be overwritten, except for its first `kept_count` chunks."""
-        for chunk_name in self._chunks_by_slot[slot_index][kept_count:]:
-            del self.holders[chunk_name][slot_index]
-            if not self.holders[chunk_name]:
-                del self.holders[chunk_name]
-        del self._chunks_by_slot[slot_index][kept_count:]
-
-
-def prefill(
-    config: ModelConfig,
-    params: Params,
-    cache: tuple[Cache, ...],
-    tokens: np.ndarray,
-    start_positions: np.ndarray,
-    slots: np.ndarray,
-    span: int,
-    with_routes: bool = False,
-    mesh: Mesh | None = None,
-) -> tuple[tuple[Cache, ...], jax.Array | None]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
-
-    Returns the cache and, if `with_routes`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
-    marks an unused row. Every position must be below `span`. `mesh` is as in `compute_cached_states`.
-
-    Each layer is one run of a small program. A program of all layers would take L times as long to compile, for each
-    size and span.
-    """
-    length, layers = cache[0].key.shape[-1], params["layers"]
-    embedding_params = {param_name: arrays for param_name, arrays in params.items() if param_name != "layers"}
-    x, positions = _embed_tokens(config, embedding_params, tokens, start_positions, length, mesh)
-    new_cache, layer_routes = [], []
-    windows = config.layer_windows or (None,) * len(layers)
-    for layer_number, (layer, arrays, window) in enumerate(zip(cache, layers, windows, strict=True), 1):
-        last = layer_number == len(layers)
-        x, layer, routes = _run_layer(config, arrays, layer, x, positions, slots, span, window, last, with_routes, mesh)
-        new_cache.append(layer)
-        if routes is not None:
-            layer_routes.append(routes)
-    return tuple(new_cache), jnp.stack(layer_routes, axis=2) if with_routes else None
-
-
-@functools.partial(jit_policy, static_argnames=("config", "length", "mesh"))
-def _embed_tokens(
-    config: ModelConfig, end_params: Params, tokens: jax.Array, starts: jax.Array, length: int, mesh: Mesh | None
-) -> tuple[jax.Array, jax.Array]:
-    positions = jnp.where(tokens < 0, length, starts[:, None] + jnp.arange(tokens.shape[1]))
-    return constrain(transformer.embedding_and_head(config, end_params).embed(jnp.maximum(tokens, 0)), mesh), positions
-
-
-@functools.partial(
-    jit_policy, static_argnames=("config", "span", "is_last", "with_routes", "mesh"), donate_argnames="old_cache"
-)
-def _run_layer(
-    config: ModelConfig,
-    arrays: Params,
-    old_cache: Cache,
-    x: jax.Array,
-    positions: jax.Array,
-    slots: jax.Array,
-    span: int,
-    window: jax.Array | int | None,
-    is_last: bool,
-    with_routes: bool,
-    mesh: Mesh | None,
-) -> tuple[jax.Array | None, Cache, jax.Array | None]:
-    """Runs one layer. Nobody reads the output of the last layer (`is_last`), so it is not computed."""
-    x, new_cache, routes = transformer.run_cached_layer(
-        config, arrays, old_cache, x, positions, slots, span, window, with_routes=with_routes, mesh=mesh
-    )
-    return None if is_last else x, new_cache, routes
-
-
-@functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
-def copy_prefixes(
-    cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, copy_count: jax.Array, span: int
-) -> tuple[Cache, ...]:
-    """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
-
-    sources and targets are int32[N]. Only the first `copy_count`, int32[], are copied, so one program serves any number
-    of copies up to N.
-    """
-
-    def move(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
-        # One slice: a slice of a slice would make XLA copy the whole cache.
-        prefix = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
-        return jax.lax.dynamic_update_slice(array, prefix, (targets[index], 0, 0, 0))
-
-    def copy_layers(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
-        return tuple(Cache(move(index, key, width, span), move(index, value, span, width)) for key, value in cache)
-
-    width = cache[0].key.shape[2]
-    return jax.lax.fori_loop(0, copy_count, copy_layers, cache)
-
-
-@functools.partial(jit_policy, static_argnames=("config", "with_routes", "mesh"), donate_argnames="cache")
-def decode(
-    config: ModelConfig,
-    params: Params,
-    cache: tuple[Cache, ...],
-    inputs: jax.Array,
-    draw_settings: jax.Array,
-    steps: jax.Array,
-    with_routes: bool = False,
-    mesh: Mesh | None = None,
-) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Feeds one token to every slot and samples the next, `steps` int32[] times one after another, N at most.
-
-    inputs int32[2, S] holds tokens and positions; a position ≥ the cache's length marks an idle slot. draw_settings
-    float32[N, 2, S] holds a uniform random number and the temperature for each step. Returns the sampled tokens
-    int32[N, S], their log-probabilities float32[N, S], the cache and, if `with_routes`, the routes of the tokens fed,
-    int[N, S, L, k]; 0 beyond `steps`. `mesh` is as in `compute_cached_states`.
-    """
-
-    def run_step(cache: tuple[Cache, ...], tokens: jax.Array, positions: jax.Array, settings: jax.Array) -> Any:
-        hidden, cache, routes = transformer.compute_cached_states(
-            config, params, cache, tokens[:, None], positions[:, None], with_routes=with_routes, mesh=mesh
-        )
-        # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the
-        # matrix.
-        logits = transformer.compute_logits(config, params, hidden[:, 0])
-        scores = constrain(constrain(logits, mesh, "vocabulary"), mesh)
-        return cache, (*sample(scores, *settings), None if routes is None else routes[:, 0])
-
-    def add_step(index: jax.Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-        cache, tokens, positions, results = carry
-        cache, step_results = run_step(cache, tokens, positions, draw_settings[index])
-        results = jax.tree.map(lambda buffer, row: buffer.at[index].set(row), results, step_results)
-        return cache, step_results[0], positions + 1, results
-
-    shapes = jax.eval_shape(run_step, cache, *inputs, draw_settings[0])[1]
-    results = jax.tree.map(lambda row: jnp.zeros((len(draw_settings), *row.shape), row.dtype), shapes)
-    cache, _, _, (tokens, logprobs, routes) = jax.lax.fori_loop(0, steps, add_step, (cache, *inputs, results))
-    return tokens, logprobs, cache, routes
-
-
-def sample(scores: jax.Array, uniforms: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverse-CDF sampling of float32[S, V] logits / temperature: the first token i with Σ_{j≤i} p_j > u · Σ_j p_j.
-
-    uniforms, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
-    """
-    is_greedy = temperature == 0
-    logits = scores / jnp.where(is_greedy, 1.0, temperature)[:, None]
-    max_logit = jnp.max(logits, axis=-1)
-    weights = jnp.exp(logits - max_logit[:, None])
-    drawn_tokens, weight_sum = _draw_tokens(weights, uniforms)
-    tokens = jnp.where(is_greedy, jnp.argmax(logits, axis=-1), drawn_tokens).astype(jnp.int32)
-    token_logits = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
-    return tokens, token_logits - max_logit - jnp.log(weight_sum)
-
-
-def _draw_tokens(weights: jax.Array, uniforms: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The token drawn from each row of float32[S, V], and the row's sum float32[S].
-
-    The token's block is found first, then the token within the block: a cumulative sum over the vocabulary is slow.
-    """
-    vocabulary_size = weights.shape[-1]
-    block_size = max(1, math.isqrt(vocabulary_size))
-    blocks = jnp.pad(weights, ((0, 0), (0, -vocabulary_size % block_size))).reshape(weights.shape[0], -1, block_size)
-    block_sums = jnp.sum(blocks, axis=-1)
-    cumulative_sums = jnp.cumsum(block_sums, axis=-1)
-    weight_sum = cumulative_sums[:, -1]
-    block_index = _first_above(cumulative_sums, block_sums, uniforms * weight_sum)
-    block_weights = jnp.take_along_axis(blocks, block_index[:, None, None], axis=1)[:, 0]
-    sum_before = jnp.take_along_axis(cumulative_sums - block_sums, block_index[:, None], axis=1)[:, 0]
-    index_in_block = _first_above(jnp.cumsum(block_weights, axis=-1), block_weights, uniforms * weight_sum - sum_before)
-    return block_index * block_size + index_in_block, weight_sum
-
-
-def _first_above(cumulative_weights: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """int32[S]: the first index whose cumulative sum exceeds the target.
-
-    If rounding leaves no such index, it is the last one with a weight above 0. An index of weight 0 is never returned.
-    """
-    is_possible = weights > 0
-    is_above = (cumulative_weights > target[:, None]) & is_possible
-    last_possible = weights.shape[-1] - 1 - jnp.argmax(is_possible[:, ::-1], axis=-1)
-    return jnp.where(jnp.any(is_above, axis=-1), jnp.argmax(is_above, axis=-1), last_possible)
 
 
 def draw_uniforms(seed: Sequence[int], token_count: int) -> np.ndarray:

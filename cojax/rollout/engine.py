@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Real
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class Weights:
     `fingerprint()`, if given, is equal for equal arrays: an engine that already serves them does not load them again.
     `save(folder, dtype)`, if given, has all processes that hold the arrays write them together, each its own part, as
     `cojax.policy.saved_params.save_params` does. It raises ValueError for arrays that are not finite.
+    `params()`, if given, is the same policy as the learner holds it, spread over its devices.
     """
 
     version: int
@@ -75,6 +76,7 @@ class Weights:
     path: Callable[[], str] | None = None
     fingerprint: Callable[[], str] | None = None
     save: Callable[[str, str], None] | None = None
+    params: Callable[[], Any] | None = None
 
 
 def check_length(max_length: int, position_count: int) -> None:

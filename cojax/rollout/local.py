@@ -1,28 +1,32 @@
-"""The in-process JAX engine: a KV cache and continuous batching over fixed slots; results depend on the request only.
+"""The in-process JAX engine: a paged KV cache and continuous batching; results depend on the request only.
 
 The slots are divided among lanes. Each lane is a thread with its own arrays. XLA runs the small forwards of decoding on
-one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
-its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
+one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot from its first
+`generate` to its `release`, and its cache in pages, so each call feeds only new tokens. Requests join between any two
+forwards.
 
-The prefix that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
-whole prefill chunks. It stays as long as any slot holds it, even a free one.
+The prefix that prompts share (system message, tools, the group's query) is computed once in each lane, and shared in
+whole prefill chunks. It stays as long as any page holds it, even a free one.
 
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
 on one machine type, one mesh, one number of threads, lanes and slots, and one set of versions.
 
 On a mesh each replica (`sharding.list_replicas`) has a copy of the weights, spread over its devices by the
-rules of training, and its own lanes. Lanes of different replicas share no device. All this was measured on CPU devices
-only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would then be
-the same to rounding only.
+rules of training, and its own lanes. Lanes of different replicas share no device. Several processes have one lane, in
+process 0, which has all of them compute its forwards together (`cojax.rollout.replicas`). All this was measured on CPU
+devices only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would
+then be the same to rounding only.
 """
 
 import collections
+import dataclasses
 import functools
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,23 +34,50 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.environment import EngineError, waiting
+from cojax.learner.placement import ONE_PROCESS, Hosts, to_host
 from cojax.policy import parameters
+from cojax.policy.cached import unstack
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import RouteShape
 from cojax.policy.parameters import Parameter, choose_dtype
 from cojax.policy.sharding import check_divides, list_replicas, partition
-from cojax.policy.transformer import Params, unstack
+from cojax.policy.transformer import Params
 from cojax.rollout.batching import Batcher, Request, Session, draw_uniforms
 from cojax.rollout.engine import BusyTime, Completion, Sampling, Weights, check_length, check_prompt
+from cojax.rollout.forwards import Calls, Forwards
+from cojax.rollout.pages import CacheShape
+from cojax.rollout.replicas import LedForwards, ReplicaForwards, is_on, spread, spread_leaves, view
 from cojax.settings.tree import Settings
+
+_PATIENCE_S = 10.0  # seconds without any forward, after which a waiting request's clock runs again
+
+
+class LaneForwards(Protocol):
+    """Computes for the batchers of a lane, with weights `params`. Only the lane's thread uses it."""
+
+    params: Params
+
+    def run_all(self, plans: Sequence[Calls]) -> Sequence[Any]:
+        """Runs the plan of each batcher, and returns its result."""
+
+    def wait(self) -> None:
+        """Waits until the devices have finished their work."""
 
 
 class Lane:
-    """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
+    """Serves sessions on the slots of its batchers. The thread calls `on_failure` with the reason of a failure."""
 
-    def __init__(self, batcher: Batcher, busy_time: BusyTime, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        batchers: Sequence[Batcher],
+        forwards: LaneForwards,
+        busy_time: BusyTime,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._busy, self._on_failure = busy_time, on_failure
-        self.batcher = batcher  # used by the thread; others only read its counts
+        self._forward_count = 0
+        # Used by the thread; others only read the counts.
+        self.batchers, self.forwards = batchers, forwards
         # Shared with callers, under the lock.
         self._condition = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -87,11 +118,11 @@ class Lane:
             self._is_resting = False
             self._condition.notify_all()
 
-    def submit(self, prompt: list[int], sampling: Sampling, uniforms: np.ndarray, session: str) -> Future[Completion]:
+    def submit(self, prompt: list[int], sampling: Sampling, uniforms: np.ndarray, session: str) -> Request:
         """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
 
-        Raises ValueError, or EngineError when the lane is down; the future raises it when the session is released or
-        the lane goes down.
+        Raises ValueError, or EngineError when the lane is down; the request's future raises it when the session is
+        released or the lane goes down.
         """
         with self._condition:
             self._raise_if_down()
@@ -106,7 +137,16 @@ class Lane:
             request = session_state.request = Request(session_state, prompt, sampling, uniforms)
             self._queue.append(request)
             self._condition.notify_all()
-        return request.result
+        return request
+
+    def wait_for_start(self, request: Request) -> None:
+        """Waits while others run before the request, which may find no page; their deadlines bound this."""
+        is_moving = True
+        while is_moving and not request.started.is_set():
+            forward_count = self._forward_count
+            with waiting():
+                request.started.wait(_PATIENCE_S)
+            is_moving = self._forward_count > forward_count
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
@@ -115,7 +155,7 @@ class Lane:
             if session_state is None:
                 return
             if session_state.request is not None:
-                _abort_request(session_state.request.result, f"session {session!r} was released while generating")
+                _abort_request(session_state.request, f"session {session!r} was released while generating")
             self._released_sessions.append(session_state)
             self._condition.notify_all()
 
@@ -125,9 +165,9 @@ class Lane:
             self._failure = self._failure or reason
             for session_state in self._sessions.values():
                 if session_state.request is not None:
-                    _abort_request(session_state.request.result, self._failure)
-            if self._pending_weights is not None:
-                _abort_request(self._pending_weights[-1], self._failure)
+                    _abort_request(session_state.request, self._failure)
+            if self._pending_weights is not None and not self._pending_weights[-1].done():
+                self._pending_weights[-1].set_exception(EngineError(self._failure))
             self._condition.notify_all()
 
     def join(self) -> None:
@@ -145,7 +185,13 @@ class Lane:
         try:
             while self._admit_requests():
                 with self._busy:
-                    requests = self.batcher.forward()
+                    results = self.forwards.run_all([batcher.plan() for batcher in self.batchers])
+                    requests = [
+                        request
+                        for batcher, result in zip(self.batchers, results, strict=True)
+                        for request in batcher.take(result)
+                    ]
+                self._forward_count += 1
                 if requests:
                     self._deliver(requests)
         except BaseException as error:  # of any type: callers would wait for ever
@@ -156,28 +202,42 @@ class Lane:
         with self._condition:
             while not self._failure:
                 if self._is_resting:
-                    self.batcher.wait()
+                    self.forwards.wait()
                     self._is_idle = True
                     self._condition.notify_all()
                     self._condition.wait()
                     continue
-                self.batcher.drop_aborted()
+                for batcher in self.batchers:
+                    batcher.drop_aborted()
                 for session in self._released_sessions:
-                    self.batcher.free_slot(session)
+                    if session.batcher is not None:
+                        session.batcher.free_slot(session)
                 self._released_sessions.clear()
-                if self._pending_weights is not None and not self.batcher.is_busy:
-                    version, params, future = self._pending_weights
-                    self.batcher.load_weights(version, params)
+                if self._pending_weights is not None and not self._is_busy:
+                    version, self.forwards.params, future = self._pending_weights
+                    for batcher in self.batchers:
+                        batcher.begin_version(version)
                     self._pending_weights = None
                     future.set_result(None)
                     self._condition.notify_all()
                 while self._queue and self._pending_weights is None:
                     if not (request := self._queue.popleft()).result.done():
-                        self.batcher.admit(request)
-                if self.batcher.is_busy:
+                        self._admit(request)
+                if self._is_busy:
                     return True
                 self._condition.wait()
             return False
+
+    @property
+    def _is_busy(self) -> bool:
+        return any(batcher.is_busy for batcher in self.batchers)
+
+    def _admit(self, request: Request) -> None:
+        """Admits the request to its session's batcher, which is the one with most free slots at the first request."""
+        session = request.session
+        if session.batcher is None:
+            session.batcher = max(self.batchers, key=lambda batcher: batcher.free_slot_count)
+        session.batcher.admit(request)
 
     def _deliver(self, requests: list[Request]) -> None:
         with self._condition:
@@ -190,17 +250,19 @@ class Lane:
                 request.result.set_result(request.completion)
 
 
-def _abort_request(future: Future[Any], reason: str) -> None:
+def _abort_request(request: Request, reason: str) -> None:
     """Wakes the caller; the thread drops an aborted request before its next forward. The lock must be held."""
-    if not future.done():
-        future.set_exception(EngineError(reason))
+    if not request.result.done():
+        request.result.set_exception(EngineError(reason))
+    request.started.set()
 
 
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    It holds `slots` conversations, the same number in each lane; further conversations wait for a release. There are
-    `lanes` lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
+    It holds `slots` conversations, the same number in each lane; further ones wait for a release. Together they hold at
+    most `cache_tokens` tokens, by default all that they can have; further requests wait for pages. There are `lanes`
+    lanes, or as many for each replica of a `mesh`. Use one on an accelerator, and one for every core or two on
     a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
     `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
 
@@ -217,38 +279,64 @@ class LocalEngine:
         slots: int = 128,
         lanes: int = Settings.engine.lanes,
         max_length: int = 320,
+        cache_tokens: int | None = None,
         prefill_rows: int = Settings.engine.prefill_rows,
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
         mesh: Mesh | None = None,
+        hosts: Hosts = ONE_PROCESS,
     ) -> None:
         check_length(max_length, config.max_position_embeddings)
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
+        self._mesh, self._hosts = mesh, hosts
         self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else list_replicas(mesh)
-        self._has_device_groups = mesh is not None and mesh.size > len(self._replicas)
+        self._is_spread = hosts is not ONE_PROCESS
+        self._has_device_groups = self._is_spread or (mesh is not None and mesh.size > len(self._replicas))
         if self._has_device_groups and lanes > 1:
             raise ValueError(
-                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1"
+                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, and so have several "
+                "processes, so set it to 1"
             )
-        lane_count = lanes * len(self._replicas)
-        if slots % lane_count:
+        batcher_count = lanes * len(self._replicas)
+        if slots % batcher_count:
             on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
-            raise ValueError(f"slots {slots} is no multiple of lanes {lane_count}{on}; every lane holds equally many")
+            raise ValueError(
+                f"slots {slots} is no multiple of lanes {batcher_count}{on}; every lane holds equally many"
+            )
         if mesh is not None:
             check_divides(config, mesh)
         if routes:
             RouteShape.of(config)
+        if routes and self._is_spread:
+            raise ValueError("several processes do not report which experts tokens went through; leave routes unset")
         self._config, self._max_length, self.tells_routes, self.slots = config, max_length, routes, slots
         self._busy = BusyTime()
         # Guarded by the lock. If a lane's lock is needed too, this one is taken first.
         self._lock = threading.Lock()
         self._has_weights, self._failure = False, ""
         self._lane_by_session: dict[str, int] = {}  # session → index of its lane
-        self._free_slots = [slots // lane_count] * lane_count
         self._waiting_events: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
-        make = functools.partial(Batcher, config, slots // lane_count, max_length, prefill_rows, prefill_chunks, routes)
-        self._lanes = [Lane(make(replica), self._busy, self._stop) for _ in range(lanes) for replica in self._replicas]
+        own_slots = slots // batcher_count
+        shape = CacheShape.of(own_slots, max_length, None if cache_tokens is None else cache_tokens // batcher_count)
+        make = functools.partial(Batcher, config, own_slots, shape, prefill_rows, prefill_chunks, routes)
+        self._lanes = self._make_lanes([make() for _ in range(batcher_count)], own_slots, shape)
+        self._free_slots = [slots // len(self._lanes)] * len(self._lanes)
+
+    def _make_lanes(self, batchers: Sequence[Batcher], slot_count: int, shape: CacheShape) -> list[Lane]:
+        """A lane for each batcher, whose slots these are; several processes have one for all batchers."""
+        sizes = shape.page_count, shape.page_length
+        if self._is_spread:
+            assert self._mesh is not None
+            shape_text = json.dumps(dataclasses.asdict(self._config))
+            with self._hosts.operation("build_engine", shape_text, slot_count, *sizes):
+                own = ReplicaForwards(self._config, slot_count, *sizes, self._mesh)
+            return [Lane(batchers, LedForwards(own, self._hosts), self._busy, self._stop)]
+        make = functools.partial(Forwards, self._config, *sizes, self.tells_routes)
+        return [
+            Lane([batcher], make(self._replicas[index % len(self._replicas)]), self._busy, self._stop)
+            for index, batcher in enumerate(batchers)
+        ]
 
     @property
     def busy_seconds(self) -> float:
@@ -258,12 +346,12 @@ class LocalEngine:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that were computed so far. The last token of each prompt does not count: it is decoded."""
-        return sum(lane.batcher.computed for lane in self._lanes)
+        return sum(batcher.computed for lane in self._lanes for batcher in lane.batchers)
 
     @property
     def reused_tokens(self) -> int:
-        """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
-        return sum(lane.batcher.reused for lane in self._lanes)
+        """Prompt tokens whose keys and values another conversation has computed, in whole prefill chunks."""
+        return sum(batcher.reused for lane in self._lanes for batcher in lane.batchers)
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` and returns once they are in use.
@@ -287,7 +375,30 @@ class LocalEngine:
             future.result()
 
     def _make_copies(self, weights: Weights) -> list[Params]:
-        """A copy for each replica, as `unstack` returns it. Arrays go straight from host to devices."""
+        """A copy for each replica, as `unstack` returns it; several processes have one of all replicas.
+
+        Arrays of the learner's mesh go from device to device, others straight from the host to the devices.
+        """
+        params = weights.params() if self._mesh is not None and weights.params is not None else None
+        if self._mesh is not None and params is not None and is_on(params, self._mesh):
+            with self._hosts.operation("spread", params) as record:
+                copies, is_finite = record(spread(self._config, self._mesh, params))
+        elif self._mesh is not None and self._is_spread:
+            table = parameters.parameters(self._config)
+            host_params = parameters.from_hf(self._config, weights.arrays(), choose_dtype, lambda row, leaf: leaf)
+            leaves: Any = tuple(parameters.get_leaf(host_params, row) for row in table)
+            with self._hosts.operation("spread_leaves", leaves) as record:
+                copies, is_finite = record(spread_leaves(self._config, self._mesh, leaves))
+        else:
+            return self._place_copies(weights)
+        if not to_host(is_finite):
+            raise ValueError(f"weights version {weights.version} is not finite; training has diverged")
+        if self._is_spread:
+            return [copies]
+        return [view(copies, replica) for replica in self._replicas if replica is not None]
+
+    def _place_copies(self, weights: Weights) -> list[Params]:
+        """A copy for each replica of weights that come as arrays on the host."""
 
         def place_array(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
             has_layers = row.axes[0] == "layers"
@@ -316,8 +427,9 @@ class LocalEngine:
             if session not in self._lane_by_session:
                 raise EngineError(self._failure or f"session {session!r} was released while it waited for a slot")
             lane = self._lanes[self._lane_by_session[session]]
-            future = lane.submit(tokens, sampling, uniforms, session)
-        return future.result()
+            request = lane.submit(tokens, sampling, uniforms, session)
+        lane.wait_for_start(request)
+        return request.result.result()
 
     def release(self, session: str) -> None:
         """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""

@@ -1,6 +1,7 @@
 """Builds a run's objects from its configuration. The objects themselves never see a ConfigDict."""
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ from cojax.run.changes import read_fork
 from cojax.run.engines import check_routes
 from cojax.run.entries import build_environment, build_signals, entry, objective_of, reads_initial
 from cojax.run.parts import Parts, check_evolution, draw_own_tasks, make_limits, make_sampling, read_kinds
-from cojax.run.processes import as_text, make_mesh_of
+from cojax.run.processes import ALONE, Together, as_text, make_mesh_of
 from cojax.run.summary import measure_development
 from cojax.settings.base import choose, settings
 from cojax.similarity import NearDuplicates
@@ -64,8 +65,10 @@ _MOST_TOOLS_NAMED = 8
 _MAX_TASKS = 100_000
 
 
-def build_parts(config: ConfigDict) -> Parts:
+def build_parts(config: ConfigDict, together: Together = ALONE) -> Parts:
     """Builds environment, tokenizer, model shape and engine of a configuration that cojax/run/checks.py has checked.
+
+    An engine whose maker has a parameter `hosts` samples on the devices of all processes `together`.
 
     Raises ValueError or OSError, with what to do about it.
     """
@@ -76,7 +79,9 @@ def build_parts(config: ConfigDict) -> Parts:
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = make_mesh_of(config)
     find_route_shape(config.learner.routes, model, objective_of(config).loss.name, objective_of(config).loss.routes)
-    engine = entry(config, "engine.name").function(config, model)
+    make_engine = entry(config, "engine.name").function
+    reads_hosts = "hosts" in inspect.signature(make_engine).parameters
+    engine = make_engine(config, model, **({"hosts": together.hosts} if reads_hosts else {}))
     check_routes(config, engine)
     evaluation = config.evaluation
     return Parts(
@@ -91,6 +96,7 @@ def build_parts(config: ConfigDict) -> Parts:
         environment.tasks(evaluation.dev_split, evaluation.dev_tasks),
         environment.tasks(evaluation.challenge_split, evaluation.challenge_tasks) if evaluation.challenge_tasks else (),
         read_kinds(environment, build_signals(config)),
+        together=together,
     )
 
 

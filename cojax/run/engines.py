@@ -24,11 +24,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax import warm_start
+from cojax.learner.placement import ONE_PROCESS, Hosts
 from cojax.learner.rehearsal import GIB, measure_free_bytes
 from cojax.policy import parameters
+from cojax.policy.cached import make_cache
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import SAMPLING_AXES, copies, list_replicas
-from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
@@ -49,12 +50,11 @@ _T = TypeVar("_T")
 _LAUNCH_SETTINGS = ("servers", "python", "device", "flags", "port", "restarts")
 
 
-def build_local(config: ConfigDict, model: ModelConfig) -> Engine:
-    """Builds the engine in this process, on the learner's mesh."""
-    engine_settings, mesh = settings(config.engine, "name", "slots"), make_mesh_of(config)
-    return LocalEngine(
-        model, slots=choose_slot_count(config, model), routes=asks_routes(config), mesh=mesh, **engine_settings
-    )
+def build_local(config: ConfigDict, model: ModelConfig, hosts: Hosts = ONE_PROCESS) -> Engine:
+    """Builds the engine in this process, or in all of `hosts`, on the learner's mesh."""
+    engine_settings, mesh, routes = settings(config.engine, "name", "slots"), make_mesh_of(config), asks_routes(config)
+    slot_count = choose_slot_count(config, model)
+    return LocalEngine(model, slots=slot_count, routes=routes, mesh=mesh, hosts=hosts, **engine_settings)
 
 
 def build_sglang_engine(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -214,6 +214,9 @@ def choose_slot_count(config: ConfigDict, model: ModelConfig, *, trains: bool = 
         return given_count or wanted_count
     weight_bytes, training_bytes = _count_weight_bytes(config, model, mesh)
     budget_bytes, users = available_bytes - weight_bytes, "the weights"
+    if section.cache_tokens:
+        _check_cache_tokens(section, slot_bytes, budget_bytes)
+        return given_count or wanted_count
     if given_count and given_count * slot_bytes <= budget_bytes:
         return given_count
     spare_bytes = budget_bytes - training_bytes if trains else budget_bytes
@@ -235,6 +238,18 @@ def choose_slot_count(config: ConfigDict, model: ModelConfig, *, trains: bool = 
         f"{available_bytes / GIB:.1f} GiB are free"
     )
     return best
+
+
+def _check_cache_tokens(section: ConfigDict, slot_bytes: int, budget_bytes: int) -> None:
+    """Raises ValueError if so many tokens do not fit; `slot_bytes` are those of a whole conversation."""
+    cache_bytes = section.cache_tokens * slot_bytes // section.max_length
+    if cache_bytes > budget_bytes:
+        fitting_count = max(0, budget_bytes) * section.max_length // slot_bytes // _LENGTH_STEP * _LENGTH_STEP
+        raise ValueError(
+            f"the KV cache of engine.cache_tokens={section.cache_tokens} takes {cache_bytes / GIB:.1f} GiB, "
+            f"{max(0, budget_bytes) / GIB:.1f} GiB are free beside the weights; set "
+            f"--config.engine.cache_tokens={fitting_count}, or sample on servers by --config.engine=sglang"
+        )
 
 
 def keep_slots(
@@ -279,6 +294,13 @@ def count_cache_bytes(model: ModelConfig, slot_count: int, token_count: int) -> 
     """Bytes of the KV cache of `slot_count` slots of `token_count` tokens."""
     arrays = jax.tree.leaves(jax.eval_shape(lambda: make_cache(model, 1, 1)))
     return slot_count * token_count * sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def count_sampling_bytes(model: ModelConfig, mesh: Mesh) -> tuple[int, float]:
+    """Bytes that the local engine takes of each device of a mesh: for its weights, and for a token of all caches."""
+    sizes = (math.prod(spec.shape(model)) * copies(spec, mesh, SAMPLING_AXES) for spec in parameters.parameters(model))
+    weight_bytes = sum(sizes) * np.dtype(model.dtype).itemsize // mesh.size
+    return weight_bytes, count_cache_bytes(model, 1, 1) * mesh.shape["expert"] / mesh.size
 
 
 def _suggest_flags(section: ConfigDict, slot_count: int, replicas: int, token_count: int) -> str:

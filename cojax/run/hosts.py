@@ -32,6 +32,7 @@ from cojax.policy.parameters import hash_leaves
 from cojax.policy.saved_params import save_params
 from cojax.policy.transformer import Params
 from cojax.report.console import CONSOLE
+from cojax.rollout.replicas import ReplicaForwards, spread, spread_leaves
 from cojax.run import assemble, methods, processes
 from cojax.run.entries import describe
 from cojax.run.machine import read_versions
@@ -269,13 +270,26 @@ def make_operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 
         operation_by_name["init"] = init
 
+    def build_engine(shape_text: str, slot_count: int, page_count: int, page_length: int) -> None:
+        model, mesh = parse_shape(shape_text), processes.make_mesh_of(config)
+        assert mesh is not None
+        forwards = ReplicaForwards(model, slot_count, page_count, page_length, mesh)
+        operation_by_name.update(
+            forward=forwards.run,
+            spread=functools.partial(spread, model, mesh),
+            spread_leaves=functools.partial(spread_leaves, model, mesh),
+        )
+
     def save(checkpoint_folder: str, train_state: TrainState, second_state: TrainState | None) -> None:
         save_arrays(Path(checkpoint_folder), join_states(train_state, second_state))
 
     def restore(folder: str, has_second: bool) -> tuple[TrainState, TrainState | None]:
         return split_states(restore_arrays(Path(folder), join_states(structs[0], structs[0] if has_second else None)))
 
-    operation_by_name |= {"load": load, "build": build, "save": save, "restore": restore, "fingerprint": hash_leaves}
+    operation_by_name |= {
+        "load": load, "build": build, "build_engine": build_engine, "save": save, "restore": restore,
+        "fingerprint": hash_leaves,
+    }  # fmt: skip
     return operation_by_name
 
 

@@ -100,7 +100,7 @@ def _pick_task(parts: Parts) -> Task:
 
 def _configuration(config: ConfigDict, results: dict[str, Any]) -> str:
     checks.check_run(config)
-    parts = results["parts"] = dataclasses.replace(assemble.build_parts(config), together=results["together"])
+    parts = results["parts"] = assemble.build_parts(config, results["together"])
     devices_text = processes.describe_devices(Placement(parts.model, parts.mesh).devices, jax.devices())
     policy_text = f"preset {config.policy}, " if config.policy else ""
     return f"{policy_text}{parts.environment.name}, {config.evolve}, {config.steps} steps on {devices_text}"

@@ -102,10 +102,7 @@ def list_shared_folders(config: ConfigDict) -> dict[str, Path]:
 def check_several(config: ConfigDict) -> None:
     """Raises ValueError for settings that several processes cannot have."""
     if config.engine.name == "local":
-        raise ValueError(
-            "engine.name is 'local', which samples on the devices of one process, and the run has several; sample on "
-            "servers by --config.engine=sglang"
-        )
+        _check_local(config)
     if all(size == 1 for size in config.mesh.to_dict().values()):
         raise ValueError(
             "mesh has one device, but the run has several processes; spread the policy over the devices of all of "
@@ -118,6 +115,20 @@ def check_several(config: ConfigDict) -> None:
             f"warm_start.steps is {config.warm_start.steps} on a model folder, which only a single process can teach; "
             "teach and export it there, then name the result in --config.model.path with --config.warm_start.steps=0"
         )
+
+
+def _check_local(config: ConfigDict) -> None:
+    """Raises ValueError for settings with which several processes cannot sample on their own devices."""
+    for setting, value, expected, reason in (
+        ("staleness", config.staleness, 0, "they sample and update in turn"),
+        ("engine.lanes", config.engine.lanes, 1, "each replica (data × fsdp) of the mesh has one lane"),
+        ("learner.routes", config.learner.routes, "own", "they do not report which experts tokens went through"),
+    ):
+        if value != expected:
+            raise ValueError(
+                f"{setting} is {value!r}, but several processes sample by engine.name=local: {reason}; set "
+                f"--config.{setting}={expected}, or sample on servers by --config.engine=sglang"
+            )
 
 
 def drop_distributed(config: ConfigDict) -> ConfigDict:

@@ -6,6 +6,7 @@ D_0 if the environment has none. The first three are written again if they are l
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ from cojax.run import assemble, engines, methods, policies, trained
 from cojax.run.changes import read_fork
 from cojax.run.entries import reads_initial
 from cojax.run.parts import Parts
-from cojax.run.processes import read_params
+from cojax.run.processes import ALONE, Together, read_params
 from cojax.storage.checksums import add_checksum, has_valid_checksum
 from cojax.storage.files import read_json, write_json
 from cojax.storage.run_directory import RunDirectory
@@ -128,7 +129,9 @@ def resume(config: ConfigDict, loop: Loop, train_state: TrainState, directory: R
     )
 
 
-def build_parts(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None) -> Parts:
+def build_parts(
+    config: ConfigDict, directory: RunDirectory, checkpoint: Checkpoint | None, together: Together = ALONE
+) -> Parts:
     """Calls `assemble.build_parts`; a run resumed from `checkpoint` keeps the slots of its local engine.
 
     Raises ValueError as `engines.keep_slots` does.
@@ -140,7 +143,8 @@ def build_parts(config: ConfigDict, directory: RunDirectory, checkpoint: Checkpo
     def count_slots(parts: Parts) -> int | None:
         return parts.engine.slots if isinstance(parts.engine, LocalEngine) else None
 
-    return engines.keep_slots(config, engine_path, checkpoint is not None, assemble.build_parts, count_slots)
+    build = functools.partial(assemble.build_parts, together=together)
+    return engines.keep_slots(config, engine_path, checkpoint is not None, build, count_slots)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, checkpoint: Checkpoint | None) -> None:

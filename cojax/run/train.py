@@ -98,7 +98,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.accept_signal
     with clock("warm_start"):
-        parts = dataclasses.replace(states.build_parts(config, directory, checkpoint), together=together)
+        parts = states.build_parts(config, directory, checkpoint, together)
     find_tasks = functools.cache(functools.partial(states.find_initial_tasks, config, parts))
     try:
         with clock("warm_start"):

@@ -281,6 +281,8 @@ class Settings:
         prefill_rows: prompts whose tokens the local engine reads at a time; rows that are empty take as long as full
             ones
         max_length: most tokens of a conversation
+        cache_tokens: tokens of all conversations that the local engine's cache holds, where max_length exceeds 512; a
+            conversation that finds no page waits, or makes room on the host; None: slots × max_length
         """
 
         name: str = "local"
@@ -288,6 +290,7 @@ class Settings:
         lanes: Count = 1
         prefill_rows: Count = 16
         max_length: AtLeast2 = 4096
+        cache_tokens: Count | None = None
 
     class mesh:
         """Devices over which parameters and rows are sharded. All 1 is one device; one may be -1: all remaining

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-MANIFESTS = ("tpu-jobset.yaml", "gpu-job.yaml")
+MANIFESTS = ("tpu-slice.yaml", "tpu-jobset.yaml", "gpu-job.yaml")
 _REFERENCE = re.compile(r"\$\((\w+)\)")
 
 

@@ -12,7 +12,7 @@ from launch_files import DEPLOY, MANIFESTS, ROOT, Step, blocks, command_line, fl
 from cojax.settings.ranges import is_section
 
 PAGE = ROOT / "docs" / "deploy.md"
-TPU, GPU = ((DEPLOY / name).read_text() for name in MANIFESTS)
+SLICE, TPU, GPU = ((DEPLOY / name).read_text() for name in MANIFESTS)
 SLURM = DEPLOY / "slurm.sh"
 # Without those that need Ray, which tests/environments/cluster has.
 DOCUMENTED = [
@@ -37,8 +37,10 @@ def steps(tmp_path: Path) -> dict[str, Step]:
     return submitted(SLURM, tmp_path)[1]
 
 
-@pytest.mark.parametrize("manifest", MANIFESTS)
-@pytest.mark.parametrize("container", ["train", "rollout"])
+@pytest.mark.parametrize(
+    ("manifest", "container"),
+    [(MANIFESTS[0], "train"), *((name, container) for name in MANIFESTS[1:] for container in ("train", "rollout"))],
+)
 def test_the_commands_of_containers_are_accepted(manifest: str, container: str, commands: Commands) -> None:
     arguments = command_line((DEPLOY / manifest).read_text(), container)
     assert arguments[:2] == ["-m", {"train": "experiments.run", "rollout": "experiments.serve"}[container]]
@@ -54,6 +56,15 @@ def test_the_commands_of_slurm_steps_are_accepted(steps: dict[str, Step], comman
 @pytest.mark.parametrize("words", DOCUMENTED, ids=lambda words: words[1])
 def test_the_commands_of_the_page_are_accepted(words: list[str], commands: Commands) -> None:
     assert not accepted(commands, words)
+
+
+def test_the_slice_splits_slots_and_rows_evenly() -> None:
+    arguments, job = command_line(SLICE, "train"), jobs(one(SLICE, "JobSet"))["train"]
+    fsdp, tensor = (int(flag(arguments, f"config.mesh.{axis}")) for axis in ("fsdp", "tensor"))
+    chips = job["template"]["spec"]["containers"][0]["resources"]["limits"]["google.com/tpu"]
+    assert fsdp * tensor == job["parallelism"] * int(chips)
+    for name in ("engine.slots", "engine.cache_tokens", "learner.micro_rows"):
+        assert int(flag(arguments, f"config.{name}")) % fsdp == 0
 
 
 def test_the_page_has_commands() -> None:

@@ -122,20 +122,35 @@ def test_an_array_that_no_operation_made_cannot_be_sent(pair):
         pair.run("sum", {"a": jnp.ones(2)})
 
 
-def test_operations_run_on_the_main_thread_alone(pair):
-    raised: list[Exception] = []
+def test_operations_of_several_threads_run_one_after_another(pair):
+    """Each block is left before the next is entered; the follower runs them in the order of their numbers."""
+    inside, seen = [0], []
 
-    def work() -> None:
-        try:
-            pair.run("filled", 1)
-        except RuntimeError as error:
-            raised.append(error)
+    def work(number: int) -> None:
+        for _ in range(20):
+            with pair.lead.operation("filled", number) as finish:
+                inside[0] += 1
+                seen.append(inside[0])
+                finish(filled(number))
+                inside[0] -= 1
 
-    thread = threading.Thread(target=work, name="evolution")
-    thread.start()
-    thread.join()
-    assert "filled was called on the thread 'evolution'" in str(raised[0])
-    assert "read the arrays of Weights within Engine.load" in str(raised[0])
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(patience(30.0))
+    assert seen == [1] * 60
+    assert held(pair) == [0.0]
+
+
+def test_arrays_travel_within_the_command_if_they_are_small(pair):
+    arrays = np.arange(3, dtype=np.int16), np.float32(0.5)
+    pair.follower.operations["check"] = lambda first, second: seen.append((first.tolist(), first.dtype, float(second)))
+    seen: list[Any] = []
+    with pair.lead.operation("check", *arrays):
+        pass
+    assert pair.end() == 3
+    assert seen == [([0, 1, 2], np.int16, 0.5)]
 
 
 def test_an_operation_that_the_follower_does_not_know_ends_it(pair):

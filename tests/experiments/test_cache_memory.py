@@ -10,9 +10,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax.evaluation import evaluate
+from cojax.policy.cached import make_cache
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import MESH_AXES
-from cojax.policy.transformer import make_cache
 from cojax.run import assemble, engines, processes, states
 from cojax.settings.ranges import check_ranges
 from cojax.settings.tree import FREE_SETTINGS
@@ -136,7 +136,7 @@ def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None
 
 def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.build_local(config, TINY))
+        assemble, "build_parts", lambda config, together: SimpleNamespace(engine=engines.build_local(config, TINY))
     )
     config = given(bfcl, max_length=64)
 
@@ -162,7 +162,7 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
 def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monkeypatch, tmp_path: Path) -> None:
     """engine.name, engine.lanes and engine.max_length may not, and are not named."""
     monkeypatch.setattr(
-        assemble, "build_parts", lambda config: SimpleNamespace(engine=engines.build_local(config, TINY))
+        assemble, "build_parts", lambda config, together: SimpleNamespace(engine=engines.build_local(config, TINY))
     )
     config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
     write_json(tmp_path / "engine.json", add_checksum({"slots": 128}))

@@ -9,7 +9,7 @@ import compiling
 import jax
 import numpy as np
 
-from cojax.policy import transformer
+from cojax.policy import cached, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import from_hf
 from cojax.policy.transformer import Params
@@ -17,7 +17,7 @@ from cojax.policy.transformer import Params
 # Compiled once per config and shape: operation by operation they would take seconds.
 initialize = functools.cache(compiling.drawn)
 hidden_states = jax.jit(transformer.compute_hidden, static_argnums=0)
-cached_hidden_states = jax.jit(transformer.compute_cached_states, static_argnums=0, static_argnames="span")
+cached_hidden_states = jax.jit(cached.compute_cached_states, static_argnums=0, static_argnames="span")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

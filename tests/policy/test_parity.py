@@ -11,10 +11,11 @@ from cases import CASES, FIXTURES, Case
 from references import cached_hidden_states, hidden_states
 
 from cojax.policy import transformer
+from cojax.policy.cached import make_cache, unstack
 from cojax.policy.config import ModelConfig, compute_frequencies
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Params, parameters, to_hf
-from cojax.policy.transformer import compute_logits, make_cache, unstack
+from cojax.policy.transformer import compute_logits
 
 SHARE = 1e-4  # of the largest magnitude of the reference
 EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)

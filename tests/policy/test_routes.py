@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from references import initialize, one_segment
 
-from cojax.policy import transformer
+from cojax.policy import cached
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.moe import RouteShape, measure_difference
@@ -134,8 +134,8 @@ def test_replaying_the_routers_own_routes_changes_nothing() -> None:
     params = initialize(CONFIG, 0)
     tokens = np.random.default_rng(1).integers(0, 29, (2, 7)).astype(np.int32)
     positions, segments = one_segment(tokens)
-    split, cache = transformer.unstack(CONFIG, params), transformer.make_cache(CONFIG, 2, 7)
-    fed = jax.jit(transformer.compute_cached_states, static_argnums=0, static_argnames="with_routes")
+    split, cache = cached.unstack(CONFIG, params), cached.make_cache(CONFIG, 2, 7)
+    fed = jax.jit(cached.compute_cached_states, static_argnums=0, static_argnames="with_routes")
     _, _, own = fed(CONFIG, split, cache, tokens, positions, with_routes=True)
     assert (own.shape, own.dtype) == ((2, 7, 2, 2), np.int8)
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from references import cached_hidden_states, hidden_states, initialize, one_segment, reference
 
-from cojax.policy import transformer
+from cojax.policy import cached, transformer
+from cojax.policy.cached import Cache, make_cache, unstack
 from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
-from cojax.policy.transformer import Cache, compute_logits, make_block, make_cache, make_rotation, unstack
+from cojax.policy.transformer import compute_logits, make_block, make_rotation
 
 CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
 
@@ -24,12 +25,12 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
 
 def test_cached_logits_are_those_of_transformers() -> None:
-    """A prefill of 16 tokens in slot 2, then one token at a time beside other rows."""
+    """A prefill of 16 tokens in page 2, then one token at a time beside other rows."""
     config, params, values = reference("qwen3")
     tokens, split = jnp.asarray(values["tokens"]), unstack(config, params)
-    cache = make_cache(config, slot_count=3, length=32)
+    cache = make_cache(config, page_count=3, page_length=32)
     first = jnp.arange(16)[None]
-    hidden, cache, _ = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([2]), span=16)
+    hidden, cache, _ = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([[2]]), span=16)
     found = [hidden[0]]
     for index in range(16, 24):
         fed = jnp.array([[5], [0], [int(tokens[0, index])]])
@@ -52,13 +53,13 @@ def test_layers_that_differ_in_their_windows(
     found = hidden_states(config, params, tokens, *row)
     other = hidden_states(config, params, np.where(tokens == 0, 60, tokens), *row)
     assert np.flatnonzero(np.any(np.asarray(found != other)[0], axis=-1)).tolist() == list(range(min(reach + 1, 12)))
-    cache, split = make_cache(config, slot_count=1, length=16), unstack(config, params)
-    cached = []
+    cache, split = make_cache(config, page_count=1, page_length=16), unstack(config, params)
+    states = []
     for index in range(12):
         fed = jnp.array([[index]])
         hidden, cache, _ = cached_hidden_states(config, split, cache, fed, fed)
-        cached.append(hidden[0])
-    np.testing.assert_allclose(jnp.concatenate(cached), found[0], atol=1e-5, rtol=0)
+        states.append(hidden[0])
+    np.testing.assert_allclose(jnp.concatenate(states), found[0], atol=1e-5, rtol=0)
 
 
 def test_a_family_has_its_own_activation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,17 +119,21 @@ def test_initialize_depends_on_the_seed_alone() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 9])
-def test_a_cache_that_is_read_by_blocks_gives_what_the_whole_gives_whoever_reads_beside(window, monkeypatch):
-    """Of 40 positions in blocks of 16, the last of which overlaps; the fourth row is idle."""
-    monkeypatch.setattr(transformer, "_CACHE_BLOCK", 16)
+def test_pages_that_are_read_by_blocks_give_what_the_whole_gives_whoever_reads_beside(window):
+    """Of 40 positions in pages of 4 and blocks of 16, the last of which overlaps; the fourth row is idle."""
     draw = np.random.default_rng(0)
     query, key, value = (
         draw.normal(size=shape).astype(np.float32) for shape in [(4, 1, 4, 8), (4, 2, 8, 40), (4, 2, 40, 8)]
     )
-    blocks, whole = (
-        jax.jit(lambda positions, attend=attend: attend(query, Cache(key, value), positions, window))
-        for attend in (transformer._attend_blocks, transformer._attend_cache)
-    )
+    pages = draw.permutation(50)[:40].reshape(4, 10).astype(np.int32)
+    cut = Cache(np.zeros((50, 2, 8, 4), np.float32), np.zeros((50, 2, 4, 8), np.float32))
+    cut.key[pages] = key.reshape(4, 2, 8, 10, 4).transpose(0, 3, 1, 2, 4)
+    cut.value[pages] = value.reshape(4, 2, 10, 4, 8).swapaxes(1, 2)
+    paged = Cache(*map(jnp.asarray, cut))
+    pages[0, 1:] = 50  # a page that the row does not have
+    pages = jnp.asarray(pages)
+    blocks = jax.jit(lambda positions: cached._attend_blocks(query, paged, pages, positions, window, 16))
+    whole = jax.jit(lambda positions: cached._attend_cache(query, Cache(key, value), positions, window))
     positions = np.array([[3], [17], [39], [40]], np.int32)
     found = np.asarray(blocks(positions))
     np.testing.assert_allclose(found[:3], whole(positions)[:3], atol=1e-6)

@@ -18,7 +18,7 @@ from compiling import drawn
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters, to_hf
 from cojax.policy.sharding import SAMPLING_AXES, copies, make_mesh, shard
-from cojax.rollout import batching as forwards
+from cojax.rollout import forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
@@ -128,9 +128,9 @@ def held() -> collections.Counter[int]:
 def check_the_matrix_stays(config: ModelConfig, sizes: dict[str, int]) -> None:
     """No device gets another's part of the vocabulary matrix to score tokens."""
     made = engine(config, sizes)
-    owned = made._lanes[0].batcher
+    owned = made._lanes[0].forwards
     fed, chance = np.zeros((2, SLOTS), np.int32), np.zeros((2, SLOTS), np.float32)
-    arguments = config, owned._params, owned._cache, fed, chance[None], np.int32(1), config.sparse, owned._mesh
+    arguments = config, owned.params, owned._cache, fed, chance[None], np.int32(1), None, config.sparse, owned.mesh
     lowered = forwards.decode.lower(*arguments)
     collectives = re.findall(r"= (.*?) (?:all-gather|all-reduce)(?:-start)?\(", lowered.compile().as_text())
     assert not [shape for shape in collectives if "104,64" in shape], collectives
@@ -141,9 +141,9 @@ def check_the_matrix_stays(config: ModelConfig, sizes: dict[str, int]) -> None:
 def check_rest(config: ModelConfig, sizes: dict[str, int]) -> None:
     """Between `rest` and `load` nothing is sampled, whatever else the devices compute; then it goes on."""
     made, mesh = engine(config, sizes), mesh_of(sizes)
-    expected, batcher = converse(made, 1), made._lanes[0].batcher
-    begun, forward = threading.Event(), batcher.forward
-    batcher.forward = lambda: (begun.set(), forward())[1]
+    expected, lane_forwards = converse(made, 1), made._lanes[0].forwards
+    begun, run_all = threading.Event(), lane_forwards.run_all
+    lane_forwards.run_all = lambda plans: (begun.set(), run_all(plans))[1]
     threads = [threading.Thread(target=made.generate, args=([3] * 20, Sampling(0.0, 60)), kwargs=of(1), daemon=True)]
     threads[0].start()
     assert begun.wait(60)

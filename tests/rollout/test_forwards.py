@@ -7,7 +7,7 @@ from compiling import drawn
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.rollout import batching as forwards
+from cojax.rollout import batching, forwards
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
@@ -49,23 +49,23 @@ def test_an_impossible_token_is_never_drawn() -> None:
 
 def test_frequencies_are_the_probabilities() -> None:
     scores = np.tile(np.random.default_rng(0).normal(size=50).astype(np.float32), (20_000, 1))
-    tokens, _ = sample(scores, forwards.draw_uniforms((1, 2), 20_000), np.ones(20_000, np.float32))
+    tokens, _ = sample(scores, batching.draw_uniforms((1, 2), 20_000), np.ones(20_000, np.float32))
     expected = np.exp(scores[0]) / np.exp(scores[0]).sum()
     found = np.bincount(tokens, minlength=50) / 20_000
     assert np.abs(found - expected).max() < 4.5 * np.sqrt(expected.max() / 20_000)
 
 
 def test_uniforms_follow_the_seed_alone() -> None:
-    numbers = forwards.draw_uniforms((0, 1, 2), 1000)
+    numbers = batching.draw_uniforms((0, 1, 2), 1000)
     assert numbers.dtype == np.float32
     assert numbers.min() >= 0
     assert numbers.max() < 1
     assert numbers.mean() == pytest.approx(0.5, abs=0.04)
-    np.testing.assert_array_equal(numbers[:10], forwards.draw_uniforms((0, 1, 2), 10))
-    assert not np.array_equal(numbers[:10], forwards.draw_uniforms((0, 12), 10))
+    np.testing.assert_array_equal(numbers[:10], batching.draw_uniforms((0, 1, 2), 10))
+    assert not np.array_equal(numbers[:10], batching.draw_uniforms((0, 12), 10))
     # Pinned: other numbers would change every run that is repeated.
     pinned = np.array([0.2286320924758911, 0.20307791233062744, 0.15231966972351074], np.float32)
-    np.testing.assert_array_equal(forwards.draw_uniforms((7,), 3), pinned)
+    np.testing.assert_array_equal(batching.draw_uniforms((7,), 3), pinned)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_uniforms_follow_the_seed_alone() -> None:
     [(0, (16,), []), (1, (16,), [16]), (16, (16,), [16]), (39, (16,), [16, 16, 16]), (90, (16, 64), [64, 16, 16])],
 )
 def test_chunks(count: int, sizes: tuple[int, ...], pieces: list[int]) -> None:
-    assert forwards.split_chunks(count, sizes) == pieces
+    assert batching.split_chunks(count, sizes) == pieces
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 432, 5001])

@@ -20,7 +20,7 @@ from cojax.policy.config import FAMILIES, ModelConfig
 from cojax.policy.family import FULL, QWEN3, SLIDING, Family
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params
-from cojax.rollout import batching
+from cojax.rollout import batching, forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 
@@ -319,13 +319,13 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
 
 
 def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = batching.decode
+    real = forwards.decode
 
     def decode_and_release(*arguments: object) -> object:
         engine.release("a")
         return real(*arguments)
 
-    monkeypatch.setattr(batching, "decode", decode_and_release)
+    monkeypatch.setattr(forwards, "decode", decode_and_release)
     for _ in range(SLOTS):
         with pytest.raises(EngineError, match="released while generating"):
             engine.generate([1], Sampling(1.0, 1), session="a", seed=(1,))
@@ -360,7 +360,7 @@ def test_a_failing_forward_fails_every_waiter(engine: LocalEngine, monkeypatch: 
     def broken(*_: object) -> None:
         raise MemoryError("no room for the forward")
 
-    monkeypatch.setattr(batching, "decode", broken)
+    monkeypatch.setattr(forwards, "decode", broken)
     calls = [in_thread(lambda n=n: engine.generate([n], Sampling(1.0, 5), session=str(n), seed=(1,))) for n in range(4)]
     for thread, outcome in calls:
         thread.join(patience(30))

@@ -16,10 +16,10 @@ from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params
-from cojax.rollout import batching
-from cojax.rollout.batching import Prefixes, count_leading, name_chunks
+from cojax.rollout import batching, forwards
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
+from cojax.rollout.pages import Pages, count_leading, name_chunks
 from cojax.types import Message
 
 CONFIG = ModelConfig(101, 32, 48, 1, 4, 2, 16, max_position_embeddings=512)
@@ -150,11 +150,11 @@ def test_of_old_weights_nothing_is_reused(make) -> None:
 def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make, monkeypatch) -> None:
     """After its first chunk, of which the others keep what was computed."""
     expected = [play(make(), number)[0] for number in (1, 2)]
-    engine, real, calls = make(), batching.prefill, []
+    engine, real, calls = make(), forwards.prefill, []
     queued = threading.Event()
 
     def prefill(*arguments: object) -> object:
-        calls.append(engine._lanes[0].batcher)
+        calls.append(engine._lanes[0].batchers[0])
         if len(calls) == 1:
             queued.wait(patience(30))
         elif len(calls) == 2:
@@ -162,7 +162,7 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
             engine.release("0")
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(batching, "prefill", prefill)
+    monkeypatch.setattr(forwards, "prefill", prefill)
     found: dict[int, Completion | EngineError] = {}
 
     def ask(number: int) -> None:
@@ -195,14 +195,38 @@ def test_a_chunk_is_named_by_all_tokens_up_to_its_end_and_by_how_they_are_cut() 
     assert name_chunks(tokens[:5], []) == ()
 
 
-def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
-    prefixes, names = Prefixes(), name_chunks(range(32), [8] * 4)
-    for slot in (5, 6):
-        for name in names[: slot - 2]:
-            prefixes.add(slot, name, None)
-    assert count_leading(names, prefixes.holders) == 4
-    prefixes.drop(6, kept_count=1)
-    assert count_leading(names, prefixes.holders) == 3
-    assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
-    prefixes.drop(5)
-    assert {name: list(slots) for name, slots in prefixes.holders.items()} == {names[0]: [6]}
+def test_what_a_page_holds_ends_where_it_is_overwritten() -> None:
+    """Chunks of 8 in pages of 16: the first conversation has pages 0 and 1, the second shares 0 and copies 1 to 2."""
+    pages, names = Pages(4, 16), name_chunks(range(32), [8] * 4)
+    first = pages.take(2)
+    for index, name in enumerate(names):
+        pages.add(name, (first[index // 2],), index)
+    prefix = pages.find_prefix(names[:3], (8, 16, 24))
+    assert (prefix.full_pages, prefix.last_page, prefix.routes) == ((0,), 1, (0, 1, 2))
+    assert pages.find_prefix(names[:2], (8, 16)).last_page == -1
+    pages.share(0)
+    (copy,) = pages.take(1)
+    pages.add(names[2], (copy,), 2)
+    pages.release(first)
+    assert [pages.is_free(page) for page in range(4)] == [False, True, False, True]
+    assert pages.find_prefix(names[:3], (8, 16, 24)).last_page == 1  # a free one comes first
+    pages.drop(1, names[:3])
+    assert count_leading(names, pages.holders) == 3
+    assert pages.take(2) == [3, 1]
+    assert pages.holders[names[2]] == {(copy,): 2}
+    pages.release([0, copy])
+    assert count_leading(names, pages.holders) == 3
+    assert pages.take(1) == [copy]  # the end of a conversation goes first
+    assert count_leading(names, pages.holders) == 2
+
+
+def test_a_chunk_of_several_pages_is_held_while_all_of_them_are() -> None:
+    pages, names = Pages(4, 16), name_chunks(range(48), [32, 16])
+    taken = pages.take(3)
+    pages.add(names[0], (taken[0], taken[1]), None)
+    pages.add(names[1], (taken[2],), None)
+    assert pages.find_prefix(names, (32, 48)).full_pages == (0, 1, 2)
+    pages.drop(1)
+    assert count_leading(names, pages.holders) == 0
+    pages.drop(0)
+    assert list(pages.holders) == [names[1]]

@@ -19,7 +19,7 @@ from cojax.host import background
 from cojax.host.background import run_on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.rollout import batching, collect
+from cojax.rollout import collect, forwards
 from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.engine import Completion, Sampling, Weights
@@ -89,7 +89,7 @@ def test_an_episode_that_waits_for_a_slot_does_not_hang(engine: LocalEngine, ski
 def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
     engine: LocalEngine, skip: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stuck, real = threading.Event(), batching.decode
+    stuck, real = threading.Event(), forwards.decode
 
     def hangs_once(*arguments: object) -> object:
         if not stuck.is_set():
@@ -98,7 +98,7 @@ def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
             skip(1_000.0)
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(batching, "decode", hangs_once)
+    monkeypatch.setattr(forwards, "decode", hangs_once)
     ends = play(engine, CounterEnvironment())
     assert ends.count(("engine_error", "act took longer than 600 s and was abandoned on its thread")) == 1
 
