@@ -88,7 +88,7 @@ def test_an_environment_with_evaluation_tasks_keeps_all_of_d_0(tmp_path, monkeyp
     first, _ = initial(tmp_path, monkeypatch, tasks(100, 100), evaluation=tasks(1, 1))
     assert len(first.training().tasks) == 100
     (tmp_path / HELD_OUT).write_text("of another run")
-    monkeypatch.setattr(states.assemble, "build_parts", lambda config: SimpleNamespace(engine=None))
+    monkeypatch.setattr(states.assemble, "build_parts", lambda config, together: SimpleNamespace(engine=None))
     states.build_parts(base.get_config(), SimpleNamespace(folder=tmp_path), None)
     assert not (tmp_path / HELD_OUT).exists()
 

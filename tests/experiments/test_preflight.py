@@ -79,7 +79,7 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
     (tmp_path / "shared" / "weights" / "7").mkdir(parents=True)
     seen: list[Path] = []
 
-    def parts(config: ConfigDict) -> None:
+    def parts(config: ConfigDict, together: object) -> None:
         seen.append(Path(config.sglang.folder))
         raise ValueError("no further")
 
@@ -96,7 +96,7 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
     write_json(notes, {"http://127.0.0.1:1": ["born", ["weights"]]})
     found: list[tuple[str, list[str]]] = []
 
-    def parts(config: ConfigDict) -> None:
+    def parts(config: ConfigDict, together: object) -> None:
         known = ReleasedMemoryFile(Path(config.sglang.folder) / MEMORY_FILE)
         found.append(known.find("http://127.0.0.1:1"))
         known.write("http://127.0.0.1:1", "born", [])

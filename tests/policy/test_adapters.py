@@ -134,8 +134,8 @@ def test_shapes_and_layout_follow_the_matrix():
         "attention/output/kernel", "feed_forward/down",
     )}  # fmt: skip
     assert layouts == {
-        "attention/output/kernel": ((None, "tensor", None, None), (None, None, "fsdp")),
-        "feed_forward/down": ((None, "expert", "tensor", None), (None, "expert", None, "fsdp")),
+        "attention/output/kernel": ((None, "tensor", None, None), (None, None, ("fsdp", "context"))),
+        "feed_forward/down": ((None, "expert", "tensor", None), (None, "expert", None, ("fsdp", "context"))),
     }
     a = np.asarray(adapters["layers"]["attention"]["query"]["kernel"]["a"])
     assert a.std() == pytest.approx(32**-0.5, rel=0.2)
