@@ -36,6 +36,7 @@ def places(world, tool, parameter):
         ("store", "move", "to", "stock/*/bin"),  # where it goes
         ("tickets", "assign", "ticket_id", "tickets/*/id"),
         ("tickets", "assign", "to", "staff/*/login"),  # who is assigned is on the staff
+        ("favourites", "favour", "title", "favourites/*"),  # what is there is removed
     ],
 )
 def test_values_come_from_places_that_the_world_knows(world, tool, parameter, place):
