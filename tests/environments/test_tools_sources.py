@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 import strange_worlds
@@ -122,9 +123,15 @@ def test_a_world_that_checks_its_values_gets_no_warning():
     assert all(example.startswith("water with bed") for example in examples)
 
 
-def test_a_tool_that_hangs_leaves_the_choice_to_names(monkeypatch):
-    import threading
+def test_the_trials_of_all_tools_do_not_count_as_the_trial_of_the_first_look_up(monkeypatch):
+    callers, world = [], strange_worlds.bank()
+    find_sources = world.find_sources
+    monkeypatch.setattr(world, "find_sources", lambda: callers.append(threading.current_thread()) or find_sources())
+    assert world.is_lookup("balance")
+    assert callers[0] is threading.current_thread()  # not the thread that has ten seconds
 
+
+def test_a_tool_that_hangs_leaves_the_choice_to_names(monkeypatch):
     from environments.tools import environment as tools_environment
 
     monkeypatch.setattr(tools_environment, "_TRIAL_TIMEOUT_S", 0.1)
