@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from transformers import PreTrainedTokenizerBase
 
 from cojax.durable import sync_folder
@@ -194,8 +195,8 @@ def obtain(
 
     `key` holds every setting that decides the result; the versions of packages are added. `make_params` returns the
     parameters and the other entries of `read_record`; its argument keeps its checkpoints until the folder is made, so
-    that the next call with this key can go on, and is None while another process makes the same folder. Raises OSError,
-    naming COJAX_CACHE, if the cache cannot be written.
+    that the next call with this key can go on, or is None as `_keep_checkpoints` says. Raises OSError, naming
+    COJAX_CACHE, if the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = find_cache() / "warm-start" / content_hash(key)
@@ -229,8 +230,12 @@ def obtain(
 def _keep_checkpoints(folder: Path) -> Iterator[Checkpointer | None]:
     """The checkpoints of the training that makes `folder`; they are removed when the block ends without an error.
 
-    None while another process has them. Damaged ones are removed at the beginning.
+    None while another process has them, and in one of several processes that compute together: it trains alone, but
+    Orbax would wait for the others. Damaged ones are removed at the beginning.
     """
+    if jax.process_count() > 1:
+        yield None
+        return
     checkpoints_folder = folder.with_name(f".{folder.name}.checkpoints")
     try:
         lock = lock_folder(checkpoints_folder, "COJAX_CACHE")

@@ -61,7 +61,7 @@ def assert_equals_while_tokens_agree(workdir: Path, alone: Path) -> None:
         pytest.param(4, 1, TENSOR, marks=NIGHTLY),
         pytest.param(4, 2, ("learner.micro_rows=8",), marks=NIGHTLY),
         pytest.param(
-            2, 2, ("warm_start.steps=4", "warm_start.check_every=4", "warm_start.batch_size=4"), marks=NIGHTLY
+            2, 2, ("warm_start.steps=4", "warm_start.check_every=2", "warm_start.batch_size=4"), marks=NIGHTLY
         ),
     ],
 )

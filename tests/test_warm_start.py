@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from learner.tiny_learner import PARAMS, bits, make_learner
@@ -198,3 +199,10 @@ def test_checkpoints_stay_until_the_model_is_made_and_only_one_process_writes_th
 
     folder, _ = obtain({"seed": 0}, go_on, SMALL, TOKENIZER)
     assert list((cache / "warm-start").iterdir()) == [folder]
+
+
+def test_one_of_several_processes_keeps_no_checkpoints_as_orbax_would_wait_for_the_others(cache, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    given = []
+    obtain({"seed": 0}, lambda checkpointer: given.append(checkpointer) or make(checkpointer), SMALL, TOKENIZER)
+    assert given == [None]

@@ -208,7 +208,9 @@ def estimate_peak(
     counted_bytes = update_report["bytes_argument"] + gradient_bytes[0] + kernel_bytes[0]
     activation_bytes = max(0, update_report["bytes_peak"] - counted_bytes)
     state_bytes = methods.agents(config) * count_device_bytes(variant[1]) + count_device_bytes(variant[0].reference)
-    return state_bytes + gradient_bytes[1] + kernel_bytes[1] + activation_bytes * tokens[1] // tokens[0]
+    # No change that is suggested splits a replica of the local engine over more devices.
+    engine_bytes = figures.get("bytes_engine_weights", 0) + figures.get("bytes_cache", 0)
+    return engine_bytes + state_bytes + gradient_bytes[1] + kernel_bytes[1] + activation_bytes * tokens[1] // tokens[0]
 
 
 def count_device_tokens(learner: Learner) -> int:

@@ -156,12 +156,15 @@ class Batcher:
         pages = self._pages
         while self._queue:
             request = self._queue[0]
+            self._idle_sessions.pop(request.session, None)
             names = () if request.session.cache_length else request.chunk_names
             held_count = count_leading(names, pages.holders)
             if held_count < len(names) and names[held_count] in pages.pending:
                 self._waiting_requests.append(self._queue.popleft())
                 continue
             if not self._take_pages(request, held_count):
+                if request.session.pages:  # it may have to make room for those that began before
+                    self._idle_sessions[request.session] = None
                 return
             self._queue.popleft()
             if request.start_number < 0:

@@ -300,7 +300,8 @@ class LocalEngine:
             )
         batcher_count = lanes * len(self._replicas)
         if slots % batcher_count:
-            on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
+            replicas = f"{len(self._replicas)} replicas (data × fsdp × context)"
+            on = "" if mesh is None else f", {lanes} on each of the mesh's {replicas}"
             raise ValueError(
                 f"slots {slots} is no multiple of lanes {batcher_count}{on}; every lane holds equally many"
             )

@@ -121,7 +121,7 @@ def _check_local(config: ConfigDict) -> None:
     """Raises ValueError for settings with which several processes cannot sample on their own devices."""
     for setting, value, expected, reason in (
         ("staleness", config.staleness, 0, "they sample and update in turn"),
-        ("engine.lanes", config.engine.lanes, 1, "each replica (data × fsdp) of the mesh has one lane"),
+        ("engine.lanes", config.engine.lanes, 1, "each replica (data × fsdp × context) has one lane"),
         ("learner.routes", config.learner.routes, "own", "they do not report which experts tokens went through"),
     ):
         if value != expected:

@@ -277,7 +277,7 @@ class Settings:
         slots: conversations in parallel; None: as many as free memory holds, at most 128 and no more than
             limits.concurrency needs; of servers 128
         lanes: threads of the local engine, each with its share of the slots; on a mesh as many for each of its data ×
-            fsdp replicas, and 1 where these have several devices
+            fsdp × context replicas, and 1 where these have several devices
         prefill_rows: prompts whose tokens the local engine reads at a time; rows that are empty take as long as full
             ones
         max_length: most tokens of a conversation

@@ -140,6 +140,7 @@ class ToolEnvironment:
             return tool in self._lookup_names
         with self._trial_lock:  # one trial at a time: side by side they would slow one another down
             if tool not in self._trial_result_by_tool:
+                self.find_sources()  # once for all tools: the seconds of this one do not count it
                 trial_results: list[bool] = []
                 thread = threading.Thread(target=lambda: trial_results.append(self._changes_nothing(tool)), daemon=True)
                 thread.start()

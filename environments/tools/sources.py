@@ -319,7 +319,10 @@ class _Parameter:
             return False
         ends = [self._try(name) for name in names]
         return all(
-            not end.is_refused and _same_but(_read_place_value(end.state, place)[name], name, made, self.new_values[0])
+            isinstance(members := _read_place_value(end.state, place), Mapping)
+            and name in members  # the call may have removed it
+            and not end.is_refused
+            and _same_but(members[name], name, made, self.new_values[0])
             for name, end in zip(names, ends, strict=True)
         )
 

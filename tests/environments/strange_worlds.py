@@ -46,6 +46,17 @@ def bank():
     return ToolEnvironment("bank", [transfer, freeze, balance], lambda setup: setup, setups)
 
 
+def favour(w, title: str):
+    if w["favourites"].pop(title, None) is None:
+        w["favourites"][title] = {"stars": 1}
+
+
+def favourites():
+    """A tool adds what is not there, and removes what is."""
+    setups = [{"favourites": {"emma": {"stars": 1}, "dracula": {"stars": 1}}}]
+    return ToolEnvironment("favourites", [favour], lambda setup: setup, setups)
+
+
 class Clinic:
     def __init__(self, setup):
         self.db = sqlite3.connect(":memory:", check_same_thread=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 import strange_worlds
@@ -36,6 +37,7 @@ def places(world, tool, parameter):
         ("store", "move", "to", "stock/*/bin"),  # where it goes
         ("tickets", "assign", "ticket_id", "tickets/*/id"),
         ("tickets", "assign", "to", "staff/*/login"),  # who is assigned is on the staff
+        ("favourites", "favour", "title", "favourites/*"),  # what is there is removed
     ],
 )
 def test_values_come_from_places_that_the_world_knows(world, tool, parameter, place):
@@ -121,9 +123,15 @@ def test_a_world_that_checks_its_values_gets_no_warning():
     assert all(example.startswith("water with bed") for example in examples)
 
 
-def test_a_tool_that_hangs_leaves_the_choice_to_names(monkeypatch):
-    import threading
+def test_the_trials_of_all_tools_do_not_count_as_the_trial_of_the_first_look_up(monkeypatch):
+    callers, world = [], strange_worlds.bank()
+    find_sources = world.find_sources
+    monkeypatch.setattr(world, "find_sources", lambda: callers.append(threading.current_thread()) or find_sources())
+    assert world.is_lookup("balance")
+    assert callers[0] is threading.current_thread()  # not the thread that has ten seconds
 
+
+def test_a_tool_that_hangs_leaves_the_choice_to_names(monkeypatch):
     from environments.tools import environment as tools_environment
 
     monkeypatch.setattr(tools_environment, "_TRIAL_TIMEOUT_S", 0.1)

@@ -272,6 +272,8 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     assert advised(everything - 9_000)["settings"] == {"model.param_dtype": "bfloat16"}
     assert advised(everything - 11_000)["settings"] == {"learner.row_length": 4_096, "engine.max_length": 4_096}
     assert advised(1_000)["settings"] == {}
+    found |= {"bytes_engine_weights": 6_000, "bytes_cache": 3_000}
+    assert advised(everything)["settings"] == {"model.param_dtype": "bfloat16"}  # as with 9,000 bytes less
 
 
 def test_rows_are_split_over_devices_before_anything_gets_less_precise(monkeypatch):

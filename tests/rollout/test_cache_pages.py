@@ -5,12 +5,14 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pytest
 from compiling import drawn
 from patience import patience
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
+from cojax.rollout.batching import STEPS_PER_CALL, Batcher, Request, Session, draw_uniforms
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.pages import CacheShape
@@ -108,6 +110,32 @@ def test_a_prefix_of_whole_pages_takes_no_page_twice(make) -> None:
     assert batcher._pages.free_count == 15 - 7 - SLOTS
     assert batcher.saved == 0
     assert engine.reused_tokens == (SLOTS - 1) * 480
+
+
+def test_a_turn_that_waits_for_pages_makes_room_for_the_conversation_that_runs() -> None:
+    """Of 12 pages, the one that waits holds 5 and needs 3 more; the one that runs grows from 6 to 11."""
+    batcher, shape = Batcher(CONFIG, 2, CacheShape.of(2, 768, 768), 2, (64,), False), (STEPS_PER_CALL, 2)
+    batcher.begin_version(0)
+
+    def ask(session: Session, tokens: Sequence[int], count: int) -> None:
+        batcher.admit(Request(session, [*tokens], Sampling(1.0, count), draw_uniforms((0,), count)))
+
+    def run(plan_count: int) -> list[Session]:
+        ended = []
+        for _ in range(plan_count):
+            batcher.drop_aborted()
+            plan = batcher.plan()
+            decodes = plan and plan[-1][0] == "decode"
+            ended += batcher.take((np.zeros(shape, np.int32), np.zeros(shape, np.float32), None) if decodes else None)
+        return [request.session for request in ended]
+
+    first, second = Session(), Session()
+    ask(first, range(300), 4)
+    assert run(6) == [first]
+    ask(second, range(400, 780), 300)
+    run(10)
+    ask(first, range(450), 4)
+    assert run(100) == [second, first]
 
 
 def test_the_shape_of_a_cache() -> None:
