@@ -32,7 +32,9 @@ class Forwards:
         self._config, self._routes, self.mesh = config, with_routes, mesh
         self._cache = cached.make_cache(config, page_count, page_length, mesh)
         # Pages of conversations that had to make room, on the host: by key, each array's layout and its parts.
-        self._saved: dict[int, list[tuple[tuple[int, ...], jax.sharding.Sharding, list[np.ndarray]]]] = {}
+        self._saved = dict[
+            int, list[tuple[Any, ...]]
+        ]()  # of each array: shape, sharding, and its parts with their devices
         self.params: Params = {}
 
     def run_all(self, plans: Sequence[Calls]) -> Sequence[Any]:
@@ -54,7 +56,11 @@ class Forwards:
         """Copies pages to the host, where `key` names them."""
         arrays = jax.tree.leaves(take_pages(self._cache, pages))
         self._saved[key] = [
-            (array.shape, array.sharding, [np.asarray(shard.data) for shard in array.addressable_shards])
+            (
+                array.shape,
+                array.sharding,
+                [(np.asarray(shard.data), shard.device) for shard in array.addressable_shards],
+            )
             for array in arrays
         ]
 
@@ -62,9 +68,7 @@ class Forwards:
         """Copies saved pages back, to these pages, and forgets them."""
         arrays = [
             jax.make_array_from_single_device_arrays(
-                shape,
-                sharding,
-                jax.device_put(parts, sorted(sharding.addressable_devices, key=lambda device: device.id)),
+                shape, sharding, [jax.device_put(part, device) for part, device in parts]
             )
             for shape, sharding, parts in self._saved.pop(key)
         ]

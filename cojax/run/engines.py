@@ -247,8 +247,9 @@ def _check_cache_tokens(section: ConfigDict, slot_bytes: int, budget_bytes: int)
         fitting_count = max(0, budget_bytes) * section.max_length // slot_bytes // _LENGTH_STEP * _LENGTH_STEP
         raise ValueError(
             f"the KV cache of engine.cache_tokens={section.cache_tokens} takes {cache_bytes / GIB:.1f} GiB, "
-            f"{max(0, budget_bytes) / GIB:.1f} GiB are free beside the weights; set "
-            f"--config.engine.cache_tokens={fitting_count}, or sample on servers by --config.engine=sglang"
+            f"{max(0, budget_bytes) / GIB:.1f} GiB are free beside the weights; "
+            + (f"set --config.engine.cache_tokens={fitting_count}, or " if fitting_count else "")
+            + "sample on servers by --config.engine=sglang"
         )
 
 
