@@ -31,8 +31,8 @@ class Forwards:
     ) -> None:
         self._config, self._routes, self.mesh = config, with_routes, mesh
         self._cache = cached.make_cache(config, page_count, page_length, mesh)
-        # Pages of conversations that had to make room, on the host: by key, each array as its shape, its sharding, and its
-        # parts with their devices.
+        # Pages of conversations that had to make room, on the host, by key: of each array its shape, its sharding, and
+        # its parts with their devices.
         self._saved = dict[int, list[tuple[Any, ...]]]()
         self.params: Params = {}
 
