@@ -130,6 +130,8 @@ def examine(*, command: str, url: str, headers: str, errors: str, reset: str, re
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{setting} is {pattern!r}, which is not a regular expression: {error}") from error
+    if others["ids"] and re.search(others["ids"], "") is not None:
+        raise ValueError(f"ids is {others['ids']!r}, which also finds an empty text; expected one that finds ids alone")
     if command and url:
         raise ValueError("command and url name two servers; expected one of them")
     values = {"headers": headers, **others}

@@ -56,29 +56,38 @@ Turn = threading.Event
 
 class Ids:
     """The ids and times that a server draws anew, as `pattern` finds them, under names that equal episodes share: #id1
-    is the first one that was shown. An empty pattern finds none."""
+    is the first one that was shown. An empty pattern finds none.
+
+    An id goes back to the server as the number or the text that it was as a JSON value. One that was seen in prose
+    alone goes back as a number if it has only digits.
+    """
 
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern) if pattern else None
-        self._name_by_id: dict[str, str] = {}
+        self._name_by_text: dict[str, str] = {}
+        self._id_by_name: dict[str, str | float] = {}
 
     def hide(self, value: Any) -> Any:
         """The JSON value with names in place of ids, also in keys."""
         if self._pattern is None:
             return value
-        if isinstance(value, str):
-            return self._pattern.sub(lambda match: self._name(match[0]), value)
         if isinstance(value, Mapping):
             return {self.hide(key): self.hide(member) for key, member in value.items()}
         if isinstance(value, list):
             return [self.hide(member) for member in value]
-        is_id = isinstance(value, (int, float)) and self._pattern.fullmatch(str(value))
-        return self._name(str(value)) if is_id else value
+        if isinstance(value, (str, int, float)) and self._pattern.fullmatch(text := str(value)):
+            self._id_by_name[name := self._name(text)] = value
+            return name
+        return self._hide_in_prose(value) if isinstance(value, str) else value
 
     def hide_in_text(self, text: str) -> str:
         """The same for an answer, which may be JSON."""
-        value = parse_text(text) if self._pattern else text
-        return self.hide(text) if isinstance(value, str) else json.dumps(self.hide(value), ensure_ascii=False)
+        if self._pattern is None:
+            return text
+        value = parse_text(text)
+        if isinstance(value, str):
+            return self._hide_in_prose(text)
+        return json.dumps(self.hide(value), ensure_ascii=False)
 
     def show(self, value: Any) -> Any:
         """The JSON value with ids in place of their names."""
@@ -86,15 +95,20 @@ class Ids:
             return {self.show(key): self.show(member) for key, member in value.items()}
         if isinstance(value, list):
             return [self.show(member) for member in value]
-        if not isinstance(value, str) or not self._name_by_id:
+        if not isinstance(value, str):
             return value
-        id_by_name = {name: real_id for real_id, name in self._name_by_id.items()}
-        if value in id_by_name and id_by_name[value].isdigit():
-            return int(id_by_name[value])
-        return re.sub(r"#id\d+", lambda match: id_by_name.get(match[0], match[0]), value)
+        if value in self._id_by_name:
+            return self._id_by_name[value]
+        return re.sub(r"#id\d+", lambda match: str(self._id_by_name.get(match[0], match[0])), value)
 
-    def _name(self, real_id: str) -> str:
-        return self._name_by_id.setdefault(real_id, f"#id{len(self._name_by_id) + 1}")
+    def _hide_in_prose(self, text: str) -> str:
+        assert self._pattern is not None
+        return self._pattern.sub(lambda match: self._name(match[0]), text)
+
+    def _name(self, text: str) -> str:
+        name = self._name_by_text.setdefault(text, f"#id{len(self._name_by_text) + 1}")
+        self._id_by_name.setdefault(name, int(text) if text.isdecimal() else text)
+        return name
 
 
 @dataclasses.dataclass(eq=False)

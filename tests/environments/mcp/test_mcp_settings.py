@@ -67,6 +67,8 @@ def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
     [
         ({"server": "gti"}, "server 'gti' not found; available: sqlite, git, filesystem; or give a `command`"),
         ({"command": "true", "errors": "("}, "which is not a regular expression"),
+        ({"command": "true", "ids": "("}, "which is not a regular expression"),
+        ({"command": "true", "ids": "[0-9]*"}, "also finds an empty text"),
         ({"url": "http://localhost/mcp"}, "a server at a url is not confined: .* set unconfined=True"),
         ({"url": "http://localhost/mcp", "command": "true"}, "command and url name two servers"),
         ({"url": "http://localhost/mcp", "folders": "starts"}, "folders is given, but a server at a url starts"),
